@@ -1,0 +1,11 @@
+"""Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
+
+import construct.execution  # noqa: F401  every execution enters itself
+from construct.attention import MHSA
+from construct.builder import conv_to_mhsa
+from construct.errors import UnsupportedLayer
+from construct.geometry import ConvGeometry
+from construct.network import convert
+from construct.weights import MHSAWeights
+
+__all__ = ["MHSA", "ConvGeometry", "MHSAWeights", "UnsupportedLayer", "conv_to_mhsa", "convert"]

@@ -1,0 +1,313 @@
+"""Multi-head self-attention with relative positional encoding (Eq. 3 and 6), as a layer called like a convolution.
+
+Per head, for a query token q and a key token k at δ = k − q,
+
+    A_{q,k} = X_q W_qry W_keyᵀ X_kᵀ  +  X_q W_qry Ŵ_key r_δ  +  uᵀ W_keyᵀ X_kᵀ  +  vᵀ Ŵ_key r_δ          (Eq. 6)
+    P = softmax of A over the keys,      MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h                      (Eq. 3)
+
+Writing W_qry W_keyᵀ for the product of the two (D_in, D_k) matrices, and Ŵ_key r_δ ∈ R^{D_k}.
+
+Where a head looks is in ``v`` and ``w_key_pos`` and nowhere else.  The geometry says which tokens there are and which of
+them ask; it never says where a head looks.
+
+Arithmetic: positions and scores in float64; values and products in the layer's type, but never below float32; the
+output is rounded once to the layer's type.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from construct import encoding
+from construct.geometry import ConvGeometry
+from construct.tokens import TokenGrid
+from construct.weights import NAMES, POSITIONAL, MHSAWeights
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One way to evaluate Eq. 3: the same function by another route.
+
+    Attributes:
+        run: (layer, tokens (B, T, D_in) in the working type, grid) → outputs (B, queries, D_out).
+        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
+            shapes alone.
+        meaning: one line for people.
+    """
+
+    run: "Callable[[MHSA, Tensor, TokenGrid], Tensor]"
+    memory: "Callable[[MHSA, int, TokenGrid], int]"
+    meaning: str
+
+
+EXECUTIONS: dict[str, Execution] = {}
+"""By name.  The modules of ``construct.execution`` enter themselves here, so this module need not know them."""
+
+
+class Scores:
+    """A of Eq. 6 for one call, by blocks of queries and heads.
+
+    Args:
+        layer: whose scores.
+        tokens: X, (B, T, D_in) in the working type.
+        grid: the token grid of the call.
+    """
+
+    def __init__(self, layer: "MHSA", tokens: Tensor, grid: TokenGrid):
+        self.layer, self.tokens, self.grid = layer, tokens, grid
+        self.content = layer.has_content()
+        r = torch.stack(encoding.r(grid.shifts())).to(layer.v.device)  # (D_p, box)
+        # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
+        self.table = layer.position_vector() @ r
+        self.r = r if self.content else None
+
+    def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
+        """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
+        layer, tokens, grid = self.layer, self.tokens, self.grid
+        delta = (grid.query_codes[queries, None] + grid.key_codes[None, :]).to(self.table.device)  # (queries, T)
+        total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
+        if self.r is None:
+            return total
+        w_qry, w_key = layer.w_qry[heads].to(tokens.dtype), layer.w_key[heads].to(tokens.dtype)
+        u = layer.u[heads].to(tokens.dtype)
+        query = torch.einsum("bqi,hik->bhqk", tokens[:, grid.query_tokens[queries].to(tokens.device)], w_qry)
+        key = torch.einsum("bti,hik->bhtk", tokens, w_key)
+        total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
+        total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
+        places = torch.einsum("bhqk,hkp->bhqp", query.double(), layer.w_key_pos[heads].double())
+        for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
+            total = total + places[..., p, None] * component[delta]
+        return total
+
+
+class MHSA(nn.Module):
+    """The full attention layer of the paper, in any dimension, called like the convolution that it can replace.
+
+    Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k ``key_dim``; D_p ``pos_dim``;
+    the eight tensors are those of :class:`~construct.weights.MHSAWeights`, all in the state dict.
+
+    ``w_val``, ``w_out`` and ``b_out`` are what a convolution trains.  The attention's own parameters (``w_qry``, ``w_key``,
+    ``w_key_pos``, ``u``, ``v``) start frozen: at full sharpness their gradients are exactly zero, and weight decay would
+    soften the heads.  ``layer.w_qry.requires_grad_()`` switches content on.
+
+    Args:
+        geometry: which tokens there are and which of them ask.
+        weights: every parameter.
+        execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
+
+    Raises:
+        ValueError: weights and geometry do not fit together, or there is no such execution.
+    """
+
+    w_qry: Tensor
+    w_key: Tensor
+    w_key_pos: Tensor
+    u: Tensor
+    v: Tensor
+    w_val: Tensor
+    w_out: Tensor
+    b_out: Tensor
+
+    def __init__(self, geometry: ConvGeometry, weights: MHSAWeights, execution: str = "auto"):
+        super().__init__()
+        heads, groups, d_in, _ = weights.w_val.shape
+        if (groups, groups * d_in, len(weights.b_out)) != (
+            geometry.groups,
+            geometry.in_channels,
+            geometry.out_channels,
+        ):
+            raise ValueError(
+                f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
+            )
+        if weights.w_key_pos.shape[2] != geometry.dims + 1:
+            raise ValueError(
+                f"D_p is {weights.w_key_pos.shape[2]}; the quadratic encoding in {geometry.dims} dimensions has {geometry.dims + 1}"
+            )
+        self.geometry = geometry
+        self.heads = heads
+        for name in NAMES:
+            trained = name in ("w_val", "w_out", "b_out")
+            self.register_parameter(name, nn.Parameter(getattr(weights, name), requires_grad=trained))
+        self.execution = execution
+
+    # ---- what networks read of a convolution -----------------------------------------------------------------------
+
+    in_channels = property(lambda self: self.geometry.in_channels)
+    out_channels = property(lambda self: self.geometry.out_channels)
+    kernel_size = property(lambda self: self.geometry.kernel_size)
+    stride = property(lambda self: self.geometry.stride)
+    padding = property(lambda self: self.geometry.padding)
+    padding_mode = property(lambda self: self.geometry.padding_mode)
+    dilation = property(lambda self: self.geometry.dilation)
+    groups = property(lambda self: self.geometry.groups)
+    transposed = property(lambda self: self.geometry.transposed)
+    output_padding = property(lambda self: self.geometry.output_padding)
+
+    @property
+    def execution(self) -> str:
+        """The name of the execution in use; assign to change it."""
+        return self._execution
+
+    @execution.setter
+    def execution(self, name: str) -> None:
+        if name not in EXECUTIONS:
+            raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTIONS)}")
+        self._execution = name
+
+    @property
+    def bias(self) -> Tensor:
+        """``b_out``: zeros if the convolution had no bias."""
+        return self.b_out
+
+    @property
+    def weight(self) -> Tensor:
+        """The kernel that the heads carry, in torch's layout, put together from where each head really looks.
+
+        Raises:
+            ValueError: some head looks at no position of this kernel, so that there is no such kernel.
+        """
+        g = self.geometry
+        kernel = self.w_val.new_zeros(g.taps, g.groups, g.in_channels // g.groups, g.out_channels // g.groups)
+        for head, (alpha, tau) in enumerate(zip(*self.centres(), strict=True)):
+            tap = 0
+            for t, a, dil, k in zip(tau.tolist(), g.anchor, g.dilation, g.kernel_size, strict=True):
+                j = (t + a) / dil
+                if not (alpha > 0 and j.is_integer() and 0 <= j < k):
+                    raise ValueError(
+                        f"MHSA: head {head} looks at {tuple(tau.tolist())}, no tap of kernel {g.kernel_size}"
+                    )
+                tap = tap * k + int(j)
+            kernel[tap] += self.w_val[head] @ self.w_out[head]
+        blocks = kernel.movedim(0, -1).unflatten(-1, g.kernel_size)  # (g, in/g, out/g, *K)
+        if g.transposed:
+            return blocks.flip(tuple(range(3, 3 + g.dims))).flatten(0, 1).contiguous()
+        return blocks.transpose(1, 2).flatten(0, 1).contiguous()
+
+    def position_vector(self) -> Tensor:
+        """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
+        return torch.einsum("hkp,hk->hp", self.w_key_pos.double(), self.v.double())
+
+    def centres(self) -> tuple[Tensor, Tensor]:
+        """Sharpness and shift of every head, read back from c = −α(1, −2τ): α (heads,) and τ (heads, d), float64."""
+        c = self.position_vector().detach()
+        return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
+
+    # ---- Eq. 6 and its softmax ---------------------------------------------------------------------------------------
+
+    def has_content(self) -> bool:
+        """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
+        if torch.is_grad_enabled() and any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
+            return True
+        qry, key, u = (bool(p.any()) for p in (self.w_qry, self.w_key, self.u))
+        return (qry and key) or (qry and bool(self.w_key_pos.any())) or (u and key)
+
+    def attention_probabilities(self, x: Tensor) -> Tensor:
+        """The attention P of every head, over all tokens of the padded grid: what ``dense`` uses, for people to look at.
+
+        Args:
+            x: an input of the layer, (B, D_in, *size) or (D_in, *size).
+
+        Returns:
+            float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not depend on content.
+        """
+        x, _ = self._batched(x)
+        grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
+        tokens = grid.gather(x).to(working_dtype(x.dtype))
+        return torch.softmax(Scores(self, tokens, grid)(), dim=-1)
+
+    # ---- the call ----------------------------------------------------------------------------------------------------
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply the layer, as the convolution that it replaces is applied.
+
+        Args:
+            input: (B, D_in, *size), or (D_in, *size) unbatched, in the layer's dtype; any spatial size that fits.
+            output_size: only for a transposed layer: the wanted spatial size, as torch takes it.
+
+        Returns:
+            (B, D_out, *output) or (D_out, *output).
+
+        Raises:
+            RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises too.
+            ValueError: ``output_size`` cannot be reached.
+            NotEnoughMemory: the chosen execution would need more memory than there is.
+        """
+        if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+            lower = torch.get_autocast_dtype(input.device.type)
+            with torch.autocast(input.device.type, enabled=False):
+                return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
+        x, batched = self._batched(input)
+        size = tuple(x.shape[2:])
+        geometry = self.geometry
+        if output_size is not None:
+            leading = 2 if batched else 1  # torch takes the spatial size, or the whole shape
+            spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
+            geometry = geometry.reaching(spatial, size)
+        grid = TokenGrid.of(geometry, size)
+        tokens = grid.gather(x).to(working_dtype(x.dtype))
+        y = EXECUTIONS[self.execution].run(self, tokens, grid)
+        y = y.to(x.dtype).transpose(1, 2).unflatten(2, grid.query_shape)  # (B, D_out, *output)
+        y = y.contiguous(memory_format=_memory_format(x))
+        return y if batched else y[0]
+
+    def _batched(self, input: Tensor) -> tuple[Tensor, bool]:
+        """Check an input as torch's convolution does, and give it a batch axis."""
+        dims = self.geometry.dims
+        if input.dim() not in (dims + 1, dims + 2):
+            raise RuntimeError(
+                f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(input.shape)}"
+            )
+        batched = input.dim() == dims + 2
+        x = input if batched else input[None]
+        if x.shape[1] != self.in_channels:
+            raise RuntimeError(f"MHSA: expected {self.in_channels} channels, got {x.shape[1]} in {tuple(input.shape)}")
+        if x.dtype != self.w_val.dtype:
+            raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {self.w_val.dtype}; they must be the same")
+        if x.device != self.w_val.device:
+            raise RuntimeError(f"MHSA: input is on {x.device}, the layer on {self.w_val.device}")
+        return x, batched
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
+        """Move or cast as any module, but keep positions at float32 or better, and storage contiguous."""
+        positional = {id(t) for name in POSITIONAL for t in (getattr(self, name), getattr(self, name).grad)}
+
+        def careful(tensor: Tensor) -> Tensor:
+            out = fn(tensor)
+            if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):
+                out = tensor.to(device=out.device, dtype=torch.float32)
+            return out.contiguous()
+
+        return super()._apply(careful, recurse)
+
+    def extra_repr(self) -> str:
+        """The geometry in torch's words, and the size of the attention."""
+        g = self.geometry
+        parts: list[Any] = [f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"]
+        defaults: dict[str, Any] = {
+            "padding": (0,) * g.dims,
+            "padding_mode": "zeros",
+            "dilation": (1,) * g.dims,
+            "groups": 1,
+            "transposed": False,
+            "output_padding": (0,) * g.dims,
+        }
+        parts += [f"{name}={getattr(g, name)!r}" for name, usual in defaults.items() if getattr(g, name) != usual]
+        parts += [f"heads={self.heads}", f"head_dim={self.w_val.shape[3]}", f"execution={self.execution!r}"]
+        return ", ".join(parts)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of values and products for a layer of ``dtype``: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    """Channels-last in, channels-last out; else contiguous, so that ``view`` works on the output."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(x.dim())
+    if wanted is not None and x.is_contiguous(memory_format=wanted) and not x.is_contiguous():
+        return wanted
+    return torch.contiguous_format

@@ -1,0 +1,105 @@
+"""Theorem 1 as a program: a convolution in, the attention layer that computes the same function out."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from construct import encoding, heads
+from construct.attention import MHSA
+from construct.execution.memory import require
+from construct.geometry import ConvGeometry
+from construct.sharpness import ALPHA
+from construct.shifts import HeadBijection
+from construct.support import geometry_of
+from construct.weights import MHSAWeights
+
+
+def conv_to_mhsa(
+    conv: nn.Module, *, alpha: float = ALPHA, order: Sequence[int] | None = None, execution: str = "auto"
+) -> MHSA:
+    """Build the attention layer that computes the same function as a convolution (Theorem 1).
+
+    Args:
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.
+        alpha: the sharpness α; see :mod:`construct.sharpness`.
+        order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
+        execution: how the layer is to be evaluated at first.
+
+    Returns:
+        A layer that is called like ``conv``, of the same dtype, on the same device, in the same mode; what was frozen in
+        ``conv`` is frozen in it.
+
+    Raises:
+        UnsupportedLayer: ``conv`` cannot be converted; the error says why.
+        ValueError: α is not positive and finite, or ``order`` is no permutation.
+        NotEnoughMemory: the weights of that many heads would not fit.
+    """
+    geometry = geometry_of(conv)
+    weight, bias = conv.weight, conv.bias
+    assert isinstance(weight, Tensor)
+    layer = kernel_to_mhsa(weight, bias, geometry, alpha=alpha, order=order, execution=execution)  # type: ignore[arg-type]
+    layer.w_val.requires_grad_(weight.requires_grad)
+    layer.w_out.requires_grad_(weight.requires_grad)
+    layer.b_out.requires_grad_(isinstance(bias, Tensor) and bias.requires_grad)
+    return layer.train(conv.training)
+
+
+@torch.no_grad()
+def kernel_to_mhsa(
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: ConvGeometry,
+    *,
+    alpha: float = ALPHA,
+    order: Sequence[int] | None = None,
+    execution: str = "auto",
+) -> MHSA:
+    """The proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
+
+    Args:
+        weight: the kernel in torch's layout, (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
+        bias: (D_out,) or None.
+        geometry: of the convolution.
+        alpha: the sharpness α.
+        order: of the heads, as in :func:`conv_to_mhsa`.
+        execution: of the layer.
+
+    Raises:
+        ValueError: α is not positive and finite, ``order`` is no permutation, or shapes do not fit.
+        NotEnoughMemory: the weights would not fit.
+    """
+    if not (alpha > 0 and alpha < float("inf")):
+        raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
+    _require_room(geometry, weight)
+    n, d, d_p = geometry.taps, geometry.dims, geometry.dims + 1
+    position_dtype = torch.promote_types(weight.dtype, torch.float32)
+
+    # Lemma 1.  A bijection from heads onto kernel positions: head h is to attend the key at q + τ_h, and nothing else.
+    bijection = HeadBijection.onto(geometry, order)
+    # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
+    # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
+    v = torch.tensor([encoding.v(tau, alpha) for tau in bijection.shifts], dtype=position_dtype)
+    # The encoding is the key's only part in the score: Ŵ_key = I, and W_qry = W_key = 0, u = 0 silence the content.
+    w_key_pos = torch.eye(d_p, dtype=position_dtype).repeat(n, 1, 1)
+    w_qry = torch.zeros(n, geometry.in_channels, d_p, dtype=weight.dtype)
+    w_key, u = torch.zeros_like(w_qry), torch.zeros(n, d_p, dtype=weight.dtype)
+    # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
+    # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
+    taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
+    w_val, w_out = heads.factor(taps)
+    b_out = torch.zeros(geometry.out_channels, dtype=weight.dtype) if bias is None else bias.detach().clone()
+
+    weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
+    return MHSA(geometry, weights, execution).to(weight.device)
+
+
+def _require_room(geometry: ConvGeometry, weight: Tensor) -> None:
+    """Work out the size of all eight tensors before making any."""
+    d_in, d_out = geometry.in_channels // geometry.groups, geometry.out_channels // geometry.groups
+    factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
+    content = 2 * geometry.in_channels * (geometry.dims + 1)
+    needed = (
+        geometry.taps * (2 * factors + content) * weight.element_size()
+    )  # twice: the taps are copied once on the way
+    require(needed, weight.device, f"the weights of {geometry.taps} heads")

@@ -1,0 +1,77 @@
+"""The numbers of ``dense`` in bounded memory: one head and one block of queries at a time."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from construct.attention import EXECUTIONS, MHSA, Execution, Scores
+from construct.execution.memory import require
+from construct.tokens import TokenGrid
+
+BLOCK_BYTES = 2**25
+"""Aim for blocks of attention of this size (32 MiB); a block is never less than one query."""
+
+
+def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
+    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; tokens (B, T, D_in) → (B, queries, D_out).
+
+    Raises:
+        NotEnoughMemory: not even one head and one block fit.
+    """
+    require(
+        memory(layer, len(tokens), grid),
+        tokens.device,
+        f"chunked attention over {grid.asked} queries and {grid.keys} keys",
+    )
+    scores = Scores(layer, tokens, grid)
+    step = _queries_per_block(layer, len(tokens), grid)
+    blocks = []
+    for start in range(0, grid.asked, step):
+        queries = slice(start, start + step)
+        total = layer.b_out.to(tokens.dtype)
+        for head in range(layer.heads):
+            total = total + _bounded(one_head, layer, scores, head, queries)
+        blocks.append(total)
+    return torch.cat(blocks, dim=1)
+
+
+def one_head(layer: MHSA, scores: Scores, head: int, queries: slice) -> Tensor:
+    """P^h X W_val^h W_out^h for a block of queries: (B, queries, D_out)."""
+    x = scores.tokens.unflatten(2, (layer.groups, -1))  # (b, t, g, i)
+    probabilities = torch.softmax(scores(queries, slice(head, head + 1)), dim=-1)[:, 0].to(x.dtype)  # (b or 1, q, t)
+    values = torch.einsum("btgi,gie->btge", x, layer.w_val[head].to(x.dtype))
+    if len(probabilities) == 1:  # one map for the whole batch
+        attended = torch.einsum("qt,btge->bqge", probabilities[0], values)
+    else:
+        attended = torch.einsum("bqt,btge->bqge", probabilities, values)
+    return torch.einsum("bqge,geo->bqgo", attended, layer.w_out[head].to(x.dtype)).flatten(2)
+
+
+def _bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
+    """Call; while gradients are recorded keep no attention map for them but work it out again in the backward pass."""
+    if torch.is_grad_enabled():
+        result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+        assert isinstance(result, Tensor)
+        return result
+    return function(*args)
+
+
+def _queries_per_block(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    maps = batch if layer.has_content() else 1
+    return max(1, min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
+
+
+def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Bytes of one block of one head, the values of that head, the table of scores and the output."""
+    size = 8 if layer.w_val.dtype == torch.float64 else 4
+    content = layer.has_content()
+    rows = _queries_per_block(layer, batch, grid)
+    block = (batch if content else 1) * rows * grid.keys * (8 + 8 + size + (8 if content else 0)) + 8 * rows * grid.keys
+    table = 8 * (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size
+    values = 2 * batch * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
+    return block + table + values + 2 * batch * grid.asked * layer.out_channels * size
+
+
+EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time")

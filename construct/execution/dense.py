@@ -1,0 +1,46 @@
+"""The paper, verbatim: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
+
+import torch
+from torch import Tensor
+
+from construct.attention import EXECUTIONS, MHSA, Execution, Scores
+from construct.execution.memory import require
+from construct.tokens import TokenGrid
+
+
+def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
+    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; tokens (B, T, D_in) → (B, queries, D_out).
+
+    Raises:
+        NotEnoughMemory: the attention maps do not fit.
+    """
+    require(
+        memory(layer, len(tokens), grid),
+        tokens.device,
+        f"dense attention of {layer.heads} heads, {grid.asked} queries and {grid.keys} keys",
+    )
+    probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)  # (b or 1, h, q, t)
+    x = tokens.unflatten(2, (layer.groups, -1))  # (b, t, g, i)
+    values = torch.einsum("btgi,hgie->bhtge", x, layer.w_val.to(x.dtype))
+    if len(probabilities) == 1:  # one map for the whole batch
+        attended = torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
+    else:
+        attended = torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
+    return torch.einsum("bhqge,hgeo->bqgo", attended, layer.w_out.to(x.dtype)).flatten(2) + layer.b_out.to(x.dtype)
+
+
+def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
+    size = 8 if layer.w_val.dtype == torch.float64 else 4
+    maps = batch if layer.has_content() else 1
+    pairs = layer.heads * grid.asked * grid.keys
+    # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
+    attention = maps * pairs * (8 + 8 + size + (8 if layer.has_content() else 0))
+    lookup = 8 * (grid.asked * grid.keys + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
+    # Values and attended values, each with the copy that the batched product makes to line up heads and batch.
+    width = layer.groups * layer.w_val.shape[3]
+    values = 2 * batch * layer.heads * (grid.keys + grid.asked) * width * size
+    return attention + lookup + values + batch * grid.asked * layer.out_channels * size
+
+
+EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory")

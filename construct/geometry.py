@@ -1,0 +1,165 @@
+"""The geometry of a convolution, and what follows from it: pads, anchor, output size.
+
+torch computes a cross-correlation: Y[o] = b + Σ_j W_j X̃[s·o + dil·j] on the padded input X̃.  A transposed convolution is
+the same sum on another grid: stuff s − 1 zeros between the inputs, pad by dil·(K − 1) − p (a negative pad crops), flip the
+kernel, and correlate with stride 1.  So everything after this module knows only one kind of layer, in any dimension d.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Everything about a convolution but its numbers, in torch's own words.
+
+    Attributes:
+        in_channels: D_in.
+        out_channels: D_out.
+        kernel_size: K_1, …, K_d; its length is d.
+        stride: s_1, …, s_d.
+        padding: p_1, …, p_d, or "same" or "valid".
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+        dilation: dil_1, …, dil_d.
+        groups: the channels fall into that many independent blocks.
+        transposed: whether this is a transposed convolution.
+        output_padding: extra outputs at the far end of each axis (transposed only).
+
+    Raises:
+        ValueError: the fields contradict each other or are no geometry at all.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    padding_mode: str
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.output_padding:
+            object.__setattr__(self, "output_padding", (0,) * len(self.kernel_size))
+        _check_vector("kernel_size", self.kernel_size, len(self.kernel_size) or 1, least=1)
+        for name, least in (("stride", 1), ("dilation", 1), ("output_padding", 0)):
+            _check_vector(name, getattr(self, name), self.dims, least)
+        if isinstance(self.padding, str):
+            if self.padding not in ("same", "valid"):
+                raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
+            if self.transposed:
+                raise ValueError(f"padding {self.padding!r} has no meaning for a transposed convolution")
+            if self.padding == "same" and any(s != 1 for s in self.stride):
+                raise ValueError("padding='same' does not go with a stride")
+        else:
+            _check_vector("padding", self.padding, self.dims, least=0)
+        for name in ("in_channels", "out_channels", "groups"):
+            _check_vector(name, (getattr(self, name),), 1, least=1)
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ValueError(
+                f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
+            )
+        if self.padding_mode not in PADDING_MODES:
+            raise ValueError(f"padding_mode is {self.padding_mode!r}, none of {', '.join(PADDING_MODES)}")
+        if self.transposed and self.padding_mode != "zeros":
+            raise ValueError(f"a transposed convolution has no padding_mode {self.padding_mode!r}")
+        if any(self.output_padding):
+            if not self.transposed:
+                raise ValueError("output_padding goes only with a transposed convolution")
+            for extra, s, dil in zip(self.output_padding, self.stride, self.dilation, strict=True):
+                if extra >= max(s, dil):
+                    raise ValueError(f"output_padding {extra} must be smaller than stride {s} or dilation {dil}")
+
+    @property
+    def dims(self) -> int:
+        """The number of spatial dimensions, d."""
+        return len(self.kernel_size)
+
+    @property
+    def taps(self) -> int:
+        """The number of kernel positions, Π K_i: one head each."""
+        return prod(self.kernel_size)
+
+    @property
+    def span(self) -> tuple[int, ...]:
+        """dil·(K − 1), an axis each: the distance from the first to the last tap."""
+        return tuple(dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """a = dil·⌊(K − 1)/2⌋: the query of output o sits at s·o + a, the middle of its receptive field."""
+        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+
+    @property
+    def stuffing(self) -> tuple[int, ...]:
+        """The distance between neighbouring inputs on the token grid: the stride if transposed, else 1."""
+        return self.stride if self.transposed else (1,) * self.dims
+
+    @property
+    def query_stride(self) -> tuple[int, ...]:
+        """The distance between neighbouring queries on the token grid: 1 if transposed, else the stride."""
+        return (1,) * self.dims if self.transposed else self.stride
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], ...]:
+        """Tokens added before and after each axis of the (stuffed) input; a negative number crops."""
+        padding = self.padding
+        if isinstance(padding, str):
+            if padding == "valid":
+                return ((0, 0),) * self.dims
+            return tuple((span // 2, span - span // 2) for span in self.span)  # "same": the odd one at the far end
+        if self.transposed:
+            return tuple(
+                (span - p, span - p + extra)
+                for span, p, extra in zip(self.span, padding, self.output_padding, strict=True)
+            )
+        return tuple((p, p) for p in padding)
+
+    def output_size(self, size: Sequence[int]) -> tuple[int, ...]:
+        """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means that there is none."""
+        return tuple(
+            (stuff * (n - 1) + 1 + before + after - span - 1) // s + 1
+            for n, stuff, (before, after), span, s in zip(
+                size, self.stuffing, self.pads, self.span, self.query_stride, strict=True
+            )
+        )
+
+    def reaching(self, output_size: Sequence[int], size: Sequence[int]) -> "ConvGeometry":
+        """The same transposed convolution with the output padding that gives ``output_size``.
+
+        Args:
+            output_size: the wanted spatial size, d numbers.
+            size: the spatial size of the input.
+
+        Raises:
+            ValueError: not transposed, a wrong number of entries, or a size out of reach.
+        """
+        if not self.transposed:
+            raise ValueError("MHSA: output_size goes only with a transposed layer")
+        wanted = tuple(int(n) for n in output_size)
+        if len(wanted) != self.dims:
+            raise ValueError(f"MHSA: output_size needs {self.dims} entries, got {wanted}")
+        least = replace(self, output_padding=(0,) * self.dims).output_size(size)
+        most = tuple(n + s - 1 for n, s in zip(least, self.stride, strict=True))
+        if not all(lo <= n <= hi for lo, n, hi in zip(least, wanted, most, strict=True)):
+            raise ValueError(
+                f"MHSA: output_size {wanted} is out of reach: from {least} to {most} for an input of {tuple(size)}"
+            )
+        return replace(self, output_padding=tuple(n - lo for n, lo in zip(wanted, least, strict=True)))
+
+
+def _check_vector(name: str, values: object, length: int, least: int) -> None:
+    """Refuse anything that is not a tuple of ``length`` whole numbers, each at least ``least``."""
+    if not (
+        isinstance(values, tuple)
+        and len(values) == length
+        and all(isinstance(x, int) and not isinstance(x, bool) for x in values)
+    ):
+        raise ValueError(f"{name} is {values!r}, not {length} whole number{'s' if length > 1 else ''}")
+    if any(x < least for x in values):
+        raise ValueError(f"{name} is {values!r}, below {least}")

@@ -1,0 +1,105 @@
+"""Whole networks: every convolution replaced in a deep copy, sharing kept, all refusals in one error."""
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from construct.attention import MHSA
+from construct.builder import conv_to_mhsa
+from construct.errors import Refusal, UnsupportedLayer
+from construct.sharpness import ALPHA
+from construct.support import geometry_of, is_convolution
+
+log = logging.getLogger(__name__)
+
+Filter = Callable[[nn.Module, str], bool]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a network holds.
+
+    Attributes:
+        convertible: path → convolution, each module once, by the first path that leads to it.
+        refused: the convolutions that cannot be converted, each with its reason.
+    """
+
+    convertible: dict[str, nn.Module]
+    refused: tuple[Refusal, ...]
+
+
+def survey(model: nn.Module, filter_fn: Filter | None = None) -> Survey:
+    """Find every convolution of a network; those that ``filter_fn`` turns down are wanted as they are and not listed."""
+    convertible: dict[str, nn.Module] = {}
+    refused: list[Refusal] = []
+    for path, module in model.named_modules():
+        if not is_convolution(module) or not (filter_fn is None or filter_fn(module, path)):
+            continue
+        try:
+            geometry_of(module)
+        except UnsupportedLayer as error:
+            refused += [Refusal(path, row.kind, row.reason) for row in error.rows]
+        else:
+            convertible[path] = module
+    return Survey(convertible, tuple(refused))
+
+
+def substitute(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> nn.Module:
+    """A deep copy of ``model`` in which every reference to a key of ``replacements`` has become its value.
+
+    The copy is told beforehand what each convolution was copied to; so a module used in two places, or held in a list of
+    the user's own, is replaced everywhere and stays one module.
+    """
+    memo: dict[int, object] = {id(conv): layer for conv, layer in replacements.items()}
+    return copy.deepcopy(model, memo)
+
+
+def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
+    """Let layers whose convolutions share one weight (or bias) share it too, so that they stay tied in training."""
+    seen: dict[tuple[object, ...], MHSA] = {}
+    for conv, layer in replacements.items():
+        g = layer.geometry
+        first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
+        order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
+        if first is not layer and order_agrees:
+            layer.w_val, layer.w_out = first.w_val, first.w_out
+        if isinstance(conv.bias, nn.Parameter):
+            layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
+
+
+def convert(
+    model: nn.Module,
+    *,
+    filter_fn: Filter | None = None,
+    strict: bool = True,
+    alpha: float = ALPHA,
+    execution: str = "auto",
+) -> nn.Module:
+    """Replace every convolution of a network by the attention layer that computes the same function (Theorem 1).
+
+    Args:
+        model: any nn.Module, or a bare convolution; it is not changed.
+        filter_fn: ``filter_fn(module, path)`` says whether this convolution is to be replaced; by default all are.
+        strict: whether a convolution that cannot be converted is an error; otherwise it is left in place and reported to
+            the ``construct.network`` log as a warning.
+        alpha: the sharpness α of every layer.
+        execution: of every layer.
+
+    Returns:
+        A deep copy with the replacements.  A module used in two places stays one module; ``requires_grad`` and train or
+        eval mode are kept.
+
+    Raises:
+        UnsupportedLayer: ``strict``, and some convolutions cannot be converted; its rows list every one of them.
+    """
+    found = survey(model, filter_fn)
+    if found.refused and strict:
+        raise UnsupportedLayer(found.refused)
+    for row in found.refused:
+        log.warning("left unconverted: %s", row)
+    replacements = {conv: conv_to_mhsa(conv, alpha=alpha, execution=execution) for conv in found.convertible.values()}
+    share_tied(replacements)
+    return substitute(model, replacements)

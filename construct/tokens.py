@@ -1,0 +1,180 @@
+"""The padded grid: which tokens there are, and which of them ask.
+
+Padding is made of real tokens.  A head whose target lay off the grid would not attend to nothing: softmax always picks
+some key, the nearest, and that is replicate padding whatever was asked for.  So the grid is padded first, every head finds
+its target on it, and only the wanted queries are kept.
+
+Each axis is described by two integer vectors, and nothing else is needed for any padding mode, stride, dilation or
+transposed convolution, in any dimension:
+
+    sources[t]   the input position that token t copies, or −1 for a token of zeros
+    queries[o]   the token that asks for output o, at s·o + a
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from construct.geometry import ConvGeometry
+
+
+def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:
+    """For each token of one padded axis, the input position that it copies, or −1 for zeros.
+
+    Args:
+        n: input positions on this axis.
+        stuffing: distance between two inputs on the token axis (above 1 only for transposed convolutions).
+        pads: tokens before and after; negative numbers crop.
+        mode: the padding mode.
+
+    Returns:
+        int64, of length stuffing·(n − 1) + 1 + pads[0] + pads[1].
+
+    Raises:
+        RuntimeError: the mode cannot pad that far, as in torch.
+    """
+    before, after = pads
+    widest = max(before, after)
+    position = torch.arange(-before, stuffing * (n - 1) + 1 + after)
+    if mode == "zeros":
+        real = (position >= 0) & (position <= stuffing * (n - 1)) & (position % stuffing == 0)
+        return torch.where(real, position // stuffing, -1)
+    if mode == "replicate":
+        return position.clamp(0, n - 1)
+    if mode == "circular":
+        if widest > n:
+            raise RuntimeError(f"MHSA: circular padding of {widest} wraps more than once around {n} positions")
+        return position % n
+    if mode == "reflect":
+        if widest >= n:
+            raise RuntimeError(f"MHSA: reflect padding of {widest} needs more than {n} positions")
+        return (n - 1) - ((n - 1) - position.abs()).abs()
+    raise ValueError(f"MHSA: unknown padding mode {mode!r}")
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """The padded token grid of one call.
+
+    Attributes:
+        sources: an axis each, int64 (n_i,): the input position of each token, −1 for zeros.
+        queries: an axis each, int64 (o_i,): the token position that asks for each output.
+    """
+
+    sources: tuple[Tensor, ...]
+    queries: tuple[Tensor, ...]
+
+    @classmethod
+    @lru_cache(maxsize=32)
+    def of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
+        """The grid for an input of spatial size ``size``.
+
+        Raises:
+            RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
+        """
+        if any(n < 1 for n in size):
+            raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
+        output = geometry.output_size(size)
+        if any(o < 1 for o in output):
+            raise RuntimeError(
+                f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
+                f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
+            )
+        return cls(
+            tuple(
+                sources_along_axis(n, stuff, pads, geometry.padding_mode)
+                for n, stuff, pads in zip(size, geometry.stuffing, geometry.pads, strict=True)
+            ),
+            tuple(
+                s * torch.arange(o) + a for o, s, a in zip(output, geometry.query_stride, geometry.anchor, strict=True)
+            ),
+        )
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Tokens along each axis."""
+        return tuple(len(axis) for axis in self.sources)
+
+    @cached_property
+    def query_shape(self) -> tuple[int, ...]:
+        """Queries along each axis: the spatial size of the output."""
+        return tuple(len(axis) for axis in self.queries)
+
+    @cached_property
+    def keys(self) -> int:
+        """T, the number of tokens."""
+        return prod(self.shape)
+
+    @cached_property
+    def asked(self) -> int:
+        """The number of wanted queries."""
+        return prod(self.query_shape)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Lay the input out as tokens: (B, C, *size) → (B, T, C), with the zero tokens in place."""
+        for axis, source in enumerate(self.sources, start=2):
+            if len(source) == x.shape[axis] and bool((source == torch.arange(len(source))).all()):
+                continue  # nothing to pad on this axis
+            absent = source < 0
+            x = x.index_select(axis, source.clamp(min=0).to(x.device))
+            if absent.any():
+                # Filled, not multiplied by 0: a zero token stays zero whatever it would have copied.
+                mask = absent.to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
+                x = x.masked_fill(mask, 0)
+        return x.flatten(2).transpose(1, 2)
+
+    # ---- relative shifts -----------------------------------------------------------------------------------------
+    # Scores depend on δ = k − q alone, so they are worked out once for every δ of the box that occurs, and looked up.
+    # In mixed radix the number of δ is a sum, code(δ) = key_codes[k] + query_codes[q].
+
+    @cached_property
+    def box(self) -> tuple[tuple[int, int], ...]:
+        """The least and greatest δ along each axis."""
+        return tuple(
+            (-int(query[-1]), n - 1 - int(query[0])) for n, query in zip(self.shape, self.queries, strict=True)
+        )
+
+    @property
+    def box_size(self) -> int:
+        """The number of shifts in the box."""
+        return prod(most - least + 1 for least, most in self.box)
+
+    def shifts(self) -> tuple[Tensor, ...]:
+        """Every δ of the box, as d vectors of components, float64 (box_size,), in the order of their codes."""
+        axes = [torch.arange(least, most + 1, dtype=torch.float64) for least, most in self.box]
+        return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
+
+    @cached_property
+    def _radix(self) -> tuple[int, ...]:
+        lengths = [most - least + 1 for least, most in self.box]
+        return tuple(prod(lengths[axis + 1 :]) for axis in range(len(lengths)))
+
+    @cached_property
+    def key_codes(self) -> Tensor:
+        """The key's part of code(δ), int64 (T,)."""
+        return _grid_sum([weight * torch.arange(n) for n, weight in zip(self.shape, self._radix, strict=True)])
+
+    @cached_property
+    def query_codes(self) -> Tensor:
+        """The query's part of code(δ), int64 (queries,); never negative."""
+        return _grid_sum(
+            [weight * (query[-1] - query) for query, weight in zip(self.queries, self._radix, strict=True)]
+        )
+
+    @cached_property
+    def query_tokens(self) -> Tensor:
+        """The row-major token number of each query, int64 (queries,)."""
+        strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+        return _grid_sum([stride * query for query, stride in zip(self.queries, strides, strict=True)])
+
+
+def _grid_sum(parts: Sequence[Tensor]) -> Tensor:
+    """Σ_i parts_i over the whole grid, flattened row-major: (n_1,), …, (n_d,) → (n_1·…·n_d,)."""
+    total = torch.zeros(1, dtype=torch.int64)
+    for part in parts:
+        total = (total[:, None] + part[None, :]).flatten()
+    return total

@@ -1,0 +1,155 @@
+"""Convolution from its definition, in any dimension: the truth that everything else is held against.
+
+Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
+and a transposed convolution scatters, each as its definition says.  On integer or object arrays (Python integers,
+fractions) the result is exact; on float64 it is as good as float64.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution as raw fields, in torch's words and layouts.
+
+    Attributes:
+        weight: (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
+        bias: (D_out,) or None.
+        stride: an axis each.
+        padding: an axis each, or "same" or "valid".
+        dilation: an axis each.
+        groups: blocks of channels.
+        padding_mode: as in torch.
+        transposed: as in torch.
+        output_padding: an axis each.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str = "zeros"
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, conv: Any) -> "Convolution":
+        """The raw fields of a torch convolution, numbers as float64."""
+        dims = conv.weight.dim() - 2
+
+        def vector(value: Any) -> tuple[int, ...]:
+            return (value,) * dims if isinstance(value, int) else tuple(value)
+
+        return cls(
+            weight=conv.weight.detach().cpu().double().numpy(),
+            bias=None if conv.bias is None else conv.bias.detach().cpu().double().numpy(),
+            stride=vector(conv.stride),
+            padding=conv.padding if isinstance(conv.padding, str) else vector(conv.padding),
+            dilation=vector(conv.dilation),
+            groups=conv.groups,
+            padding_mode=conv.padding_mode,
+            transposed=conv.transposed,
+            output_padding=vector(conv.output_padding),
+        )
+
+    def reaching(self, size: tuple[int, ...], output: tuple[int, ...]) -> "Convolution":
+        """The same transposed convolution with the output padding that turns ``size`` into ``output``; others unchanged."""
+        if not self.transposed:
+            return self
+        bare = replace(self, output_padding=(0,) * len(size))._full_size(size)
+        assert not isinstance(self.padding, str)
+        extra = tuple(o + 2 * p - n for o, p, n in zip(output, self.padding, bare, strict=True))
+        return replace(self, output_padding=extra)
+
+    def _full_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Output positions of a transposed convolution before it is cropped by the padding."""
+        return tuple(
+            s * (n - 1) + dil * (k - 1) + 1 + extra
+            for n, k, dil, s, extra in zip(
+                size, self.kernel_size, self.dilation, self.stride, self.output_padding, strict=True
+            )
+        )
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """K_1, …, K_d."""
+        return self.weight.shape[2:]
+
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding before and after each axis, for a convolution that is not transposed."""
+        spans = [dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True)]
+        if self.padding == "same":
+            return [(span // 2, span - span // 2) for span in spans]
+        if isinstance(self.padding, str):
+            return [(0, 0) for _ in spans]
+        return [(p, p) for p in self.padding]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
+        y = self._scatter(x) if self.transposed else self._gather(x)
+        if self.bias is None:
+            return y
+        return y + self.bias.reshape(-1, *(1,) * (x.ndim - 2))
+
+    def _gather(self, x: np.ndarray) -> np.ndarray:
+        """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
+        widths: Any = [(0, 0), (0, 0), *self.pads()]
+        padded = np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode])  # type: ignore[call-overload]
+        output = tuple(
+            (n - dil * (k - 1) - 1) // s + 1
+            for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
+        )
+        g, batch = self.groups, len(x)
+        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, out/g, in/g, *K)
+        total = np.zeros((batch, g, weight.shape[1], int(np.prod(output))), dtype=np.result_type(x, weight))
+        for tap in product(*map(range, self.kernel_size)):
+            window = tuple(
+                slice(dil * j, dil * j + s * (o - 1) + 1, s)
+                for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
+            )
+            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[2], -1)
+            total = total + np.matmul(weight[(..., *tap)], seen)
+        return total.reshape(batch, -1, *output)
+
+    def _scatter(self, x: np.ndarray) -> np.ndarray:
+        """Y[s·i + dil·j − p] += X[i] W_j."""
+        assert not isinstance(self.padding, str)
+        g, batch, size = self.groups, len(x), x.shape[2:]
+        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, in/g, out/g, *K)
+        full = self._full_size(size)
+        columns = x.reshape(batch, g, weight.shape[1], -1)
+        total = np.zeros((batch, g * weight.shape[2], *full), dtype=np.result_type(x, weight))
+        for tap in product(*map(range, self.kernel_size)):
+            target = tuple(
+                slice(dil * j, dil * j + s * (n - 1) + 1, s)
+                for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
+            )
+            part = np.matmul(np.swapaxes(weight[(..., *tap)], 1, 2), columns)
+            total[(slice(None), slice(None), *target)] += part.reshape(batch, -1, *size)
+        crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
+        return total[(slice(None), slice(None), *crop)]
+
+    def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
+        """Which outputs read real positions only, no padding: bool, of shape ``output``."""
+        mask = np.ones(output, dtype=bool)
+        for axis, (n, o, k, dil, s) in enumerate(
+            zip(size, output, self.kernel_size, self.dilation, self.stride, strict=True)
+        ):
+            place = np.arange(o)
+            if self.transposed:
+                assert not isinstance(self.padding, str)
+                first, last, end = place + self.padding[axis] - dil * (k - 1), place + self.padding[axis], s * (n - 1)
+            else:
+                first = s * place - self.pads()[axis][0]
+                last, end = first + dil * (k - 1), n - 1
+            inside = (first >= 0) & (last <= end)
+            mask &= inside.reshape(-1, *(1,) * (len(output) - axis - 1))
+        return mask

@@ -1,0 +1,150 @@
+"""How far apart two correct evaluations of one convolution may be: bounds from the standard model of rounding.
+
+Each product and each sum returns the exact result times 1 + ε with |ε| ≤ u, plus at most η/2 if a product underflows
+(u the unit roundoff, η the smallest positive number).  A sum of products evaluated in *any* order then errs by at most
+γ_n Σ|products|, γ_n = n·u/(1 − n·u), where n is the largest number of operations that one term passes through.
+
+- The convolution: a term is multiplied once and passes at most D_in/groups·ΠK additions, the bias among them.
+- The attention at full sharpness: P is exactly 0 or 1, so P X only moves numbers.  A term passes the contraction with W_val
+  (at most D_in/groups operations), the one with W_out over all heads (at most N_h·D_h), and the bias.
+
+In half precision both are taken to accumulate in float32; the attention rounds to half once, the convolution at most once a
+tap and twice more.  That is an assumption about torch, not a theorem.
+
+Every bound is evaluated in float64 and then widened by more than its own rounding.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.oracle import Convolution
+
+
+class OffTheKernel(ValueError):
+    """Some head looks at no position of the kernel, so this layer is no evaluation of that convolution."""
+
+
+def gamma(n: int, u: float) -> float:
+    """γ_n = n·u/(1 − n·u); infinite where it is undefined."""
+    return n * u / (1 - n * u) if n * u < 1 else float("inf")
+
+
+def head_shifts(layer: Any) -> np.ndarray:
+    """τ of every head, read back from c = Ŵ_keyᵀ v = −α(1, −2τ): float64 (heads, d); not a number where α is not positive."""
+    c = np.einsum("hkp,hk->hp", *(t.detach().cpu().double().numpy() for t in (layer.w_key_pos, layer.v)))
+    with np.errstate(all="ignore"):
+        return np.where(c[:, :1] < 0, -c[:, 1:] / (2 * c[:, :1]), np.nan)
+
+
+def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
+    """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks, in torch's layout, float64.
+
+    Args:
+        layer: raw fields: the eight tensors, kernel_size, dilation, groups, transposed.
+        absolute: use |W_val| |W_out|, the size of what the attention adds up.
+
+    Raises:
+        OffTheKernel: a head looks elsewhere.
+    """
+    w_val, w_out = (t.detach().cpu().double().numpy() for t in (layer.w_val, layer.w_out))
+    if absolute:
+        w_val, w_out = np.abs(w_val), np.abs(w_out)
+    products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
+    kernel = np.zeros((*layer.kernel_size, *products.shape[1:]))
+    for head, tau in enumerate(head_shifts(layer)):
+        # Tap j is read at δ = dil·j − a, with the anchor a in the middle of the kernel.
+        place = [t / dil + (k - 1) // 2 for t, dil, k in zip(tau, layer.dilation, layer.kernel_size, strict=True)]
+        if not all(j.is_integer() and 0 <= j < k for j, k in zip(place, layer.kernel_size, strict=True)):
+            raise OffTheKernel(f"head {head} looks at {tau.tolist()}, which is no tap")
+        kernel[tuple(int(j) for j in place)] += products[head]
+    dims = len(layer.kernel_size)
+    blocks = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))  # (g, in/g, out/g, *K)
+    if layer.transposed:
+        return np.flip(blocks, axis=tuple(range(3, 3 + dims))).reshape(-1, *blocks.shape[2:])
+    return np.swapaxes(blocks, 1, 2).reshape(-1, blocks.shape[1], *blocks.shape[3:])
+
+
+def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+    """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
+    fields = _fields(conv, x, output)
+    size = _sum_of_sizes(fields, fields.weight, fields.bias, x)
+    taps = int(np.prod(fields.kernel_size))
+    n = _contraction(fields) * taps + 1
+    return _widened(size, n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
+
+
+def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+    """Elementwise: how far the fully sharp attention layer applied to ``x`` may be from its exact value.
+
+    Args:
+        layer: the attention layer (raw fields).
+        conv: the convolution whose geometry says which outputs there are.
+        x: (B, D_in, *size).
+        output: the spatial size of the output, where a transposed layer was asked for one.
+
+    Raises:
+        OffTheKernel: a head looks at no tap.
+    """
+    fields = _fields(conv, x, output)
+    bias = layer.b_out.detach().cpu().double().numpy()
+    size = _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x)
+    heads, _, d_in, head_dim = layer.w_val.shape
+    n = d_in + heads * head_dim + 1
+    # An underflow in the first contraction is multiplied by W_out in the second.
+    outward = float(np.abs(layer.w_out.detach().cpu().double().numpy()).sum(axis=(0, 2)).max())
+    return _widened(size, n, underflows=d_in * outward + heads * head_dim, dtype=x.dtype, half_roundings=1)
+
+
+def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp.
+
+    Args:
+        conv: a torch convolution.
+        layer: the attention layer.
+        x: finite, (B, D_in, *size).
+        output: the spatial size of the output, where a transposed layer was asked for one.
+
+    Returns:
+        float64, of the shape of the output.
+
+    Raises:
+        OffTheKernel: a head looks at no tap of the kernel.
+    """
+    return convolution_bound(conv, x, output) + attention_bound(layer, conv, x, output)
+
+
+def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
+    fields = Convolution.read(conv)
+    return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
+
+
+def _contraction(fields: Convolution) -> int:
+    """D_in/groups."""
+    return fields.weight.shape[0] // fields.groups if fields.transposed else fields.weight.shape[1]
+
+
+def _sum_of_sizes(fields: Convolution, weight: np.ndarray, bias: np.ndarray | None, x: torch.Tensor) -> np.ndarray:
+    """Σ|W||x| + |b| for every output."""
+    sizes = Convolution(
+        weight=np.abs(weight),
+        bias=None if bias is None else np.abs(bias),
+        stride=fields.stride,
+        padding=fields.padding,
+        dilation=fields.dilation,
+        groups=fields.groups,
+        padding_mode=fields.padding_mode,
+        transposed=fields.transposed,
+        output_padding=fields.output_padding,
+    )
+    return sizes(np.abs(x.detach().cpu().double().numpy()))
+
+
+def _widened(size: np.ndarray, n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> np.ndarray:
+    working = torch.finfo(torch.promote_types(dtype, torch.float32))
+    bound = gamma(n, working.eps / 2) * size + underflows * working.tiny * working.eps
+    if dtype in (torch.float16, torch.bfloat16):
+        stored = torch.finfo(dtype)
+        bound = bound + half_roundings * (stored.eps * (size + bound) + stored.tiny * stored.eps)
+    return bound * (1 + 2**-20)  # far above what float64 lost in evaluating the bound itself

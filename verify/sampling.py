@@ -1,0 +1,185 @@
+"""CHECKED: equality on samples, layer by layer, each difference held against its rounding bound.
+
+Comparing whole networks is a weak test (normalisation hides a great deal), so every layer is judged alone: on the very
+activations that reach it inside the network, or on generated inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from verify.comparison import Discrepancy, discrepancy
+from verify.oracle import Convolution
+from verify.rounding import OffTheKernel, difference_bound
+from verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """What the samples showed of one layer.
+
+    Attributes:
+        discrepancy: of the call with the greatest |difference|.
+        interior: the greatest |difference| over all calls where no padding is read.
+        border: the same where some is.
+        bound: the rounding bound where the difference is greatest.
+        ratio: the greatest |difference|/bound anywhere; equality up to rounding means at most 1.
+        calls: how many calls were compared.
+        verdict: CHECKED, REFUTED or UNDECIDED.
+    """
+
+    discrepancy: Discrepancy
+    interior: float
+    border: float
+    bound: float
+    ratio: float
+    calls: int
+    verdict: Verdict
+
+    def merged(self, other: "LayerCheck") -> "LayerCheck":
+        """One record of two sets of calls of the same layer: the worse of each figure, the worse verdict."""
+        severity = {"REFUTED": 2, "UNDECIDED": 1, "CHECKED": 0}
+        worse = max(self, other, key=lambda check: severity[check.verdict.name])
+        wider = max(self, other, key=lambda check: check.discrepancy.max_abs)
+        return replace(
+            wider,
+            interior=max(self.interior, other.interior),
+            border=max(self.border, other.border),
+            ratio=max(self.ratio, other.ratio),
+            calls=self.calls + other.calls,
+            verdict=worse.verdict,
+        )
+
+
+def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
+    """Compare one call of a convolution and its attention layer, and judge it.
+
+    Args:
+        conv: the convolution.
+        layer: the attention layer.
+        x: the input, batched or not.
+        what: where the input comes from, for the sentence of the verdict.
+        call: further arguments of the call (``output_size``).
+    """
+    with torch.no_grad():
+        return check_outputs(conv, layer, x, conv(x, **call), layer(x, **call), what)
+
+
+def check_outputs(
+    conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor, what: str
+) -> LayerCheck:
+    """As :func:`check_call`, for outputs that are there already."""
+    seen = discrepancy(conv, x, expected, found)
+    dims = conv.weight.dim() - 2
+    if x.dim() == dims + 1:
+        x, expected, found = x[None], expected[None], found[None]
+    try:
+        bound = difference_bound(conv, layer, x, tuple(expected.shape[2:]))
+    except OffTheKernel as error:
+        verdict = Verdict("REFUTED" if seen.max_abs > 0 else "UNDECIDED", str(error))
+        return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, verdict)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        a, b = (t.detach().cpu().double().numpy() for t in (expected, found))
+        error = np.where(a == b, 0.0, np.abs(a - b))
+        ratio = float(np.where(error == 0, 0.0, error / bound).max(initial=0.0))
+    at_worst = float(bound[seen.worst]) if seen.worst else 0.0
+    if not np.isfinite(bound).all() or not np.isfinite(a).all():
+        verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
+    elif not ratio <= 1:  # written so that a NaN fails
+        verdict = Verdict(
+            "REFUTED",
+            f"at {seen.worst} the convolution gives {seen.expected!r} and the attention {seen.found!r} on {what}: "
+            f"a difference of {seen.max_abs:.3g} where rounding explains {at_worst:.3g}",
+        )
+    else:
+        verdict = Verdict("CHECKED", f"{seen.compared} outputs agree within rounding on {what}")
+    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, verdict)
+
+
+def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
+    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough to have an interior where there is one.
+
+    Args:
+        conv: a torch convolution.
+        samples: the batch size.
+        seed: of the generator.
+    """
+    fields = Convolution.read(conv)
+    spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
+    if fields.transposed:
+        assert not isinstance(fields.padding, str)
+        # The output s·(n − 1) + span + 1 − 2p must have room; two more inputs give it phases and an interior.
+        size = [
+            max(3, -(-(2 * p - span) // s) + 3) for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
+        ]
+    else:
+        size = [
+            max(span + 1 + 2 * s, before + 1, after + 1)
+            for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
+        ]
+    size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
+    d_in = fields.weight.shape[0] if fields.transposed else fields.weight.shape[1] * fields.groups
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, d_in, *size, generator=generator, dtype=torch.float64)
+    return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put networks into eval mode, and every module back into its own mode afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_on_activations(
+    model: nn.Module,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    inputs: Iterable[Any],
+    what: str,
+    progress: Callable[[str], None] = lambda path: None,
+) -> dict[str, LayerCheck]:
+    """Run a network, and at every call of a convolution run its attention layer on the same activations.
+
+    Args:
+        model: the original network; it is run in eval mode and left as it was.
+        pairs: path → (convolution inside ``model``, its attention layer).
+        inputs: of the network, one call each.
+        what: a description of the inputs, for the verdicts.
+        progress: told the path of a layer whenever a call of it has been compared.
+
+    Returns:
+        One record for every layer that the network called; a layer that it never called has none.
+    """
+    checks: dict[str, LayerCheck] = {}
+
+    def hook(path: str, layer: nn.Module) -> Callable[..., None]:
+        def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+            x = args[0] if args else kwargs["input"]
+            check = check_outputs(conv, layer, x, output, layer(*args, **kwargs), what)
+            checks[path] = checks[path].merged(check) if path in checks else check
+            progress(path)
+
+        return compared
+
+    handles = []
+    try:
+        with evaluating(model, *(layer for _, layer in pairs.values())), torch.no_grad():
+            for path, (conv, layer) in pairs.items():
+                handles.append(conv.register_forward_hook(hook(path, layer), with_kwargs=True))
+            for x in inputs:
+                model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return checks
