@@ -1,7 +1,7 @@
 """The lemmas of the paper, proved by sympy about the code that runs.
 
-Nothing here restates the encoding: sympy calls ``construct.encoding.r`` and ``construct.encoding.v`` with symbols, looked
-up at call time, and reasons about what they return.  Break a sign there and the proof raises `ProofFailed`.
+Nothing here restates the encoding: sympy calls ``construct.encoding.r`` and ``construct.encoding.v`` with symbols,
+looked up at call time, and reasons about what they return.  Break a sign there and the proof raises `ProofFailed`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from verify.proof import (
     sum_at_most,
 )
 
-_GRIDS = {1: (5,), 2: (3, 3), 3: (3, 2, 2)}  # small, yet with a key that has neighbours on both sides
+_GRIDS = {1: (4,), 2: (3, 3), 3: (2, 2, 2)}  # one limit takes sympy about 0.2 s
 
 _alpha = sympy.Symbol("alpha", positive=True)
 
@@ -111,8 +111,8 @@ def gap_steps(dims: int) -> list[Step]:
 def squeeze_steps(dims: int) -> list[Step]:
     """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
 
-    With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S sums
-    e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
+    With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
+    sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
     """
     tau, n = _integers("tau", dims), _integers("n", dims)
     others = sympy.Symbol("T", integer=True, positive=True) - 1
@@ -141,7 +141,7 @@ def squeeze_steps(dims: int) -> list[Step]:
             *(weight_by_loss, bound, count),
         ),
         from_assumptions(
-            "S is a sum of positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
+            "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
             sympy.Ge(at_target, least, evaluate=False),
             sympy.Le(at_target, 1, evaluate=False),
             sympy.Gt(weight, 0, evaluate=False),

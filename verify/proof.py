@@ -142,7 +142,7 @@ def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tupl
 
 
 def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> Step:
-    """A sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``: by induction on ``count``."""
+    """A sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``: by induction on it."""
     no_terms = sympy.Ge(bound.subs(count, 0), 0, evaluate=False)
     one_more = sympy.Ge(bound.subs(count, count + 1) - bound, term, evaluate=False)
     for fact in (one_more, no_terms):
@@ -193,7 +193,7 @@ def equation(left: Any, right: Any) -> Any:
 def _require(statement: str, fact: Any) -> None:
     """Raise `ProofFailed` unless sympy answers True from the assumptions; None, its "don't know", is a failure."""
     if isinstance(fact, sympy.AppliedPredicate):
-        name, quantity = str(fact.function.name), fact.arg
+        name, quantity = _predicate(fact), fact.arg
     elif type(fact) in _SIGNS:
         name, difference = _SIGNS[type(fact)]
         quantity = difference(fact.lhs, fact.rhs)
@@ -204,12 +204,16 @@ def _require(statement: str, fact: Any) -> None:
         raise ProofFailed(statement, forms[0], f"this should be {name}")
 
 
+def _predicate(fact: Any) -> str:
+    return str(fact.function.name)
+
+
 def _shown(expression: Any) -> str:
     if isinstance(expression, sympy.AppliedPredicate):
-        return f"{expression.arg} is {expression.function.name}"
+        return f"{expression.arg} is {_predicate(expression)}"
     if isinstance(expression, sympy.Limit):
         return f"lim {expression.args[0]} for {expression.args[1]} -> {expression.args[2]}"
     if isinstance(expression, Relational):
-        sign = "=" if isinstance(expression, sympy.Eq) else expression.rel_op
+        sign = "=" if isinstance(expression, sympy.Eq) else getattr(expression, "rel_op", "?")
         return f"{_shown(expression.lhs)} {sign} {_shown(expression.rhs)}"
     return str(expression)

@@ -1,0 +1,257 @@
+"""Lemma 2 is proved about the code that runs: the proof holds as coded, and breaks when the code is broken."""
+
+import math
+import pickle
+from itertools import product
+
+import pytest
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from construct import encoding
+from verify import proof
+from verify.lemmas import gap_steps, grid_steps, prove_lemma2, score_steps, squeeze_steps
+from verify.proof import How, Proof, ProofFailed, Step
+
+PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid": grid_steps}
+
+right_r, right_v = encoding.r, encoding.v
+
+
+def negated_at(i, vector):
+    return tuple(-x if j == i else x for j, x in enumerate(vector))
+
+
+# Each replaces r or v of construct.encoding by a wrong one, that no part of the proof may accept.
+WRONG = {
+    "v negated": {"v": lambda tau, alpha: tuple(-x for x in right_v(tau, alpha))},
+    "v without the 2": {"v": lambda tau, alpha: (-alpha, *(alpha * x for x in tau))},
+    "v with +2 tau": {"v": lambda tau, alpha: (-alpha, *(-2 * alpha * x for x in tau))},
+    "v with one component negated": {"v": lambda tau, alpha: negated_at(1, right_v(tau, alpha))},
+    "v with the norm negated": {"v": lambda tau, alpha: negated_at(0, right_v(tau, alpha))},
+    "v with sharpness on the norm only": {"v": lambda tau, alpha: (-alpha, *(2 * x for x in tau))},
+    "v off by one": {"v": lambda tau, alpha: right_v([x + 1 for x in tau], alpha)},
+    "r without the square": {"r": lambda delta: (sum(delta), *delta)},
+    "r with a cube": {"r": lambda delta: (sum(x**3 for x in delta), *delta)},
+    "r with the 1-norm": {"r": lambda delta: (sum(abs(x) for x in delta), *delta)},
+    "r without one axis in the norm": {"r": lambda delta: (sum(x * x for x in delta[:-1]), *delta)},
+    "r with one component negated": {"r": lambda delta: negated_at(1, right_r(delta))},
+    "r with key and query exchanged": {"r": lambda delta: right_r([-x for x in delta])},
+    "r with the norm last": {"r": lambda delta: (*delta, sum(x * x for x in delta))},
+    "r with a component missing": {"r": lambda delta: right_r(delta)[:-1]},
+    "r and v both with a component missing": {
+        "r": lambda delta: right_r(delta)[:-1],
+        "v": lambda tau, alpha: right_v(tau, alpha)[:-1],
+    },
+    "r all zeros": {"r": lambda delta: tuple(0 * x for x in right_r(delta))},
+}
+# With one axis there is nothing to exchange.
+WRONG_FROM_TWO_AXES = {
+    "v with the axes reversed": {"v": lambda tau, alpha: right_v(tau[::-1], alpha)},
+    "r with the axes reversed": {"r": lambda delta: right_r(delta[::-1])},
+    "r with one axis doubled": {"r": lambda delta: right_r((delta[0], delta[0], *delta[2:]))},
+}
+
+
+def break_encoding(monkeypatch, functions):
+    for name, function in functions.items():
+        monkeypatch.setattr(encoding, name, function)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4])
+def test_lemma2_holds_as_coded(dims):
+    shown = prove_lemma2(dims)
+    assert shown.argued == 0
+    assert shown.discharged == len(shown.steps)
+    assert {step.how for step in shown.steps} == set(How) - {How.ARGUED}
+    assert str(shown).endswith("0 argued.")
+    for step in shown.steps:
+        assert step.statement in str(shown)
+
+
+@pytest.mark.parametrize("dims", [0, -1, 1.0, "2", None, True])
+def test_bad_dims_are_refused_in_one_line(dims):
+    with pytest.raises(ValueError, match=r"^dims must be an integer of at least 1, got .+$"):
+        prove_lemma2(dims)
+
+
+WRONG_CASES = [
+    pytest.param(dims, functions, id=f"{dims}d-{name}")
+    for dims in (1, 2, 3)
+    for name, functions in (WRONG | (WRONG_FROM_TWO_AXES if dims > 1 else {})).items()
+]
+
+
+@pytest.mark.parametrize(("dims", "functions"), WRONG_CASES)
+def test_a_wrong_encoding_fails_the_proof(dims, functions, monkeypatch):
+    break_encoding(monkeypatch, functions)
+    with pytest.raises(ProofFailed) as failure:
+        prove_lemma2(dims)
+    assert failure.value.step in str(failure.value)
+    assert failure.value.expression not in (0, None)
+
+
+EACH_WRONG_ONCE = [pytest.param(1, functions, id=name) for name, functions in WRONG.items()]
+EACH_WRONG_ONCE += [pytest.param(2, functions, id=name) for name, functions in WRONG_FROM_TWO_AXES.items()]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("dims", "functions"), EACH_WRONG_ONCE)
+def test_a_wrong_encoding_fails_every_part_on_its_own(dims, functions, part, monkeypatch):
+    # Were the other parts not there, this one would still notice: none of them is decoration.
+    break_encoding(monkeypatch, functions)
+    with pytest.raises(ProofFailed):
+        PARTS[part](dims)
+
+
+@pytest.mark.parametrize(
+    ("functions", "noticed_by"),
+    [
+        # A score that every key gets changes the identity, and neither the gaps nor the softmax.
+        ({"r": lambda delta: (right_r(delta)[0] + 1, *delta)}, {"score"}),
+        # Twice the sharpness is one-hot in the limit all the same, but the gap is not alpha.
+        ({"v": lambda tau, alpha: right_v(tau, 2 * alpha)}, {"score", "gap", "squeeze"}),
+        ({}, set()),
+    ],
+    ids=["offset", "twice as sharp", "as coded"],
+)
+def test_a_part_notices_what_it_is_about_and_nothing_else(functions, noticed_by, monkeypatch):
+    break_encoding(monkeypatch, functions)
+    noticed = set()
+    for name, part in PARTS.items():
+        try:
+            part(1)
+        except ProofFailed:
+            noticed.add(name)
+    assert noticed == noticed_by
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_half_the_sharpness_fails_the_gap(dims, monkeypatch):
+    # Every inequality but one survives this: the gap is positive, though smaller than alpha.
+    break_encoding(monkeypatch, {"v": lambda tau, alpha: right_v(tau, alpha / 2)})
+    with pytest.raises(ProofFailed):
+        gap_steps(dims)
+
+
+def test_the_failure_names_the_step_and_what_did_not_vanish(monkeypatch):
+    break_encoding(monkeypatch, WRONG["v without the 2"])
+    with pytest.raises(ProofFailed, match=r"\|delta - tau\|") as failure:
+        prove_lemma2(1)
+    alpha = sympy.Symbol("alpha", positive=True)
+    delta, tau = (sympy.Symbol(f"{name}_1", integer=True) for name in ("delta", "tau"))
+    assert failure.value.expression == -alpha * delta * tau
+    assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_expressions_shown_are_true_of_numbers(dims):
+    # Sympy is asked twice, in two ways: it simplified the symbols, here it only evaluates.
+    numbers = [3, -2, 5, 7, -4, 1, 2, -6, 11]
+    for step in prove_lemma2(dims).steps:
+        for expression in step.expressions:
+            if step.how is How.IDENTITY:
+                symbols = sorted(expression.free_symbols, key=str)
+                point = {s: abs(n) if s.is_nonnegative else n for s, n in zip(symbols, numbers, strict=False)}
+                left, right = expression.lhs.subs(point), expression.rhs.subs(point)
+                assert left == right or abs(sympy.N(left / right - 1, 30)) < 1e-25
+            elif step.how is How.LIMIT:
+                weight, alpha = expression.lhs.args[:2]
+                point = {s: 200 if s == alpha else 12 for s in weight.free_symbols}  # beside alpha, the number of keys
+                assert abs(sympy.N(weight.subs(point) - expression.rhs, 200)) < 12 * math.exp(-200)
+
+
+integers = st.integers(-(10**6), 10**6)
+shifts = st.lists(st.tuples(integers, integers), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(pairs=shifts, alpha=st.integers(1, 1024))
+def test_the_identity_holds_for_plain_integers(pairs, alpha):
+    delta, tau = zip(*pairs, strict=True)
+    score = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    assert score == -alpha * (sum((d - t) ** 2 for d, t in pairs) - sum(t**2 for t in tau))
+
+
+@settings(deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda shape: math.prod(shape) > 1),
+    alpha=st.floats(0.01, 20),
+    data=st.data(),
+)
+def test_the_squeeze_holds_for_numbers(shape, alpha, data):
+    keys = list(product(*map(range, shape)))
+    query, target = (data.draw(st.sampled_from(keys)) for _ in range(2))
+    tau = [t - q for q, t in zip(query, target, strict=True)]
+    scores = {}
+    for key in keys:
+        delta = [k - q for q, k in zip(query, key, strict=True)]
+        scores[key] = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    total = math.fsum(math.exp(s - scores[target]) for s in scores.values())
+    weights = {key: math.exp(s - scores[target]) / total for key, s in scores.items()}
+    rounding = 1 + 1e-11  # the scores reach 20 * 27 and are rounded, which the exponential magnifies
+    assert weights.pop(target) * rounding >= 1 / (1 + (len(keys) - 1) * math.exp(-alpha))
+    assert all(weight <= math.exp(-alpha) * rounding for weight in weights.values())
+
+
+x, y = sympy.symbols("x y", nonnegative=True)
+n = sympy.Symbol("n", integer=True, nonnegative=True)
+A, B = sympy.symbols("A B")
+
+FALSE_OR_EMPTY = {
+    "unequal": lambda: proof.identity("", (x**2, x)),
+    "unequal fractions": lambda: proof.identity("", (1 / (1 + x), 1 / (2 + x))),
+    "second of two unequal": lambda: proof.identity("", (x + x, 2 * x), (x, y)),
+    "not a number": lambda: proof.identity("", (x * sympy.nan, x)),
+    "constants": lambda: proof.identity("", (sympy.Integer(1), 1)),
+    "negative": lambda: proof.from_assumptions("", sympy.Ge(x, 1 + x, evaluate=False)),
+    "unknown sign": lambda: proof.from_assumptions("", sympy.Ge(x, y, evaluate=False)),
+    "strict at equality": lambda: proof.from_assumptions("", sympy.Gt(x, 0, evaluate=False)),
+    "upper bound": lambda: proof.from_assumptions("", sympy.Le(x + 1, 1, evaluate=False)),
+    "no integer": lambda: proof.from_assumptions("", sympy.Q.integer(x)),
+    "case left out": lambda: proof.case_split("", [A | B], [(A, sympy.Ge(x, 0, evaluate=False))]),
+    "case wrong": lambda: proof.case_split("", [A], [(A, sympy.Ge(x, 1, evaluate=False))]),
+    "no cases": lambda: proof.case_split("", [A | B], []),
+    "impossible premises": lambda: proof.case_split("", [A, ~A], [(B, sympy.Ge(x, 0, evaluate=False))]),
+    "term too large": lambda: proof.sum_at_most("", 1 + x, n, n),
+    "start too large": lambda: proof.sum_at_most("", 1 - x, n - 1, n),
+    "another minimum": lambda: proof.least_value("", 1 - sympy.exp(-x), x, sympy.Interval(0, sympy.oo), 1),
+    "wider domain": lambda: proof.least_value("", 1 - sympy.exp(-x), x, sympy.Interval(-1, sympy.oo), 0),
+    "another limit": lambda: proof.limits("", [(1 / (1 + x), 0), (sympy.exp(-x), 1)], x),
+    "limit of a constant": lambda: proof.limits("", [(y, y)], x),
+    "oscillation": lambda: proof.limits("", [(sympy.sin(x), 0)], x),
+}
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in FALSE_OR_EMPTY.items()])
+def test_a_false_or_empty_step_fails(check):
+    with pytest.raises(ProofFailed):
+        check()
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda: proof.identity(""),
+        lambda: proof.from_assumptions(""),
+        lambda: proof.limits("", [], x),
+        lambda: Step("", How.IDENTITY, ()),
+        lambda: Proof("", ()),
+    ],
+)
+def test_nothing_shows_nothing(empty):
+    with pytest.raises(ValueError, match="must"):
+        empty()
+
+
+def test_argued_steps_are_counted_apart():
+    mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), proof.argued("two", sympy.Ge(x, 0, evaluate=False))))
+    assert (mixed.discharged, mixed.argued) == (1, 1)
+    assert "[argued] two" in str(mixed)
+    assert str(mixed).endswith("1 steps discharged by sympy (1 expressions), 1 argued.")
+
+
+def test_a_fact_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="a fact is"):
+        proof.from_assumptions("", x)
