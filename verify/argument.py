@@ -1,0 +1,235 @@
+"""Steps 0 to 5 of a certificate: the argument that holds for all inputs, each step exact or rounded outwards.
+
+0 tokens      both layers have the same geometry; worked out afresh, every tap and its head read the same input position
+1 content     the scores depend on δ only
+2 aim         each head's score has one maximum, at an integer shift, with a gap that beats the scores' own rounding
+3 leakage     at that gap the softmax gives exactly 0 elsewhere (or, within a tolerance, leaks at most so much)
+4 taps        the heads at each shift sum to exactly the kernel's tap there, and b_out is the bias
+5 rounding    how far two evaluations of one exact function may be apart, and that nothing overflows
+"""
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from verify import budget, leakage
+from verify.aims import Aim, aim, box_of, exact_integer_scores, numbers_are_distinct, score_rounding
+from verify.certificate import Step
+from verify.fields import Attention, Geometry, read_convolution
+from verify.reading import output_size, query_places, shift_reads, tap_of_shift, taps_read, token_count, tokens_along
+from verify.refutation import tap_matrix
+from verify.taps import TapDifference, compare_taps
+
+Shift = tuple[int, ...]
+LN2 = Fraction(693147180559945310, 10**18)
+"""Just above ln 2."""
+
+
+@dataclass
+class Argument:
+    """The argument for one convolution, one attention layer, one grid and one bound on the input.
+
+    After :meth:`run`: ``steps``, ``notes``, the three parts of the bound (infinite where a step before them failed), ``aims``
+    (None if step 0, 1 or 2 failed), ``differences`` of taps, and ``one_hot``.
+
+    Raises:
+        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
+        GridRefused: torch's convolution has no output for this grid.
+    """
+
+    conv_module: Any
+    layer: Any
+    grid: tuple[int, ...]
+    bound: float
+    within: float | None
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.conv, self.geometry = read_convolution(self.conv_module)
+        self.attention = Attention.read(self.layer)
+        self.outputs = output_size(self.geometry, self.grid)
+        self.dtype = str(self.layer.w_val.dtype).removeprefix("torch.")
+        self.fmt = budget.FORMATS[self.dtype]
+        self.tokens = token_count(self.geometry, self.grid)
+        unknown = np.full(self.geometry.out_channels, np.inf)
+        self.rounding = self.leaked = self.taps = unknown
+        self.aims: list[Aim] | None = None
+        self.differences: list[TapDifference] = []
+        self.bias_differs = False
+        self.one_hot = False
+
+    @property
+    def threshold(self) -> Fraction:
+        """ln(2/η), from above: a gap beyond it makes every other weight round to zero."""
+        return LN2 * (1 + int(-math.log2(self.fmt.eta)))
+
+    def run(self) -> "Argument":
+        """Go through the steps; one that fails ends it where the next would have nothing to stand on.
+
+        Raises:
+            ValueError: an intermediate may overflow the layers' type.
+        """
+        if not (self._same_geometry() and self._no_content()):
+            return self
+        self.aims = self._aims()
+        if self.aims is None:
+            return self
+        leaks = self._leaks(self.aims)
+        self.one_hot = not leaks.any()
+        self.leaked = budget.leakage_part(self.attention, self.bound, leaks)
+        self.differences = self._tap_differences(self.aims)
+        self.taps = self._tap_part(self.differences)
+        self._nothing_overflows()
+        self.rounding = budget.rounding_part(
+            self.conv, self.attention, self.bound, self.fmt, self.tokens, soft=not self.one_hot
+        )
+        self._step(5, "rounding", True, f"at most {self.rounding.max(initial=0.0):.3g}, and nothing overflows")
+        return self
+
+    def _step(self, number: int, name: str, holds: bool, sentence: str) -> bool:
+        self.steps.append(Step(number, name, holds, sentence))
+        return holds
+
+    def _same_geometry(self) -> bool:
+        """Step 0: field by field, which covers every size; and position by position on this grid, worked out afresh."""
+        g, ours = self.geometry, self.attention.geometry
+        for name in Geometry.__dataclass_fields__:
+            if getattr(g, name) != getattr(ours, name):
+                told = f"the convolution's {name} is {getattr(g, name)}, the attention's {getattr(ours, name)}"
+                return self._step(0, "tokens", False, told)
+        for axis, (n, o, k, dil) in enumerate(zip(self.grid, self.outputs, g.kernel_size, g.dilation, strict=True)):
+            reads = taps_read(g, axis, n, o)
+            for j in range(k):
+                tau = dil * ((k - 1 - j if g.transposed else j) - (k - 1) // 2)
+                if not np.array_equal(reads[j], shift_reads(g, axis, n, o, tau)):
+                    told = f"tap {j} of axis {axis} and the token at shift {tau} are not the same input"
+                    return self._step(0, "tokens", False, told)
+        return self._step(0, "tokens", True, f"one geometry; every tap meets the same input, {self.tokens} tokens")
+
+    def _no_content(self) -> bool:
+        """Step 1: X_q W_qry W_keyᵀ X_kᵀ + X_q W_qry Ŵ_key r_δ + uᵀ W_keyᵀ X_kᵀ is zero for every X."""
+        a = self.attention
+        silent = [
+            not (a.w_qry[h].any() and (a.w_key[h].any() or a.w_key_pos[h].any()))
+            and not (a.u[h].any() and a.w_key[h].any())
+            for h in range(len(a.v))
+        ]
+        if all(silent):
+            return self._step(1, "content", True, "the content terms are exactly zero: scores depend on δ only")
+        loud = silent.index(False)
+        return self._step(1, "content", False, f"head {loud} attends by content: w_qry, w_key or u is not zero")
+
+    def _aims(self) -> list[Aim] | None:
+        """Step 2."""
+        a, g = self.attention, self.geometry
+        lengths = [len(tokens_along(g, axis, n)) for axis, n in enumerate(self.grid)]
+        places = [query_places(g, axis, o) for axis, o in enumerate(self.outputs)]
+        ends = [(int(row[0]), int(row[-1])) for row in places]
+        box = box_of(ends, lengths)
+        if a.radix is not None and not numbers_are_distinct(a.radix, box):
+            self._step(2, "aim", False, f"the radix {a.radix} does not number the shifts {box} one by one")
+            return None
+        if not exact_integer_scores(a.radix, box):
+            self._step(2, "aim", False, f"shifts up to {box} are not exact in float64")
+            return None
+        aims = []
+        for h in range(len(a.v)):
+            aimed = aim(a, h)
+            if aimed is None:
+                self._step(2, "aim", False, f"head {h} has no unique best shift")
+                return None
+            for tau, (first, last), n in zip(aimed.shift, ends, lengths, strict=True):
+                if first + tau < 0 or last + tau >= n:
+                    # Softmax then takes the nearest key there is: that head computes something else at the border.
+                    carries = a.w_val[h].any() and a.w_out[h].any()
+                    if carries:
+                        self._step(
+                            2, "aim", False, f"head {h} looks at {aimed.shift}, off the padded grid for some query"
+                        )
+                        return None
+            aims.append(aimed)
+        self._box = box
+        rounding = max((score_rounding(a, aimed, box) for aimed in aims), default=Fraction(0))
+        gap = min((aimed.gap for aimed in aims), default=Fraction(0))
+        if not gap > 2 * rounding:
+            told = f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}"
+            self._step(2, "aim", False, told)
+            return None
+        told = f"every head has one best shift, with a gap of at least {float(gap):.6g}; scores round by {float(rounding):.2g}"
+        self._step(2, "aim", True, told)
+        return aims
+
+    def _leaks(self, aims: list[Aim]) -> np.ndarray:
+        """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
+        u, eta = self.fmt.u, Fraction(self.fmt.eta)
+        leaks = np.zeros(len(aims))
+        known: dict[tuple[Fraction, tuple[Fraction, ...], Fraction], float] = {}
+        for h, aimed in enumerate(aims):
+            slack = 2 * score_rounding(self.attention, aimed, self._box)
+            if aimed.gap - slack > self.threshold:
+                continue
+            key = (aimed.sharpness, aimed.offset, slack)
+            if key not in known:
+                ideal = leakage.leakage(aimed.sharpness, aimed.offset)
+                # Scores that are off by ±slack/2 change the odds by at most exp(slack).
+                known[key] = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
+            leaks[h] = math.nextafter(known[key], math.inf)
+        carrying = self.attention.w_val.any(axis=(1, 2, 3)) & self.attention.w_out.any(axis=(1, 2, 3))
+        leaks = np.where(carrying, leaks, 0.0)
+        if not leaks.any():
+            told = f"every other weight is below half of {float(eta):.3g}, the smallest number: exactly one-hot"
+            self._step(3, "leakage", True, told)
+        else:
+            told = f"heads leak up to {leaks.max():.6g} of their attention (unit roundoff {u:.2g})"
+            self._step(3, "leakage", self.within is not None, told)
+        return leaks
+
+    def _tap_differences(self, aims: list[Aim]) -> list[TapDifference]:
+        """Step 4."""
+        heads: dict[Shift, list[int]] = {}
+        for h, aimed in enumerate(aims):
+            heads.setdefault(aimed.shift, []).append(h)
+        g = self.geometry
+        zero = np.zeros((g.groups, g.in_channels // g.groups, g.out_channels // g.groups))
+
+        def tap_at(shift: Shift) -> np.ndarray:
+            tap = tap_of_shift(g, shift)
+            return zero if tap is None else tap_matrix(self.conv, tap)
+
+        kernel = [
+            tuple(dil * (j - (k - 1) // 2) for j, k, dil in zip(tap, g.kernel_size, g.dilation, strict=True))
+            for tap in product(*map(range, g.kernel_size))
+        ]
+        shifts = sorted({*kernel, *heads})
+        a = self.attention
+        differences = compare_taps(heads, a.w_val, a.w_out, tap_at, shifts, self.notes.append)
+        bias = np.zeros(g.out_channels) if self.conv.bias is None else self.conv.bias
+        self._bias_difference = np.abs(a.b_out - bias)
+        self.bias_differs = bool(self._bias_difference.any())
+        same = not differences and not self._bias_difference.any()
+        if same:
+            self._step(4, "taps", True, f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias")
+        else:
+            first = (
+                f"; first at shift {differences[0].shift}, by {float(differences[0].exact):.6g}" if differences else ""
+            )
+            told = f"{len(differences)} taps and {np.count_nonzero(self._bias_difference)} biases differ{first}"
+            self._step(4, "taps", self.within is not None, told)
+        return differences
+
+    def _tap_part(self, differences: list[TapDifference]) -> np.ndarray:
+        total = self._bias_difference.copy()
+        for difference in differences:
+            total = total + self.bound * difference.size.sum(axis=1).reshape(-1)
+        return np.where(total > 0, np.nextafter(total * budget.WIDEN, np.inf), total)
+
+    def _nothing_overflows(self) -> None:
+        largest = budget.largest_intermediate(self.conv, self.attention, self.bound)
+        if not largest < self.fmt.largest:
+            told = f"an intermediate may reach {largest:.3g}, beyond the largest {self.dtype}, {self.fmt.largest:.3g}"
+            raise ValueError(told + "; lower the input bound")

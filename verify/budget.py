@@ -1,0 +1,122 @@
+"""The error budget of a certificate, per output channel: rounding, leakage and taps, each rounded up.
+
+With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the weights alone bound every
+output of the channel at once.  The model of rounding is that of :mod:`verify.rounding`:
+
+    convolution   γ_n (B Σ|W| + |b|),                       n = D_in/groups·ΠK + 1
+    attention     γ_n (B Σ_h |W_val^h||W_out^h| + |b_out|),  n = D_in/groups + N_h·D_h + 1
+
+and each product that underflows adds η, times |W_out| where it is multiplied once more.  A softmax that returns η where 0 is
+meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head that leaks ε moves its output by at most
+2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps that differ add B Σ|ΔW| + |Δb|.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verify.fields import Attention
+from verify.oracle import Convolution
+from verify.rounding import gamma
+
+WIDEN = 1 + 2.0**-20
+"""More than float64 can lose in the sums of non-negative numbers below (fewer than 2^32 terms)."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format and the one that its layers compute in.
+
+    Attributes:
+        name: of the stored format.
+        u: unit roundoff of the working format (float32 for half precision).
+        eta: smallest positive number of the working format.
+        largest: largest finite number of the stored format.
+        stored_u: unit roundoff of the stored format where results are rounded to it (half precision), else 0.
+        stored_eta: smallest positive number of the stored format in that case, else 0.
+    """
+
+    name: str
+    u: float
+    eta: float
+    largest: float
+    stored_u: float
+    stored_eta: float
+
+
+FORMATS = {
+    "float16": Format("float16", 2.0**-24, 2.0**-149, 65504.0, 2.0**-11, 2.0**-24),
+    "bfloat16": Format("bfloat16", 2.0**-24, 2.0**-149, (2 - 2.0**-7) * 2.0**127, 2.0**-8, 2.0**-133),
+    "float32": Format("float32", 2.0**-24, 2.0**-149, (2 - 2.0**-23) * 2.0**127, 0.0, 0.0),
+    "float64": Format("float64", 2.0**-53, 2.0**-1074, (2 - 2.0**-52) * 2.0**1023, 0.0, 0.0),
+}
+
+
+def convolution_size(conv: Convolution) -> np.ndarray:
+    """Σ|W| per output channel: float64 (D_out,)."""
+    weight = np.abs(conv.weight)
+    if not conv.transposed:
+        return weight.reshape(len(weight), -1).sum(axis=1)
+    blocks = weight.reshape(conv.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
+    return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
+
+
+def attention_size(attention: Attention) -> np.ndarray:
+    """Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out)."""
+    into = np.abs(attention.w_val).sum(axis=2)  # (h, g, D_h)
+    through = np.einsum("hge,hgeo->hgo", into, np.abs(attention.w_out))
+    return through.reshape(len(through), -1)
+
+
+def rounding_part(
+    conv: Convolution, attention: Attention, bound: float, fmt: Format, tokens: int, soft: bool
+) -> np.ndarray:
+    """Rounding of both layers and the η of the softmax, per output channel; rounded up.
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        bound: B.
+        fmt: the format of both layers.
+        tokens: T.
+        soft: whether attention weights other than 0 and 1 occur; they then carry rounding of their own.
+    """
+    bias_c = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
+    taps = int(np.prod(conv.kernel_size))
+    d_in = attention.w_val.shape[2]
+    heads, head_dim = attention.w_val.shape[0], attention.w_val.shape[3]
+    n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1
+    per_head = attention_size(attention)
+    size_c = bound * convolution_size(conv) + bias_c
+    size_a = bound * per_head.sum(axis=0) + np.abs(attention.b_out)
+    if (
+        soft
+    ):  # each weight: its scores are accounted for elsewhere; exponential, sum, division, cast; then the sum over keys
+        n_att += 2 * tokens + 16
+    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
+    underflow = fmt.eta * (n_conv + heads * head_dim + d_in * outward)
+    softmax = (tokens - 1) * fmt.eta * bound * per_head.sum(axis=0)
+    total = gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + underflow + softmax
+    if fmt.stored_u:
+        rounded = (taps + 2) * size_c + size_a
+        total = total + fmt.stored_u * (rounded + (taps + 3) * total) + (taps + 3) * fmt.stored_eta
+    return _up(total)
+
+
+def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:
+    """2B Σ_h ε_h |W_val^h||W_out^h| per output channel; ``leaks`` holds ε_h, rounded up."""
+    return _up(2 * bound * (leaks[:, None] * attention_size(attention)).sum(axis=0))
+
+
+def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
+    """No number on the way exceeds this, in either layer."""
+    bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
+    values = float(np.abs(attention.w_val).sum(axis=2).max(initial=0))
+    through = float((bound * attention_size(attention).sum(axis=0) + np.abs(attention.b_out)).max(initial=0))
+    direct = float((bound * convolution_size(conv)).max(initial=0)) + bias
+    return max(bound, bound * values, through, direct) * 2  # rounding on the way cannot double a bounded sum
+
+
+def _up(part: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.where(part > 0, np.nextafter(part * WIDEN, np.inf), part)

@@ -1,0 +1,139 @@
+"""The certificate: what is claimed of a convolution and an attention layer, and all that it rests on."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from verify.refutation import Counterexample
+from verify.verdict import Verdict
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the argument.
+
+    Attributes:
+        number: as in the list of steps.
+        name: what it shows.
+        holds: whether it could be shown.
+        sentence: how, or why not.
+    """
+
+    number: int
+    name: str
+    holds: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """For all finite X with |X| ≤ B on inputs up to the grid: |attention(X) − convolution(X)| ≤ bound, per output channel.
+
+    Attributes:
+        verdict: PROVED, REFUTED or UNDECIDED, with its sentence.
+        grid: the input's spatial size, before padding; smaller inputs are covered too.
+        input_bound: B.
+        within: None for the claim "the same function" (the bound is rounding alone), else T for "a difference ≤ T".
+        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where it could not be worked out.
+        rounding: the part of rounding.
+        leakage: the part of attention that goes to other keys.
+        taps: the part of weights that differ.
+        steps: the argument.
+        assumptions: what is taken for granted.
+        dtype: of both layers.
+        heads: N_h.
+        conv_geometry: of the convolution, as it states it.
+        mhsa_geometry: of the attention layer, as it states it.
+        conv_sha256: digest of the convolution's geometry and numbers.
+        mhsa_sha256: the same of the attention layer.
+        torch_version: that ran the probes.
+        observed: the greatest difference that any run showed, per output channel.
+        tightness: bound over observed at the worst output; infinite if nothing was observed.
+        probes: (execution, inputs, worst ratio to the bound, note).
+        counterexample: of a REFUTED certificate, where it is an exact one.
+    """
+
+    verdict: Verdict
+    grid: tuple[int, ...]
+    input_bound: float
+    within: float | None
+    bound: np.ndarray
+    rounding: np.ndarray
+    leakage: np.ndarray
+    taps: np.ndarray
+    steps: tuple[Step, ...]
+    assumptions: tuple[str, ...]
+    dtype: str
+    heads: int
+    conv_geometry: dict[str, Any]
+    mhsa_geometry: dict[str, Any]
+    conv_sha256: str
+    mhsa_sha256: str
+    torch_version: str
+    observed: np.ndarray
+    tightness: float
+    probes: tuple[dict[str, Any], ...] = field(default=())
+    counterexample: Counterexample | None = None
+
+    def __str__(self) -> str:
+        claim = "the same function" if self.within is None else f"a difference of at most {self.within:g}"
+        lines = [
+            str(self.verdict),
+            f"claim: {claim}, for all finite |x| ≤ {self.input_bound:g} on inputs up to {self.grid}",
+            f"bound: {self.bound.max(initial=0.0):.3g} at most "
+            f"(rounding {self.rounding.max(initial=0.0):.3g}, leakage {self.leakage.max(initial=0.0):.3g}, "
+            f"taps {self.taps.max(initial=0.0):.3g}); observed {self.observed.max(initial=0.0):.3g}",
+        ]
+        lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
+        lines += [f"assuming {assumption}" for assumption in self.assumptions]
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The certificate in JSON's types; floats are written so that they are read back exactly."""
+        counter = self.counterexample
+        return {
+            "version": VERSION,
+            "verdict": self.verdict.name,
+            "sentence": self.verdict.sentence,
+            "claim": "same function" if self.within is None else "difference within",
+            "within": None if self.within is None else float(self.within).hex(),
+            "grid": list(self.grid),
+            "input_bound": float(self.input_bound).hex(),
+            "dtype": self.dtype,
+            "heads": self.heads,
+            "bound": _hex(self.bound),
+            "rounding": _hex(self.rounding),
+            "leakage": _hex(self.leakage),
+            "taps": _hex(self.taps),
+            "steps": [
+                {"number": s.number, "name": s.name, "holds": s.holds, "sentence": s.sentence} for s in self.steps
+            ],
+            "assumptions": list(self.assumptions),
+            "conv_geometry": self.conv_geometry,
+            "mhsa_geometry": self.mhsa_geometry,
+            "conv_sha256": self.conv_sha256,
+            "mhsa_sha256": self.mhsa_sha256,
+            "torch_version": self.torch_version,
+            "observed": _hex(self.observed),
+            "probes": [dict(probe) for probe in self.probes],
+            "counterexample": None
+            if counter is None
+            else {
+                "input": [[list(index), str(value)] for index, value in counter.entries.items()],
+                "output": list(counter.output),
+                "convolution": str(counter.convolution),
+                "attention": str(counter.attention),
+            },
+        }
+
+    def to_json(self) -> str:
+        """The record as a JSON text."""
+        return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _hex(array: np.ndarray) -> list[str]:
+    return [float(x).hex() for x in array]

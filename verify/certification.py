@@ -1,0 +1,236 @@
+"""The certificate for all inputs: the argument, the runs, and, where they fail, the search for a counterexample.
+
+Steps 0 to 5 are in :mod:`verify.argument`.  Here:
+
+6 runs        every execution, on adversarial inputs, stays under the bound
+7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.aims import Aim, aim
+from verify.argument import Argument, Shift
+from verify.certificate import Certificate, Step
+from verify.fields import TENSORS, digest, stated_geometry
+from verify.probing import Probe, adversarial_inputs, probe_grid, run_executions
+from verify.reading import output_size, tap_of_shift
+from verify.refutation import Counterexample, Refuter
+from verify.taps import TapDifference
+from verify.verdict import Verdict
+
+
+def certify(
+    conv: Any,
+    mhsa: Any,
+    *,
+    grid: Iterable[int],
+    input_bound: float = 1.0,
+    within: float | None = None,
+) -> Certificate:
+    """Judge, for all inputs, whether an attention layer computes a convolution.
+
+    Args:
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d.
+        mhsa: the attention layer (its raw fields are read; its executions are run).
+        grid: the spatial size of the input, before padding; smaller inputs are covered too.
+        input_bound: B; the claim is about inputs with |x| ≤ B.
+        within: None to claim the same function; a number T to claim a difference of at most T.
+
+    Returns:
+        The certificate, whatever the verdict.
+
+    Raises:
+        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
+        GridRefused: torch's convolution has no output for this grid.
+        ValueError: B or T is not positive and finite, or the layers differ in type, or the bound overflows the type.
+    """
+    grid = tuple(int(n) for n in grid)
+    if not 0 < input_bound < math.inf:
+        raise ValueError(f"the input bound is {input_bound}, not a positive finite number")
+    if within is not None and not 0 < within < math.inf:
+        raise ValueError(f"within is {within}, not a positive finite number")
+    argument = Argument(conv, mhsa, grid, float(input_bound), within)
+    if conv.weight.dtype != mhsa.w_val.dtype:
+        raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
+    argument.run()
+    counter = _counterexample(argument)
+    with np.errstate(invalid="ignore"):
+        total = argument.rounding + argument.leaked + argument.taps
+    total = np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
+    probes = _runs(argument, total)
+    observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tightness = float(np.where(observed > 0, total / observed, np.inf).min(initial=np.inf))
+    return Certificate(
+        verdict=_verdict(argument, total, counter, probes),
+        grid=grid,
+        input_bound=argument.bound,
+        within=within,
+        bound=total,
+        rounding=argument.rounding,
+        leakage=argument.leaked,
+        taps=argument.taps,
+        steps=tuple(argument.steps),
+        assumptions=tuple(_assumptions(argument, probes)),
+        dtype=argument.dtype,
+        heads=len(argument.attention.v),
+        conv_geometry=stated_geometry(conv),
+        mhsa_geometry=stated_geometry(mhsa),
+        conv_sha256=digest(conv, ("weight", "bias")),
+        mhsa_sha256=digest(mhsa, TENSORS),
+        torch_version=torch.__version__,
+        observed=observed,
+        tightness=tightness,
+        probes=tuple(
+            {"execution": p.execution, "inputs": p.inputs, "grid": list(p.grid), "ratio": p.worst, "note": p.note}
+            for p in probes
+        ),
+        counterexample=counter,
+    )
+
+
+# ---- step 7 ----------------------------------------------------------------------------------------------------------
+
+
+def _counterexample(argument: Argument) -> Counterexample | None:
+    """An input on which the exact outputs differ, where a step failed that such an input can show."""
+    if argument.within is not None:
+        return None
+    if argument.aims is not None:
+        return _tap_counterexample(argument, argument.aims) if argument.one_hot else None
+    failed = next(step for step in argument.steps if not step.holds)
+    if failed.number == 1:
+        return None
+    theirs, ours = argument.geometry, argument.attention.geometry
+    if (ours.in_channels, ours.groups, ours.out_channels) != (theirs.in_channels, theirs.groups, theirs.out_channels):
+        return None
+    try:
+        size = output_size(ours, argument.grid) if ours.dims == theirs.dims else ()
+    except ValueError as error:
+        told = f"on this grid the convolution has an output of size {argument.outputs}, and the attention none: {error}"
+        return Counterexample({}, (), None, None, told)
+    if size != argument.outputs:
+        told = f"on this grid the convolution's output has size {argument.outputs}, the attention's {size}"
+        return Counterexample({}, (), None, None, told)
+    return _reading_counterexample(argument)
+
+
+def _tap_counterexample(argument: Argument, aims: list[Aim]) -> Counterexample | None:
+    """For taps that differ, an impulse where the difference is read."""
+    if not argument.differences and not argument.bias_differs:
+        return None
+    refuter = _refuter(argument, [aimed.shift for aimed in aims])
+    found = refuter.bias()
+
+    def weight(difference: TapDifference) -> float:
+        return -float(difference.size.max(initial=0.0))
+
+    for difference in sorted(argument.differences, key=weight)[:16]:
+        if found is not None:
+            break
+        live = (place for place in _places(argument.outputs) if _live(argument, refuter, difference.shift, place))
+        found = refuter.search(islice(live, 8), [difference.entry])
+    return found
+
+
+def _live(argument: Argument, refuter: Refuter, shift: Shift, place: Shift) -> bool:
+    """Whether the tap or the head at this shift reads a real input for this output."""
+    tap = tap_of_shift(argument.geometry, shift)
+    read_by_tap = tap is not None and refuter.conv_read(tap, place) is not None
+    return read_by_tap or refuter.head_read(shift, place) is not None
+
+
+def _reading_counterexample(argument: Argument) -> Counterexample | None:
+    """Where tokens or aims are wrong but the outputs have one shape: impulses at what either side reads."""
+    attention = argument.attention
+    aims = [aim(attention, head) for head in range(len(attention.v))]
+    shifts = [aimed.shift for aimed in aims if aimed is not None and aimed.gap > argument.threshold]
+    if attention.radix is not None or len(shifts) != len(aims) or _attends_by_content(argument):
+        return None
+    refuter = _refuter(argument, shifts)
+    return refuter.bias() or refuter.search(islice(_places(argument.outputs), 64))
+
+
+def _attends_by_content(argument: Argument) -> bool:
+    attention = argument.attention
+    return bool(attention.w_qry.any() or (attention.u.any() and attention.w_key.any()))
+
+
+def _refuter(argument: Argument, shifts: list[Shift]) -> Refuter:
+    return Refuter(
+        argument.conv,
+        argument.geometry,
+        argument.attention,
+        shifts,
+        argument.grid,
+        argument.outputs,
+        argument.bound,
+    )
+
+
+def _places(outputs: tuple[int, ...]) -> Iterable[Shift]:
+    """Output positions: corners, edges and middles first, then more."""
+    few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
+    first = list(islice(product(*few), 200))
+    yield from first
+    seen = set(first)
+    yield from (place for place in islice(product(*map(range, outputs)), 2000) if place not in seen)
+
+
+# ---- step 6 and the verdict --------------------------------------------------------------------------------------------
+
+
+def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
+    layer = argument.layer
+    if argument.attention.geometry.in_channels != argument.geometry.in_channels or not hasattr(layer, "execution"):
+        return []
+    small = probe_grid(argument.geometry, argument.grid)
+    inputs = adversarial_inputs(argument.conv, small, argument.bound)
+    probes = run_executions(argument.conv_module, layer, inputs, total)
+    ran = [f"{p.execution} {p.worst:.2g}" for p in probes if not p.note]
+    told = f"observed over bound on {len(inputs)} adversarial inputs of size {small}: {', '.join(ran) or 'nothing could be run'}"
+    argument.steps.append(Step(6, "runs", all(p.worst <= 1 for p in probes) and bool(ran), told))
+    return probes
+
+
+def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | None, probes: list[Probe]) -> Verdict:
+    if counter is not None:
+        return Verdict("REFUTED", counter.sentence)
+    over = next((p for p in probes if not p.worst <= 1), None)
+    if over is not None:
+        told = f"a run of {over.execution} differs from the convolution by {over.worst:.3g} times the bound"
+        return Verdict("REFUTED", told)
+    failed = next((step for step in argument.steps if not step.holds), None)
+    if failed is not None:
+        return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {failed.sentence}")
+    if not np.isfinite(total).all():
+        return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
+    largest = float(total.max(initial=0.0))
+    if argument.within is not None and not largest <= argument.within:
+        return Verdict("UNDECIDED", f"the bound {largest:.3g} exceeds the wanted {argument.within:.3g}")
+    what = "the same function" if argument.within is None else f"a difference of at most {argument.within:g}"
+    return Verdict(
+        "PROVED", f"{what} for all |x| ≤ {argument.bound:g} up to {argument.grid}: difference ≤ {largest:.3g}"
+    )
+
+
+def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
+    ran = [f"{p.execution} checked on {p.inputs} inputs" for p in probes if not p.note]
+    told = [
+        f"inputs are finite, |x| ≤ {argument.bound:g}, of spatial size {argument.grid} or smaller",
+        "positions and scores are computed in float64, and the softmax subtracts each row's maximum",
+        "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
+        "and nothing is flushed to zero",
+        f"the layer's execution computes Eq. 3: {', '.join(ran) or 'not run'}",
+        f"torch {torch.__version__}",
+    ]
+    if argument.fmt.stored_u:
+        name = argument.dtype
+        told.append(f"{name} layers accumulate in float32; the convolution rounds to {name} at most once a tap")
+    return [*told, *argument.notes]

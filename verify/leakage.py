@@ -1,0 +1,91 @@
+"""How much attention leaks past the key that a head is meant for, over the reals, at any sharpness and on any grid.
+
+Two bounds, both for the quadratic encoding with sharpness α, both independent of the size of the grid (a key that is missing
+only leaks less).  Numerator and denominator of the softmax are products over the axes, so with every integer shift present
+
+    on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
+    off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
+
+with f = τ − round(τ).  The second is the first where f = 0.  At f_i = ±½ the nearest key is a tie and half leaks for every α.
+
+All of it in interval arithmetic: the returned number is never below the true value.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
+
+Number = int | float | Fraction
+
+
+def tail(alpha: Number, offset: Number = 0) -> Any:
+    """s(α, f) as an interval: the weight of all other keys of one axis, relative to the nearest.
+
+    The terms beyond N are at most e^{−αn(n−1)} twice, as |2f| ≤ 1, and n(n−1) grows by at least 2(N+1) a step; so they sum
+    to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
+
+    Raises:
+        ValueError: α is not positive, or |f| exceeds ½.
+    """
+    if not alpha > 0:
+        raise ValueError(f"α is {alpha}, not positive")
+    if not abs(offset) <= Fraction(1, 2):
+        raise ValueError(f"the offset {offset} exceeds one half")
+    a, f = _interval(alpha), _interval(offset)
+    # Far enough for the remainder to vanish beside a double: α N² ≥ 60, and past it the rest is bounded anyway.
+    last = min(max(2, math.isqrt(int(60 / float(alpha)) + 1) + 1), 10_000)
+    total = iv.mpf(0)
+    for n in range(1, last + 1):
+        total += iv.exp(-a * (n * n - 2 * n * f)) + iv.exp(-a * (n * n + 2 * n * f))
+    beyond = 2 * iv.exp(-a * last * (last + 1)) / (1 - iv.exp(-2 * a * (last + 1)))
+    return total + iv.mpf([0, beyond.b])
+
+
+def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
+    """At most this much weight leaks past the nearest key: 1 − Π_i 1/(1 + s(α, f_i)), rounded up.
+
+    Args:
+        alpha: the sharpness, positive.
+        offsets: f_i = τ_i − round(τ_i), an axis each; zeros on the lattice.
+
+    Raises:
+        ValueError: α is not positive, or some |f_i| exceeds ½.
+    """
+    # Π(1 + s_i) − 1 without cancellation, so that a tiny leakage keeps its size.
+    excess = iv.mpf(0)
+    for offset in offsets:
+        s = tail(alpha, offset)
+        excess = excess + s + s * excess
+    return min(1.0, upper(excess / (1 + excess)))
+
+
+def leakage_on_lattice(alpha: Number, dims: int) -> float:
+    """1 − ϑ(α)^{−d}, rounded up: the leakage of a head that looks at an integer shift, on any grid.
+
+    Raises:
+        ValueError: α is not positive, or ``dims`` is below 1.
+    """
+    if dims < 1:
+        raise ValueError(f"dims is {dims}, below 1")
+    return leakage(alpha, [0] * dims)
+
+
+def upper(interval: Any) -> float:
+    """The least double that is not below the interval."""
+    return _round_up(interval.b)
+
+
+def _round_up(value: Any) -> float:
+    nearest = float(value)
+    return nearest if value <= nearest else math.nextafter(nearest, math.inf)
+
+
+def _interval(value: Number) -> Any:
+    if isinstance(value, Fraction):
+        return iv.mpf(value.numerator) / iv.mpf(value.denominator)
+    return iv.mpf(value)

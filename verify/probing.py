@@ -1,0 +1,140 @@
+"""The run-time side of a certificate: every execution of the layer, on inputs made to align rounding errors.
+
+A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from construct.attention import EXECUTIONS
+from verify.fields import Geometry
+from verify.oracle import Convolution
+from verify.reading import GridRefused, output_size
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the runs of one execution showed.
+
+    Attributes:
+        execution: its name.
+        inputs: how many inputs were run.
+        grid: their spatial size.
+        observed: the greatest |execution − convolution| per output channel, float64 (D_out,).
+        worst: the greatest |difference|/bound over all outputs.
+        note: why it was not run; empty if it was.
+    """
+
+    execution: str
+    inputs: int
+    grid: tuple[int, ...]
+    observed: np.ndarray
+    worst: float
+    note: str = ""
+
+
+def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """A small legal grid, no larger than ``grid``, on which every tap that can see an input does."""
+    small = []
+    for n, k, dil, s, (before, after) in zip(grid, g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
+        least = 3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1)
+        small.append(min(n, least))
+    try:
+        output_size(g, tuple(small))
+    except GridRefused:
+        return grid
+    return tuple(small)
+
+
+def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
+    """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
+
+    Signs that follow the kernel of the heaviest channels at different places, random signs, random magnitudes, magnitudes
+    spread over many powers of two, and nearly cancelling neighbours.
+    """
+    rng = np.random.default_rng(seed)
+    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
+    shape = (d_in, *grid)
+    inputs: list[Any] = [bound * sign_pattern(conv, channel, grid) for channel in heaviest_channels(conv, 3)]
+    inputs.append(bound * rng.choice([-1.0, 1.0], shape))
+    inputs.append(bound * rng.uniform(-1, 1, shape))
+    inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
+    inputs.append(
+        bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
+    )
+    return np.stack(inputs)
+
+
+def heaviest_channels(conv: Convolution, count: int) -> list[int]:
+    """The output channels with the greatest Σ|W|."""
+    d_out = conv.weight.shape[1] * conv.groups if conv.transposed else len(conv.weight)
+    sizes = [np.abs(_channel_kernel(conv, channel)[0]).sum() for channel in range(d_out)]
+    return [int(c) for c in np.argsort(sizes)[::-1][:count]]
+
+
+def sign_pattern(conv: Convolution, channel: int, grid: tuple[int, ...]) -> np.ndarray:
+    """±1 such that the output of ``channel`` in the middle of the grid adds up |W|: (D_in, *grid)."""
+    kernel, inputs = _channel_kernel(conv, channel)
+    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
+    x = np.ones((d_in, *grid))
+    middle = [n // 2 for n in grid]
+    for tap in product(*map(range, conv.kernel_size)):
+        place = []
+        for j, m, k, dil, s, n in zip(tap, middle, conv.kernel_size, conv.dilation, conv.stride, grid, strict=True):
+            offset = -(dil * (j - (k - 1) // 2)) // s if conv.transposed else dil * (j - (k - 1) // 2)
+            place.append((m + offset) % n)
+        x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)
+    return x
+
+
+def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]:
+    """The kernel of one output channel, (D_in/groups, *K), and the input channels that it reads."""
+    if conv.transposed:
+        d_in, d_out = len(conv.weight) // conv.groups, conv.weight.shape[1]
+        inputs = slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
+        return conv.weight[inputs, channel % d_out], inputs
+    d_in, d_out = conv.weight.shape[1], len(conv.weight) // conv.groups
+    return conv.weight[channel], slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
+
+
+def run_executions(
+    conv_module: Any, layer: Any, inputs: np.ndarray, bound: np.ndarray, names: tuple[str, ...] | None = None
+) -> list[Probe]:
+    """Run every execution of ``layer`` against the convolution.
+
+    Args:
+        conv_module: the torch convolution.
+        layer: the attention layer; its ``execution`` is restored.
+        inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
+        bound: per output channel.
+        names: executions to run; all but ``auto`` by default.
+    """
+    weight = layer.w_val
+    x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
+    grid = tuple(x.shape[2:])
+    before = layer.execution
+    probes = []
+    with torch.no_grad():
+        expected = conv_module(x).double().cpu().numpy()
+        for name in names or tuple(name for name in EXECUTIONS if name != "auto"):
+            layer.execution = name
+            try:
+                found = layer(x).double().cpu().numpy()
+            except (MemoryError, NotImplementedError) as error:
+                probes.append(Probe(name, 0, grid, np.zeros(len(bound)), 0.0, str(error)))
+                continue
+            finally:
+                layer.execution = before
+            if found.shape != expected.shape:
+                probes.append(Probe(name, len(x), grid, np.full(len(bound), np.inf), np.inf, "outputs differ in shape"))
+                continue
+            difference = np.abs(found - expected)
+            per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+            with np.errstate(invalid="ignore", divide="ignore"):
+                ratio = np.where(per_channel == 0, 0.0, per_channel / bound)
+            probes.append(Probe(name, len(x), grid, per_channel, float(ratio.max(initial=0.0))))
+    return probes

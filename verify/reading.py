@@ -1,0 +1,116 @@
+"""Which input position does each output read?  Worked out twice, axis by axis, from two definitions.
+
+The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's:
+a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
+"""
+
+import numpy as np
+
+from verify.fields import Geometry
+
+ZERO = -1
+"""Stands for a padded zero instead of an input position."""
+OFF = -2
+"""Stands for a place outside the padded grid, where there is no key."""
+
+
+class GridRefused(ValueError):
+    """torch's convolution has no output for this grid."""
+
+
+def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The spatial size of the output.
+
+    Raises:
+        GridRefused: exactly where torch raises: an empty axis, no output, or a padding mode that cannot pad so far.
+    """
+    if len(grid) != g.dims or any(n < 1 for n in grid):
+        raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
+    output = []
+    for n, k, dil, s, (before, after), extra in zip(
+        grid, g.kernel_size, g.dilation, g.stride, g.pads, g.output_padding, strict=True
+    ):
+        if g.transposed:
+            if extra >= max(s, dil):
+                raise GridRefused(f"output padding {extra} is not below the stride {s} or the dilation {dil}")
+            output.append((n - 1) * s - before - after + dil * (k - 1) + extra + 1)
+        else:
+            if g.padding_mode == "reflect" and max(before, after) >= n:
+                raise GridRefused(f"reflect padding {max(before, after)} needs more than {n} positions")
+            if g.padding_mode == "circular" and max(before, after) > n:
+                raise GridRefused(f"circular padding {max(before, after)} wraps more than once around {n} positions")
+            output.append((n + before + after - dil * (k - 1) - 1) // s + 1)
+    if any(o < 1 for o in output):
+        raise GridRefused(f"the grid {grid} is too small: the output would be {tuple(output)}")
+    return tuple(output)
+
+
+def taps_read(g: Geometry, axis: int, n: int, outputs: int) -> np.ndarray:
+    """The convolution's side: int (K, outputs), the input position that tap j of this axis meets at output o, or ``ZERO``."""
+    k, dil, s, (before, _) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    o, j = np.arange(outputs)[None, :], np.arange(k)[:, None]
+    if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
+        i, rest = np.divmod(o + before - dil * j, s)
+        return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
+    place = s * o + dil * j - before
+    if g.padding_mode == "zeros":
+        return np.where((place >= 0) & (place < n), place, ZERO)
+    if g.padding_mode == "replicate":
+        return np.clip(place, 0, n - 1)
+    if g.padding_mode == "circular":
+        return np.mod(place, n)
+    period = max(2 * (n - 1), 1)  # reflect: a triangle wave
+    wave = np.mod(place, period)
+    return np.minimum(wave, period - wave) if n > 1 else np.zeros_like(place)
+
+
+def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
+    """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
+    k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    if g.transposed:  # inputs s apart, then padded (or cropped) by dil·(K − 1) − p
+        row = np.full(s * (n - 1) + 1, ZERO)
+        row[::s] = np.arange(n)
+        span = dil * (k - 1)
+        left, right = span - before, span - after + g.output_padding[axis]
+        row = np.concatenate([np.full(max(left, 0), ZERO), row, np.full(max(right, 0), ZERO)])
+        return row[max(-left, 0) : len(row) - max(-right, 0)]
+    row = np.arange(n)
+    if g.padding_mode == "zeros":
+        return np.concatenate([np.full(before, ZERO), row, np.full(after, ZERO)])
+    mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[g.padding_mode]
+    return np.pad(row, (before, after), mode=mode)  # type: ignore[call-overload]
+
+
+def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
+    """The attention's side: int (outputs,), where on the padded axis the query of each output sits: s·o + a."""
+    anchor = g.dilation[axis] * ((g.kernel_size[axis] - 1) // 2)
+    return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
+
+
+def shift_reads(g: Geometry, axis: int, n: int, outputs: int, tau: int) -> np.ndarray:
+    """The attention's side: int (outputs,), the input position that a head at shift τ meets; ``ZERO`` or ``OFF`` the grid."""
+    tokens, keys = tokens_along(g, axis, n), query_places(g, axis, outputs) + tau
+    inside = (keys >= 0) & (keys < len(tokens))
+    return np.where(inside, tokens[np.clip(keys, 0, len(tokens) - 1)], OFF)
+
+
+def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The kernel position that a head at this shift must carry, or None if it is no kernel position.
+
+    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel lies flipped.
+    """
+    tap = []
+    for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True):
+        j, rest = divmod(tau + dil * ((k - 1) // 2), dil)
+        if rest or not 0 <= j < k:
+            return None
+        tap.append(k - 1 - j if g.transposed else j)
+    return tuple(tap)
+
+
+def token_count(g: Geometry, grid: tuple[int, ...]) -> int:
+    """T, the number of tokens of the padded grid."""
+    count = 1
+    for axis, n in enumerate(grid):
+        count *= len(tokens_along(g, axis, n))
+    return count

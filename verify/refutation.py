@@ -1,0 +1,174 @@
+"""A counterexample: an input on which the two exact outputs differ, found and then evaluated in rational arithmetic.
+
+Only for attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i X[read_h, i] (W_val W_out)_i, a
+rational number, and so is the convolution's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from verify.fields import Attention, Geometry
+from verify.oracle import Convolution
+from verify.reading import ZERO, query_places, taps_read, tokens_along
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """An input and one output on which the two layers differ, exactly.
+
+    Attributes:
+        entries: (channel, *position) → value; every other entry of the input is 0.
+        output: (channel, *position) of the output looked at.
+        convolution: the convolution's output there, exactly.
+        attention: the attention's output there, exactly.
+        sentence: for people.
+    """
+
+    entries: dict[Index, Fraction]
+    output: Index
+    convolution: Fraction | None
+    attention: Fraction | None
+    sentence: str
+
+    def input(self, channels: int, grid: tuple[int, ...]) -> np.ndarray:
+        """The input as an array (channels, *grid), float64."""
+        x = np.zeros((channels, *grid))
+        for index, value in self.entries.items():
+            x[index] = float(value)
+        return x
+
+
+class Refuter:
+    """Looks for a counterexample on one grid.
+
+    Args:
+        conv: the convolution's fields.
+        g_conv: its geometry.
+        attention: the attention layer's fields.
+        shifts: the shift of every head.
+        grid: the input's spatial size.
+        outputs: the output's spatial size, the same for both layers.
+        bound: B, the amplitude of the input.
+    """
+
+    def __init__(
+        self,
+        conv: Convolution,
+        g_conv: Geometry,
+        attention: Attention,
+        shifts: Sequence[Index],
+        grid: tuple[int, ...],
+        outputs: tuple[int, ...],
+        bound: float,
+    ):
+        self.conv, self.attention, self.shifts = conv, attention, shifts
+        self.grid, self.outputs, self.bound = grid, outputs, bound
+        self.taps = list(product(*map(range, conv.kernel_size)))
+        axes = range(len(grid))
+        self.tap_reads = [taps_read(g_conv, axis, grid[axis], outputs[axis]) for axis in axes]
+        g = attention.geometry
+        self.tokens = [tokens_along(g, axis, grid[axis]) for axis in axes]
+        self.queries = [query_places(g, axis, outputs[axis]) for axis in axes]
+
+    def bias(self) -> Counterexample | None:
+        """The zero input, if the biases differ."""
+        ours = self.attention.b_out
+        theirs = np.zeros_like(ours) if self.conv.bias is None else self.conv.bias
+        for channel in np.flatnonzero(ours != theirs):
+            return self._confirmed({}, (int(channel), *(0 for _ in self.grid)))
+        return None
+
+    def search(self, places: Iterable[Index], wanted: Sequence[tuple[int, int, int]] = ()) -> Counterexample | None:
+        """Try impulses at what the outputs at ``places`` read.
+
+        Args:
+            places: output positions to look at.
+            wanted: entries (group, i, o) of the tap matrices to try first.
+        """
+        for place in places:
+            reads = {self.conv_read(tap, place) for tap in self.taps} | {self.head_read(t, place) for t in self.shifts}
+            for position in sorted(read for read in reads if read is not None):
+                difference = self._coefficients(place, position)
+                entries = [*wanted, np.unravel_index(int(np.argmax(difference)), difference.shape)]
+                for g, i, o in entries:
+                    d_in, d_out = difference.shape[1:]
+                    impulse = {(int(g * d_in + i), *position): Fraction(self.bound)}
+                    found = self._confirmed(impulse, (int(g * d_out + o), *place))
+                    if found is not None:
+                        return found
+        return None
+
+    def conv_read(self, tap: Index, place: Index) -> Index | None:
+        """The input position that a tap meets at an output, or None for a zero."""
+        read = tuple(int(self.tap_reads[axis][j, o]) for axis, (j, o) in enumerate(zip(tap, place, strict=True)))
+        return None if ZERO in read else read
+
+    def head_read(self, shift: Index, place: Index) -> Index | None:
+        """The input position that a one-hot head meets: the key at the shift, else the nearest key there is."""
+        read = []
+        for axis, (tau, o) in enumerate(zip(shift, place, strict=True)):
+            row = self.tokens[axis]
+            read.append(int(row[min(max(int(self.queries[axis][o]) + tau, 0), len(row) - 1)]))
+        return None if ZERO in read else tuple(read)
+
+    def tap_matrix(self, tap: Index) -> np.ndarray:
+        """The kernel's matrix at a tap: (groups, D_in/groups, D_out/groups)."""
+        return tap_matrix(self.conv, tap)
+
+    def _coefficients(self, place: Index, position: Index) -> np.ndarray:
+        """About |coefficient of X[position] in the output at ``place``, attention minus convolution| (g, i, o)."""
+        total = np.zeros_like(self.tap_matrix(self.taps[0]))
+        for tap in self.taps:
+            if self.conv_read(tap, place) == position:
+                total -= self.tap_matrix(tap)
+        for head, shift in enumerate(self.shifts):
+            if self.head_read(shift, place) == position:
+                total += np.matmul(self.attention.w_val[head], self.attention.w_out[head])
+        return np.abs(total)
+
+    def _confirmed(self, entries: dict[Index, Fraction], output: Index) -> Counterexample | None:
+        """Evaluate both layers exactly; a counterexample only if they differ."""
+        channel, place = output[0], output[1:]
+        theirs = Fraction(0) if self.conv.bias is None else Fraction(float(self.conv.bias[channel]))
+        ours = Fraction(float(self.attention.b_out[channel]))
+        _, d_in, d_out = self.tap_matrix(self.taps[0]).shape
+        g, o = divmod(channel, d_out)
+        for (source, *position), value in entries.items():
+            if source // d_in != g:
+                continue
+            i = source % d_in
+            for tap in self.taps:
+                if self.conv_read(tap, place) == tuple(position):
+                    theirs += value * Fraction(float(self.tap_matrix(tap)[g, i, o]))
+            for head, shift in enumerate(self.shifts):
+                if self.head_read(shift, place) == tuple(position):
+                    row, column = self.attention.w_val[head, g, i], self.attention.w_out[head, g, :, o]
+                    for a, b in zip(row, column, strict=True):
+                        ours += value * Fraction(float(a)) * Fraction(float(b))
+        if ours == theirs:
+            return None
+        what = (
+            "the zero input"
+            if not entries
+            else f"the input that is {float(self.bound)!r} at {next(iter(entries))}, else 0"
+        )
+        return Counterexample(
+            entries,
+            output,
+            theirs,
+            ours,
+            f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}",
+        )
+
+
+def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
+    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), from torch's layout."""
+    matrix = conv.weight[(..., *tap)]
+    blocks = matrix.reshape(conv.groups, -1, matrix.shape[1])
+    return blocks if conv.transposed else np.swapaxes(blocks, 1, 2)
