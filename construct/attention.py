@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from construct import encoding
 from construct.geometry import ConvGeometry
+from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -59,7 +60,7 @@ class Scores:
     def __init__(self, layer: "MHSA", tokens: Tensor, grid: TokenGrid):
         self.layer, self.tokens, self.grid = layer, tokens, grid
         self.content = layer.has_content()
-        r = torch.stack(encoding.r(grid.shifts())).to(layer.v.device)  # (D_p, box)
+        r = torch.stack(encoding.r(layer.encoded(grid))).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
         self.r = r if self.content else None
@@ -96,6 +97,7 @@ class MHSA(nn.Module):
     Args:
         geometry: which tokens there are and which of them ask.
         weights: every parameter.
+        radix: None for the quadratic encoding (D_p = d + 1); or the mixed radix of the parabola (D_p = 2), one weight an axis.
         execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
 
     Raises:
@@ -111,7 +113,13 @@ class MHSA(nn.Module):
     w_out: Tensor
     b_out: Tensor
 
-    def __init__(self, geometry: ConvGeometry, weights: MHSAWeights, execution: str = "auto"):
+    def __init__(
+        self,
+        geometry: ConvGeometry,
+        weights: MHSAWeights,
+        execution: str = "auto",
+        radix: tuple[int, ...] | None = None,
+    ):
         super().__init__()
         heads, groups, d_in, _ = weights.w_val.shape
         if (groups, groups * d_in, len(weights.b_out)) != (
@@ -122,10 +130,14 @@ class MHSA(nn.Module):
             raise ValueError(
                 f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
             )
-        if weights.w_key_pos.shape[2] != geometry.dims + 1:
+        pos_dim = geometry.dims + 1 if radix is None else 2
+        if weights.w_key_pos.shape[2] != pos_dim:
             raise ValueError(
-                f"D_p is {weights.w_key_pos.shape[2]}; the quadratic encoding in {geometry.dims} dimensions has {geometry.dims + 1}"
+                f"D_p is {weights.w_key_pos.shape[2]}, and this encoding in {geometry.dims} dimensions has {pos_dim}"
             )
+        if radix is not None and len(radix) != geometry.dims:
+            raise ValueError(f"the radix {radix} has not {geometry.dims} weights")
+        self.radix = radix
         self.geometry = geometry
         self.heads = heads
         for name in NAMES:
@@ -190,10 +202,31 @@ class MHSA(nn.Module):
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
         return torch.einsum("hkp,hk->hp", self.w_key_pos.double(), self.v.double())
 
+    def encoded(self, grid: TokenGrid) -> tuple[Tensor, ...]:
+        """What the encoding r is applied to, for every shift of the grid's box: the shift itself, or its number.
+
+        Raises:
+            ValueError: the grid has more shifts than the radix can number.
+        """
+        shifts = grid.shifts()
+        if self.radix is None:
+            return shifts
+        if not shifts_are_distinct(self.radix, grid.box):
+            raise ValueError(
+                f"MHSA: the parabola of radix {self.radix} cannot number the shifts {grid.box} of this input"
+            )
+        return (encoding.number(shifts, self.radix),)
+
     def centres(self) -> tuple[Tensor, Tensor]:
-        """Sharpness and shift of every head, read back from c = −α(1, −2τ): α (heads,) and τ (heads, d), float64."""
+        """Sharpness and shift of every head, read back from c = −α(1, −2τ): α (heads,) and τ (heads, d), float64.
+
+        With the parabola, τ is read off the nearest number.
+        """
         c = self.position_vector().detach()
-        return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
+        alpha, tau = -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
+        if self.radix is None:
+            return alpha, tau
+        return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in tau[:, 0].round()]).double()
 
     # ---- Eq. 6 and its softmax ---------------------------------------------------------------------------------------
 

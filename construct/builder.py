@@ -5,18 +5,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from construct import encoding, heads
+from construct import encoding as encodings
+from construct import heads
 from construct.attention import MHSA
 from construct.execution.memory import require
 from construct.geometry import ConvGeometry
 from construct.sharpness import ALPHA
-from construct.shifts import HeadBijection
+from construct.shifts import HeadBijection, balanced_radix
 from construct.support import geometry_of
 from construct.weights import MHSAWeights
 
 
 def conv_to_mhsa(
-    conv: nn.Module, *, alpha: float = ALPHA, order: Sequence[int] | None = None, execution: str = "auto"
+    conv: nn.Module,
+    *,
+    alpha: float = ALPHA,
+    order: Sequence[int] | None = None,
+    execution: str = "auto",
+    encoding: str = "quadratic",
+    head_dim: int | str | None = None,
 ) -> MHSA:
     """Build the attention layer that computes the same function as a convolution (Theorem 1).
 
@@ -25,6 +32,8 @@ def conv_to_mhsa(
         alpha: the sharpness α; see :mod:`construct.sharpness`.
         order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
         execution: how the layer is to be evaluated at first.
+        encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).
+        head_dim: D_h; see :func:`construct.heads.factor`.
 
     Returns:
         A layer that is called like ``conv``, of the same dtype, on the same device, in the same mode; what was frozen in
@@ -32,16 +41,25 @@ def conv_to_mhsa(
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, or ``order`` is no permutation.
+        ValueError: α is not positive and finite, ``order`` is no permutation, or there is no such encoding or D_h.
         NotEnoughMemory: the weights of that many heads would not fit.
     """
     geometry = geometry_of(conv)
-    weight, bias = conv.weight, conv.bias
-    assert isinstance(weight, Tensor)
-    layer = kernel_to_mhsa(weight, bias, geometry, alpha=alpha, order=order, execution=execution)  # type: ignore[arg-type]
+    weight: Tensor = conv.weight  # type: ignore[assignment]
+    bias: Tensor | None = conv.bias  # type: ignore[assignment]
+    layer = kernel_to_mhsa(
+        weight,
+        bias,
+        geometry,
+        alpha=alpha,
+        order=order,
+        execution=execution,
+        encoding=encoding,
+        head_dim=head_dim,
+    )
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)
-    layer.b_out.requires_grad_(isinstance(bias, Tensor) and bias.requires_grad)
+    layer.b_out.requires_grad_(bias is not None and bias.requires_grad)
     return layer.train(conv.training)
 
 
@@ -54,6 +72,8 @@ def kernel_to_mhsa(
     alpha: float = ALPHA,
     order: Sequence[int] | None = None,
     execution: str = "auto",
+    encoding: str = "quadratic",
+    head_dim: int | str | None = None,
 ) -> MHSA:
     """The proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
 
@@ -64,34 +84,48 @@ def kernel_to_mhsa(
         alpha: the sharpness α.
         order: of the heads, as in :func:`conv_to_mhsa`.
         execution: of the layer.
+        encoding: as in :func:`conv_to_mhsa`.
+        head_dim: as in :func:`conv_to_mhsa`.
 
     Raises:
-        ValueError: α is not positive and finite, ``order`` is no permutation, or shapes do not fit.
+        ValueError: α is not positive and finite, ``order`` is no permutation, shapes do not fit, or there is no such
+            encoding or D_h.
         NotEnoughMemory: the weights would not fit.
     """
     if not (alpha > 0 and alpha < float("inf")):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     _require_room(geometry, weight)
-    n, d_p = geometry.taps, geometry.dims + 1
-    position_dtype = torch.promote_types(weight.dtype, torch.float32)
+    if encoding not in ("quadratic", "parabola"):
+        raise ValueError(f"no encoding {encoding!r}; there are quadratic and parabola")
+    radix = balanced_radix(geometry, alpha) if encoding == "parabola" else None
+    n, d_p = geometry.taps, geometry.dims + 1 if radix is None else 2
 
     # Lemma 1.  A bijection from heads onto kernel positions: head h is to attend the key at q + τ_h, and nothing else.
     bijection = HeadBijection.onto(geometry, order)
     # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
     # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
-    v = torch.tensor([encoding.v(tau, alpha) for tau in bijection.shifts], dtype=position_dtype)
+    # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
+    aims = [tau if radix is None else (encodings.number(tau, radix),) for tau in bijection.shifts]
+    v = _stored([encodings.v(tau, alpha) for tau in aims], weight.dtype)
     # The encoding is the key's only part in the score: Ŵ_key = I, and W_qry = W_key = 0, u = 0 silence the content.
-    w_key_pos = torch.eye(d_p, dtype=position_dtype).repeat(n, 1, 1)
+    w_key_pos = torch.eye(d_p, dtype=v.dtype).repeat(n, 1, 1)
     w_qry = torch.zeros(n, geometry.in_channels, d_p, dtype=weight.dtype)
     w_key, u = torch.zeros_like(w_qry), torch.zeros(n, d_p, dtype=weight.dtype)
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
-    w_val, w_out = heads.factor(taps)
+    w_val, w_out = heads.factor(taps, head_dim)
     b_out = torch.zeros(geometry.out_channels, dtype=weight.dtype) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
-    return MHSA(geometry, weights, execution).to(weight.device)
+    return MHSA(geometry, weights, execution, radix).to(weight.device)
+
+
+def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
+    """v in the least type that is good enough for positions: float32, or float64 if float32 would round it."""
+    exact = torch.tensor(v, dtype=torch.float64)
+    single = exact.float()
+    return exact if dtype == torch.float64 or not torch.equal(single.double(), exact) else single
 
 
 def _require_room(geometry: ConvGeometry, weight: Tensor) -> None:

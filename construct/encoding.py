@@ -38,3 +38,18 @@ def v(tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
         The D_p = d + 1 components of v.
     """
     return tuple(-alpha * component for component in (1, *(-2 * x for x in tau)))
+
+
+def number(delta: Sequence[Any], radix: Sequence[int]) -> Any:
+    """Number the shifts of a bounded box in mixed radix: n(δ) = Σ_i radix_i δ_i, one number for each shift.
+
+    On the number the same argument works with one axis: r = (n², n) and v = −α(1, −2n_τ), so D_p = 2 in every dimension.
+
+    Args:
+        delta: the d components of δ.
+        radix: the weight of each axis; the last is 1, and each divides the one before, which leaves room for the axis.
+
+    Returns:
+        n(δ), of the same kind and shape as a component.
+    """
+    return sum(weight * x for weight, x in zip(radix, delta, strict=True))

@@ -3,10 +3,15 @@
 With groups the tap's matrix is block diagonal; only the blocks are stored, as an axis of their own, also for one group.
 """
 
+import logging
+
 import torch
 from torch import Tensor
 
 from construct.geometry import ConvGeometry
+from construct.rank import rank_factors
+
+log = logging.getLogger(__name__)
 
 
 def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
@@ -28,16 +33,46 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
     return blocks.flatten(3).movedim(-1, 0).contiguous()
 
 
-def factor(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor each tap's matrix as W_val W_out with D_h = min(D_in, D_out) per group, exactly: one factor is the identity.
+def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Tensor]:
+    """Factor each tap's matrix as W_val W_out.
 
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
+        head_dim: D_h.  None takes min(D_in, D_out) per group, where one factor is the identity: exact.  "rank" takes the
+            largest rank of a tap, exactly, where the factors can be stored exactly, else min(D_in, D_out), saying so in the
+            log.  A number above pads with zeros: exact.  A number below keeps the largest singular values of every tap: an
+            approximation, whose error a certificate counts (``within``).
 
     Returns:
         w_val (heads, groups, D_in/groups, D_h) and w_out (heads, groups, D_h, D_out/groups).
+
+    Raises:
+        ValueError: ``head_dim`` is neither None, "rank" nor a positive number.
     """
     heads, groups, d_in, d_out = taps.shape
-    head_dim = min(d_in, d_out)
-    identity = torch.eye(head_dim, dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
+    least = min(d_in, d_out)
+    if head_dim == "rank":
+        factors = rank_factors(taps)
+        if factors is not None:
+            return factors
+        log.warning("a tap has no exact factors of lower rank that %s can store; D_h stays %d", taps.dtype, least)
+        head_dim = None
+    if isinstance(head_dim, int) and not isinstance(head_dim, bool) and head_dim > 0:
+        if head_dim < least:
+            return _truncated(taps, head_dim)
+        w_val, w_out = factor(taps)
+        return (
+            torch.nn.functional.pad(w_val, (0, head_dim - least)),
+            torch.nn.functional.pad(w_out, (0, 0, 0, head_dim - least)),
+        )
+    if head_dim is not None:
+        raise ValueError(f"head_dim is {head_dim!r}, neither None, 'rank' nor a positive number")
+    identity = torch.eye(least, dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
     return (taps.clone(), identity) if d_out <= d_in else (identity, taps.clone())
+
+
+def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The nearest matrices of this rank (Eckart and Young), the singular values shared evenly between the factors."""
+    u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
+    root = s[..., :rank].sqrt()
+    return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (root[..., None] * vh[..., :rank, :]).to(taps.dtype)
