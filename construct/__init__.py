@@ -4,8 +4,10 @@ import construct.execution  # noqa: F401  every execution enters itself
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer
+from construct.files import load
 from construct.geometry import ConvGeometry
 from construct.network import convert
 from construct.weights import MHSAWeights
+from construct.writing import save
 
-__all__ = ["MHSA", "ConvGeometry", "MHSAWeights", "UnsupportedLayer", "conv_to_mhsa", "convert"]
+__all__ = ["MHSA", "ConvGeometry", "MHSAWeights", "UnsupportedLayer", "conv_to_mhsa", "convert", "load", "save"]

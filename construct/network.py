@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -35,7 +35,7 @@ def survey(model: nn.Module, filter_fn: Filter | None = None) -> Survey:
     """Find every convolution of a network; those that ``filter_fn`` turns down are wanted as they are and not listed."""
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
-    for path, module in model.named_modules():
+    for path, module in every_module(model):
         if not is_convolution(module) or not (filter_fn is None or filter_fn(module, path)):
             continue
         try:
@@ -45,6 +45,47 @@ def survey(model: nn.Module, filter_fn: Filter | None = None) -> Survey:
         else:
             convertible[path] = module
     return Survey(convertible, tuple(refused))
+
+
+def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module and the first path to it: those that torch registers, then those in plain lists, tuples, sets and dicts.
+
+    torch passes over a module in a plain container (``named_modules`` does not list it), but a forward may well call it.
+    """
+    found = list(model.named_modules())
+    seen = {id(module) for _, module in found}
+    for path, module in found:  # grows on the way
+        yield path, module
+        for name, value in vars(module).items():
+            if name in _REGISTERS:
+                continue
+            for inner_path, inner in _modules_in(f"{path}.{name}" if path else name, value):
+                fresh = [(p, m) for p, m in inner.named_modules(prefix=inner_path) if id(m) not in seen]
+                seen.update(id(m) for _, m in fresh)
+                found += fresh
+
+
+_REGISTERS = frozenset(vars(nn.Module()))
+"""What every module keeps for torch: its children, parameters, hooks."""
+
+_SERIES = (list, tuple, set, frozenset)
+_HOLDERS = (nn.Module, dict, *_SERIES)
+
+
+def _modules_in(path: str, value: object) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a nesting of plain containers, each with its path (``layers[2]``)."""
+    stack, seen = [(path, value)], set[int]()
+    while stack:  # no recursion, and each container once: it may be deep, or hold itself
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield path, value
+        elif isinstance(value, dict):
+            stack += [(f"{path}[{key!r}]", x) for key, x in reversed(value.items()) if isinstance(x, _HOLDERS)]
+        elif isinstance(value, _SERIES):
+            stack += reversed([(f"{path}[{i}]", x) for i, x in enumerate(value) if isinstance(x, _HOLDERS)])
 
 
 def substitute(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> nn.Module:
@@ -62,10 +103,12 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
     seen: dict[tuple[object, ...], MHSA] = {}
     for conv, layer in replacements.items():
         g = layer.geometry
-        first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-        order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
-        if first is not layer and order_agrees:
-            layer.w_val, layer.w_out = first.w_val, first.w_out
+        # A parametrized weight is made anew at each look: no parameter, and its id says nothing.
+        if isinstance(conv.weight, nn.Parameter):
+            first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
+            order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
+            if first is not layer and order_agrees:
+                layer.w_val, layer.w_out = first.w_val, first.w_out
         if isinstance(conv.bias, nn.Parameter):
             layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
 

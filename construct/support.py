@@ -22,6 +22,7 @@ BASES: tuple[type[_ConvNd], ...] = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -48,7 +49,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
 
 
-def _class_reason(conv: nn.Module) -> str | None:
+def _class_reason(conv: Any) -> str | None:
     base = next((base for base in BASES if isinstance(conv, base)), None)
     if base is None:
         return "not one of torch's convolutions" if is_convolution(conv) else "not a convolution"
@@ -58,14 +59,14 @@ def _class_reason(conv: nn.Module) -> str | None:
         # A lazy layer that has seen data, and a parametrized one, inherit both and pass.
         if inspect.getattr_static(type(conv), method, None) is not inspect.getattr_static(base, method, None):
             return f"its class has a {method} of its own"
-    if any(vars(conv).get(hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+    if nn.parameter.is_lazy(conv.weight):
+        return "its weights do not exist yet; run one batch through the network first"
+    if any(vars(conv).get(hooks) for hooks in HOOKS):  # after the line above: a lazy layer has hooks of torch's own
         return "it has hooks, which would be lost; remove them first"
     return None
 
 
 def _value_reason(conv: Any) -> str | None:
-    if isinstance(conv.weight, nn.parameter.UninitializedTensorMixin):
-        return "its weights do not exist yet; run one batch through the network first"
     for name in ("weight", "bias"):
         tensor = getattr(conv, name)
         if tensor is None:

@@ -1,0 +1,99 @@
+"""The network that a state dict belongs to, from the user's own code.
+
+This runs code, and only because the user named it: ``--arch pkg.module:factory`` or ``--model-file net.py:Net``.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from construct.errors import BadModelFile
+from construct.files import regular_file
+from construct.network import convert
+from construct.plain_text import described, shown
+
+
+def named_module(spec: str) -> nn.Module:
+    """Call what ``pkg.module:factory`` names, without arguments.
+
+    Raises:
+        BadModelFile: there is no such thing, it fails, or it makes no module.
+    """
+    module, name = _split(spec, "pkg.module:factory")
+    return _made(spec, lambda: importlib.import_module(module), name)
+
+
+def module_from_file(spec: str) -> nn.Module:
+    """Run the file of ``net.py:Net`` and call what is named, without arguments.
+
+    Raises:
+        BadModelFile: there is no such file or name, it fails, or it makes no module.
+    """
+    place, name = _split(spec, "net.py:Net")
+    path = regular_file(place).resolve()
+
+    def run() -> Any:
+        loader = importlib.util.spec_from_file_location("construct_architecture", path)
+        if loader is None or loader.loader is None:
+            raise ImportError(f"{path.name} is no Python file")
+        module = importlib.util.module_from_spec(loader)
+        sys.modules[loader.name] = module  # dataclasses look themselves up there
+        sys.path.append(str(path.parent))  # its neighbours can be imported; whatever is installed goes first
+        try:
+            loader.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.parent))
+        return module
+
+    return _made(spec, run, name)
+
+
+def with_state(model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: str) -> nn.Module:
+    """Load a state dict into its network, strictly, and in the state dict's own number formats.
+
+    Where the state dict already holds an attention layer in the place of a convolution, the network gets one too.
+
+    Raises:
+        BadModelFile: they do not fit.
+    """
+    try:
+        if any(key.endswith("w_key_pos") for key in state):
+            model = convert(model, filter_fn=lambda _, place: f"{place}.w_key_pos".removeprefix(".") in state)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in state and not is_lazy(tensor):
+                tensor.data = tensor.data.to(state[name].dtype)
+        model.load_state_dict(state, strict=True)
+    except Exception as error:
+        raise BadModelFile(
+            f"{shown(str(path))}: does not fit {shown(spec)}: {described(error)} (give the network that it was saved from)"
+        ) from error
+    return model
+
+
+def _split(spec: str, form: str) -> tuple[str, str]:
+    place, colon, name = spec.rpartition(":")
+    if not (place and colon and name):
+        raise BadModelFile(f"{shown(spec)}: names no network (write {form})")
+    return place, name
+
+
+def _made(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
+    try:
+        found = source()
+        for part in name.split("."):
+            found = getattr(found, part)
+        model = found() if callable(found) and not isinstance(found, nn.Module) else found
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise BadModelFile(
+            f"{shown(spec)}: {described(error)} (name something that makes the network without arguments)"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise BadModelFile(f"{shown(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")
+    return model.to(torch.device("cpu"))

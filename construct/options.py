@@ -1,0 +1,145 @@
+"""The command line of ``python -m construct.from_conv``."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from construct import demo
+from construct.attention import EXECUTIONS
+from construct.errors import BadModelFile
+
+EXIT_CODES = """exit codes:
+  0    every layer is CHECKED
+  1    something is REFUTED or UNDECIDED, or with --strict left unconverted
+  2    bad input: one line says what, and what to do
+  130  interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadModelFile(f"{message} (--help lists the options)")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line, and fill in what depends on other options.
+
+    Returns:
+        The options; ``model``, ``output`` are paths, ``input_size`` a tuple or None, ``alpha`` a number or None for the
+        default.
+
+    Raises:
+        BadModelFile: the options are wrong.
+        SystemExit: ``--help`` was asked for and has been shown.
+    """
+    options = _parser().parse_args(argv)
+    if options.model is None:
+        if options.arch or options.model_file:
+            raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
+        options.model = demo.PATH
+        options.input_size = options.input_size or demo.INPUT_SIZE
+        options.output = options.output or Path(demo.PATH.stem + ".mhsa.pt")
+    else:
+        options.output = options.output or _beside(options.model)
+    if options.input_size is not None:
+        options.input_size = tuple(options.input_size)
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m construct.from_conv",
+        description="Turn every convolution of a saved network into explicit multi-head self-attention weights, and check "
+        "layer by layer that both compute the same function. Without MODEL: a small trained CNN that comes along.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", type=_path, help="what torch.save wrote of a module, or of a state dict")
+    add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
+    network = parser.add_mutually_exclusive_group()
+    network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
+    network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    add(
+        "--input-size",
+        metavar="N",
+        nargs="+",
+        type=_positive,
+        help="C S1 ... Sd: channels and sides of an input; the network is run on such inputs (default: every layer "
+        "alone, on generated inputs)",
+    )
+    add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
+    sharpness = parser.add_mutually_exclusive_group()
+    sharpness.add_argument("--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head")
+    sharpness.add_argument(
+        "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
+    )
+    add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
+    add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
+    add("--strict", action="store_true", help="exit with 1 if a convolution is left unconverted")
+    add("--json", action="store_true", help="print one JSON document instead of the table")
+    add("--force", action="store_true", help="replace a foreign file at OUT")
+    add("--debug", action="store_true", help="show where an error comes from")
+    return parser
+
+
+def _beside(model: Path) -> Path:
+    """``model.pt`` → ``model.mhsa.pt``, in the same folder."""
+    stem = model.stem if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl") else model.name
+    return model.with_name(f"{stem}.mhsa.pt")
+
+
+def _path(text: str) -> Path:
+    path = Path(text)
+    if not path.name:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a file")
+    return path
+
+
+def _positive(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = _whole(text)
+    if not 0 <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2**63")
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (MODEL goes before the options)") from None
+
+
+def _alpha(text: str) -> float | None:
+    if text == "auto":
+        return None
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _tolerance(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

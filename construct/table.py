@@ -1,0 +1,238 @@
+"""What the command line says about a conversion: a table for people, one JSON document for programs."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from construct.errors import Refusal
+from construct.geometry import ConvGeometry
+from construct.plain_text import shown
+
+_STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One converted layer.
+
+    Attributes:
+        path: where it sits.
+        geometry: of the convolution.
+        heads: N_h.
+        head_dim: D_h.
+        alpha: the sharpness α.
+        check: what the samples showed (a ``LayerCheck`` of ``verify.sampling``).
+        sentence: of the verdict.
+        exercised: whether the network called it; None if the network was not run.
+    """
+
+    path: str
+    geometry: ConvGeometry
+    heads: int
+    head_dim: int
+    alpha: float
+    check: Any
+    sentence: str
+    exercised: bool | None
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """The network's own difference.
+
+    Attributes:
+        input_size: (C, S1, …, Sd) of the inputs.
+        max_abs: the greatest |difference| of two outputs; None if the network returns no tensor.
+        relative: the same, over the greatest |output|.
+        calls_before: convolution operators that the original executed on one input.
+        calls_after: the same of the converted network.
+    """
+
+    input_size: tuple[int, ...]
+    max_abs: float | None
+    relative: float | None
+    calls_before: int
+    calls_after: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is printed.
+
+    Attributes:
+        source: the file that was read.
+        sha256: of its bytes.
+        layers: the converted ones.
+        network: None if it was not run.
+        refused: what was left unconverted, and why.
+        samples: how many inputs.
+        seed: of the inputs.
+        output: the file that was written, or None.
+        exit_code: of the command.
+    """
+
+    source: Path
+    sha256: str
+    layers: tuple[LayerRow, ...]
+    network: NetworkRow | None
+    refused: tuple[Refusal, ...]
+    samples: int
+    seed: int
+    output: Path | None
+    exit_code: int
+
+
+def convolution_text(g: ConvGeometry) -> str:
+    """A convolution in a few characters: ``Conv2d 16->24 2x2 s2``; what is as usual is left out."""
+    words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
+    words.append("x".join(map(str, g.kernel_size)))
+    options: tuple[tuple[str, tuple[int, ...] | str, int], ...] = (
+        ("s", g.stride, 1),
+        ("p", g.padding, 0),
+        ("d", g.dilation, 1),
+        ("g", (g.groups,), 1),
+        ("op", g.output_padding, 0),
+    )
+    for letter, value, usual in options:
+        if isinstance(value, str):
+            words.append(value)
+        elif any(n != usual for n in value):
+            words.append(letter + ("x".join(map(str, value)) if len(set(value)) > 1 else str(value[0])))
+    if g.padding_mode != "zeros":
+        words.append(g.padding_mode)
+    return " ".join(words)
+
+
+def print_table(report: Report, out: TextIO) -> None:
+    """The table and the facts below it, for people.
+
+    A terminal gets colours and its own width; a file or a pipe gets whole lines in characters that its encoding has.
+    """
+    terminal = out.isatty()
+    encoding = getattr(out, "encoding", None) or "ascii"
+    unicode = encoding.lower().replace("-", "").startswith("utf")
+    console = Console(file=out, width=None if terminal else 10_000, markup=False, highlight=False, emoji=False)
+    with console.capture() as capture:
+        if report.layers:
+            console.print(_table(report, unicode), soft_wrap=not terminal)
+        for line in _lines(report):
+            console.print(Text(line), soft_wrap=True)
+    text = capture.get()
+    if not terminal:
+        text = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
+    out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    out.flush()
+
+
+def print_json(report: Report, out: TextIO) -> None:
+    """The same facts as one JSON document; what is not finite is written as a text."""
+    out.write(json.dumps(as_dict(report), indent=2, allow_nan=False) + "\n")
+    out.flush()
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The report in the types of JSON."""
+    network = report.network
+    return {
+        "input": str(report.source),
+        "sha256": report.sha256,
+        "layers": [_layer_dict(row) for row in report.layers],
+        "network": None
+        if network is None
+        else {
+            "input_size": list(network.input_size),
+            "max_abs": _number(network.max_abs),
+            "relative": _number(network.relative),
+            "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
+        },
+        "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
+        "samples": report.samples,
+        "seed": report.seed,
+        "output": None if report.output is None else str(report.output),
+        "torch": torch.__version__,
+        "exit_code": report.exit_code,
+    }
+
+
+def _layer_dict(row: LayerRow) -> dict[str, Any]:
+    check = row.check
+    return {
+        "name": row.path,
+        "convolution": convolution_text(row.geometry),
+        "heads": row.heads,
+        "head_dim": row.head_dim,
+        "alpha": _number(row.alpha),
+        **{name: _number(getattr(check, name)) for name in ("interior", "border", "bound", "ratio")},
+        "calls": check.calls,
+        "exercised": row.exercised,
+        "verdict": {"name": check.verdict.name, "sentence": row.sentence},
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _table(report: Report, unicode: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False) if unicode else Table(box=box.ASCII)
+    table.add_column("layer", overflow="fold", min_width=8)
+    table.add_column("convolution", overflow="fold", min_width=8)
+    for name in ("heads", "D_h", "α" if unicode else "alpha", "interior", "border", "bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for row in report.layers:
+        verdict = row.check.verdict.name
+        figures = (f"{getattr(row.check, name):.2g}" for name in ("interior", "border", "bound"))
+        cells = (convolution_text(row.geometry), str(row.heads), str(row.head_dim), f"{row.alpha:.4g}", *figures)
+        table.add_row(
+            Text(_place(row.path)), *(Text(cell) for cell in cells), Text(verdict, style=_STYLES.get(verdict, "green"))
+        )
+    return table
+
+
+def _lines(report: Report) -> list[str]:
+    """What stands below the table."""
+    lines = []
+    for row in report.layers:
+        if not row.check.verdict.good:
+            lines.append(f"{_place(row.path)}: {row.check.verdict.name}: {row.sentence}")
+        if row.exercised is False:
+            lines.append(f"{_place(row.path)}: not exercised by the network, so checked on generated inputs")
+    network = report.network
+    if network is not None:
+        size = "x".join(map(str, network.input_size))
+        difference = "it returns no tensor to compare"
+        if network.max_abs is not None:
+            difference = (
+                f"outputs differ by at most {network.max_abs:.2g}, {network.relative:.2g} of the largest output"
+            )
+        lines.append(f"network: {difference}, on {report.samples} random inputs of {size}")
+        lines.append(
+            f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted"
+        )
+    elif report.layers:
+        lines.append("network: not run; give --input-size C S1 ... Sd to check on its own activations")
+    if network is not None and network.calls_after and not report.refused:
+        lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
+    lines += [f"left unconverted: {_place(row.path)}: {shown(row.kind)}: {shown(row.reason)}" for row in report.refused]
+    lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
+    lines.append(f"input: {shown(str(report.source))}   SHA-256: {report.sha256}")
+    if report.output is not None:
+        lines.append(f"written: {shown(str(report.output))}")
+    else:
+        why = "a layer is REFUTED" if report.layers else "no convolution could be converted"
+        lines.append(f"written: nothing, because {why}")
+    return lines
+
+
+def _place(path: str) -> str:
+    """A path inside the network, for people; the network itself may be the convolution."""
+    return shown(path) if path else "(the model)"

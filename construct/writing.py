@@ -1,0 +1,144 @@
+"""Model files, written whole or not at all."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from construct.attention import MHSA
+from construct.errors import BadModelFile
+from construct.files import regular_file
+from construct.pickles import allowing, foreign_classes, names_in
+from construct.plain_text import described, one_line, shown
+from construct.weights import NAMES
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a module so that :func:`load` reads it back; whatever stood there is replaced in one step or not touched.
+
+    Args:
+        model: made of torch.nn classes and attention layers of this project.
+        path: of the file.
+
+    Raises:
+        BadModelFile: the module holds something that could not be read back safely.
+        OSError: the file cannot be written.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
+    write(model, path)
+
+
+def written_here(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is earlier output of this project: it names our layer, or its tensors bear our names.
+
+    Found by reading the pickle's instructions; nothing is carried out.
+    """
+    try:
+        with regular_file(path).open("rb") as file:
+            found, texts = names_in(file)
+    except (OSError, BadModelFile):
+        return False
+    ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in found
+    return ours or all(any(text.rpartition(".")[2] == name for text in texts) for name in NAMES)
+
+
+def check_destination(path: str | os.PathLike[str], source: str | os.PathLike[str], force: bool) -> Path:
+    """Make sure, before the long work, that the output can be written and that nothing of the user's is lost.
+
+    Args:
+        path: of the output.
+        source: the model that is being read.
+        force: whether a foreign file may be replaced.
+
+    Raises:
+        BadModelFile: it cannot, or it would replace the input or a foreign file.
+    """
+    name, path = shown(str(path)), Path(path)
+    if path.suffix in (".safetensors", ".onnx", ".pt2"):
+        raise BadModelFile(f"{name}: the output is a file of torch.save, not {path.suffix} (let its name end in .pt)")
+    try:
+        if path.exists():
+            if path.samefile(source):
+                raise BadModelFile(f"{name}: is the input itself (give another name with -o)")
+            if not path.is_file():
+                raise BadModelFile(f"{name}: is there, and is not a file (give another name with -o)")
+            if not force and not written_here(path):
+                raise BadModelFile(f"{name}: exists and is not our own output (give another name, or --force)")
+        if not path.parent.is_dir():
+            raise BadModelFile(f"{name}: there is no folder {shown(str(path.parent))} (make it first)")
+        temporary = _temporary(path.resolve())
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        temporary.unlink()
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadModelFile):
+            raise
+        what = one_line(getattr(error, "strerror", None) or error)
+        raise BadModelFile(f"{name}: cannot be written: {what} (give another place with -o)") from error
+    return path
+
+
+def write(content: nn.Module | dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Write a module or a state dict: into a new file beside ``path``, to the disk, and then in one step into place.
+
+    Raises:
+        BadModelFile: the content could not be read back safely.
+        OSError: the file cannot be written; what stood there is as it was.
+    """
+    path = Path(path).resolve()  # a link stays a link
+    temporary = _temporary(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b") as file:
+            stream = _Stream(file)
+            try:
+                torch.save(content, stream)  # type: ignore[arg-type]
+            except Exception as error:
+                if stream.failure is None:
+                    raise BadModelFile(f"{shown(str(path))}: cannot be saved: {described(error)}") from error
+            if stream.failure is not None:
+                raise stream.failure
+            file.flush()
+            os.fsync(file.fileno())
+            with allowing() as ours:
+                foreign = foreign_classes(file, ours)
+        if foreign:
+            raise BadModelFile(
+                f"{shown(str(path))}: not saved, it could not be read back safely, for it holds "
+                f"{one_line(', '.join(foreign))} (save its state dict)"
+            )
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+class _Stream:
+    """A file that remembers why it failed: torch would only say that a position is unexpected, even after Ctrl-C."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.failure: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        if self.failure is None:
+            try:
+                self.file.write(data)
+            except BaseException as error:
+                self.failure = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+
+def _temporary(path: Path) -> Path:
+    """A name in the same folder that no other run uses."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
