@@ -58,27 +58,28 @@ class Scores:
     """
 
     def __init__(self, layer: "MHSA", tokens: Tensor, grid: TokenGrid):
-        self.layer, self.tokens, self.grid = layer, tokens, grid
-        self.content = layer.has_content()
+        self.tokens, self.grid = tokens, grid
+        # Held from the forward pass on: a backward pass that works scores out again must see these very tensors, though
+        # ``torch.func.functional_call`` has put others into the layer meanwhile.
+        self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
         r = torch.stack(encoding.r(layer.encoded(grid))).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
-        self.r = r if self.content else None
+        self.r = r if layer.has_content() else None
 
     def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
         """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
-        layer, tokens, grid = self.layer, self.tokens, self.grid
+        tokens, grid = self.tokens, self.grid
         delta = (grid.query_codes[queries, None] + grid.key_codes[None, :]).to(self.table.device)  # (queries, T)
         total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
         if self.r is None:
             return total
-        w_qry, w_key = layer.w_qry[heads].to(tokens.dtype), layer.w_key[heads].to(tokens.dtype)
-        u = layer.u[heads].to(tokens.dtype)
+        w_qry, w_key, u = (w[heads].to(tokens.dtype) for w in (self.w_qry, self.w_key, self.u))
         query = torch.einsum("bqi,hik->bhqk", tokens[:, grid.query_tokens[queries].to(tokens.device)], w_qry)
         key = torch.einsum("bti,hik->bhtk", tokens, w_key)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
         total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
-        places = torch.einsum("bhqk,hkp->bhqp", query.double(), layer.w_key_pos[heads].double())
+        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos[heads].double())
         for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
             total = total + places[..., p, None] * component[delta]
         return total
@@ -310,7 +311,7 @@ class MHSA(nn.Module):
         def careful(tensor: Tensor) -> Tensor:
             out = fn(tensor)
             if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):
-                out = tensor.to(device=out.device, dtype=torch.float32)
+                out = tensor.to(device=out.device)
             return out.contiguous()
 
         return super()._apply(careful, recurse)

@@ -88,8 +88,8 @@ def kernel_to_mhsa(
         head_dim: as in :func:`conv_to_mhsa`.
 
     Raises:
-        ValueError: α is not positive and finite, ``order`` is no permutation, shapes do not fit, or there is no such
-            encoding or D_h.
+        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, or there is
+            no such encoding or D_h.
         NotEnoughMemory: the weights would not fit.
     """
     if not (alpha > 0 and alpha < float("inf")):
@@ -107,6 +107,8 @@ def kernel_to_mhsa(
     # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
     aims = [tau if radix is None else (encodings.number(tau, radix),) for tau in bijection.shifts]
     v = _stored([encodings.v(tau, alpha) for tau in aims], weight.dtype)
+    if not bool(v.isfinite().all()):
+        raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
     # The encoding is the key's only part in the score: Ŵ_key = I, and W_qry = W_key = 0, u = 0 silence the content.
     w_key_pos = torch.eye(d_p, dtype=v.dtype).repeat(n, 1, 1)
     w_qry = torch.zeros(n, geometry.in_channels, d_p, dtype=weight.dtype)

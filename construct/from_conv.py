@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0 all layers CHECKED; 1 something REFUTED, UNDECIDED or, with ``--strict``, left unconverted;
+        The exit code: 0 all layers PROVED or CHECKED; 1 something REFUTED, UNDECIDED or, with ``--strict``, left unconverted;
         2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify import calls, sampling
+        from verify import calls, documents, layers, sampling
 
         with undisturbed():
-            report = _run(options, sampling, calls)
+            report = _run(options, Checkers(sampling, calls, layers, documents))
         _print(report, options.json, stdout)
         return report.exit_code
     except SystemExit as end:  # argparse has shown the help
@@ -68,10 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(options: Namespace, sampling: ModuleType, calls: ModuleType) -> Report:
-    """Read, survey, convert, check, write."""
+class Checkers(NamedTuple):
+    """The modules of ``verify`` that the work needs."""
+
+    sampling: ModuleType
+    calls: ModuleType
+    layers: ModuleType
+    documents: ModuleType
+
+
+def _run(options: Namespace, checkers: Checkers) -> Report:
+    """Read, survey, convert, check, certify, write."""
     regular_file(options.model)
     output = check_destination(options.output, options.model, options.force)
+    document = None
+    if not options.no_certify:
+        document = output.with_suffix(".json")
+        check_destination(document, options.model, options.force, checkers.documents.is_document)
     source = read(options.model)
     model = _network(source, options)
     found = _surveyed(model, source, options.strict)
@@ -83,11 +96,14 @@ def _run(options: Namespace, sampling: ModuleType, calls: ModuleType) -> Report:
         share_tied(replacements)
         converted = substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
-        layers, network = _judged(model, converted, pairs, options, (sampling, calls), advance)
-    verdicts = [row.check.verdict for row in layers]
+        layers, network = _judged(model, converted, pairs, options, checkers, advance)
+    verdicts = [row.verdict for row in layers]
     writable = bool(layers) and not any(verdict.name == "REFUTED" for verdict in verdicts)
     if writable:
         _write(converted if isinstance(source.content, nn.Module) else converted.state_dict(), output)
+        if document is not None:
+            certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
+            _write_document(checkers.documents, document, certificates, source, output)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
     good = all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
     return Report(
@@ -99,6 +115,7 @@ def _run(options: Namespace, sampling: ModuleType, calls: ModuleType) -> Report:
         samples=options.samples,
         seed=options.seed,
         output=output if writable else None,
+        document=document if writable else None,
         exit_code=0 if good else 1,
     )
 
@@ -109,6 +126,16 @@ def _write(content: nn.Module | dict[str, Tensor], output: Path) -> None:
     except OSError as error:
         what = one_line(error.strerror or error)
         raise BadModelFile(f"{shown(str(output))}: cannot be written: {what} (nothing was changed)") from error
+
+
+def _write_document(
+    documents: ModuleType, document: Path, certificates: list[Any], source: ModelFile, output: Path
+) -> None:
+    try:
+        documents.write_document(document, certificates, conv_file=source.path, mhsa_file=output)
+    except OSError as error:
+        what = one_line(error.strerror or error)
+        raise BadModelFile(f"{shown(str(document))}: cannot be written: {what}") from error
 
 
 def _network(source: ModelFile, options: Namespace) -> nn.Module:
@@ -144,7 +171,7 @@ def _converted(conv: nn.Module, options: Namespace) -> MHSA:
     alpha = options.alpha or ALPHA
     if options.tolerance is not None:
         alpha = alpha_for(tolerance=options.tolerance, dims=geometry_of(conv).dims)
-    layer = conv_to_mhsa(conv, alpha=alpha, execution=options.execution)
+    layer = conv_to_mhsa(conv, alpha=alpha, execution=options.execution, encoding=options.encoding)
     if not bool(layer.v.isfinite().all()):
         raise BadModelFile(f"--alpha {alpha:.4g} is beyond {layer.v.dtype}, in which positions are kept (give less)")
     return layer
@@ -155,11 +182,11 @@ def _judged(
     converted: nn.Module,
     pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
-    checkers: tuple[ModuleType, ModuleType],
+    checkers: Checkers,
     advance: Advance,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
     """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
-    sampling, calls = checkers
+    sampling, calls = checkers.sampling, checkers.calls
     checks: dict[str, Any] = {}
     network = None
     if options.input_size:
@@ -181,14 +208,20 @@ def _judged(
             advance(path)
         else:
             check = checks[path]
-        rows.append(_layer_row(path, layer, check, path in checks if options.input_size else None))
+        certificate, verdict = None, check.verdict
+        if not options.no_certify:
+            certificate, verdict = checkers.layers.certify_layer(
+                conv, layer, check, options.input_bound, leaking=options.tolerance is not None
+            )
+        exercised = path in checks if options.input_size else None
+        rows.append(_layer_row(path, layer, check, certificate, verdict, exercised))
     return tuple(rows), network
 
 
-def _layer_row(path: str, layer: MHSA, check: Any, exercised: bool | None) -> LayerRow:
-    alpha, sentence = float(layer.centres()[0].min()), check.verdict.sentence
+def _layer_row(path: str, layer: MHSA, check: Any, certificate: Any, verdict: Any, exercised: bool | None) -> LayerRow:
+    alpha, sentence = float(layer.centres()[0].min()), verdict.sentence
     sharp = alpha_for(torch.promote_types(layer.w_val.dtype, torch.float32))
-    if check.verdict.name == "REFUTED" and not alpha >= sharp:
+    if verdict.name == "REFUTED" and not alpha >= sharp:
         sentence += f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {sharp:.4g} on they do not)"
     return LayerRow(
         path=path,
@@ -197,6 +230,8 @@ def _layer_row(path: str, layer: MHSA, check: Any, exercised: bool | None) -> La
         head_dim=layer.w_val.shape[3],
         alpha=alpha,
         check=check,
+        certificate=certificate,
+        verdict=verdict,
         sentence=sentence,
         exercised=exercised,
     )

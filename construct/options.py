@@ -11,7 +11,7 @@ from construct.attention import EXECUTIONS
 from construct.errors import BadModelFile
 
 EXIT_CODES = """exit codes:
-  0    every layer is CHECKED
+  0    every layer is PROVED (or CHECKED, with --no-certify)
   1    something is REFUTED or UNDECIDED, or with --strict left unconverted
   2    bad input: one line says what, and what to do
   130  interrupted
@@ -79,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     sharpness.add_argument(
         "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
     )
+    add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
+    add(
+        "--input-bound",
+        type=_bound,
+        metavar="B",
+        help="certify each layer for inputs |x| <= B (default: the power of two above its samples)",
+    )
+    add("--no-certify", action="store_true", help="only check on samples, and write no certificate")
     add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
     add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
     add("--strict", action="store_true", help="exit with 1 if a convolution is left unconverted")
@@ -125,6 +133,13 @@ def _whole(text: str) -> int:
 def _alpha(text: str) -> float | None:
     if text == "auto":
         return None
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _bound(text: str) -> float:
     number = _number(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")

@@ -30,6 +30,8 @@ class LayerRow:
         head_dim: D_h.
         alpha: the sharpness α.
         check: what the samples showed (a ``LayerCheck`` of ``verify.sampling``).
+        certificate: for all inputs (a ``Certificate`` of ``verify.certificate``); None if there is none.
+        verdict: the last word on the layer.
         sentence: of the verdict.
         exercised: whether the network called it; None if the network was not run.
     """
@@ -40,6 +42,8 @@ class LayerRow:
     head_dim: int
     alpha: float
     check: Any
+    certificate: Any
+    verdict: Any
     sentence: str
     exercised: bool | None
 
@@ -76,6 +80,7 @@ class Report:
         samples: how many inputs.
         seed: of the inputs.
         output: the file that was written, or None.
+        document: the certificate that was written, or None.
         exit_code: of the command.
     """
 
@@ -87,6 +92,7 @@ class Report:
     samples: int
     seed: int
     output: Path | None
+    document: Path | None
     exit_code: int
 
 
@@ -157,13 +163,14 @@ def as_dict(report: Report) -> dict[str, Any]:
         "samples": report.samples,
         "seed": report.seed,
         "output": None if report.output is None else str(report.output),
+        "certificate": None if report.document is None else str(report.document),
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
 
 
 def _layer_dict(row: LayerRow) -> dict[str, Any]:
-    check = row.check
+    check, certificate = row.check, row.certificate
     return {
         "name": row.path,
         "convolution": convolution_text(row.geometry),
@@ -173,7 +180,22 @@ def _layer_dict(row: LayerRow) -> dict[str, Any]:
         **{name: _number(getattr(check, name)) for name in ("interior", "border", "bound", "ratio")},
         "calls": check.calls,
         "exercised": row.exercised,
-        "verdict": {"name": check.verdict.name, "sentence": row.sentence},
+        "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
+        "certificate": None if certificate is None else _certificate_dict(certificate),
+        "verdict": {"name": row.verdict.name, "sentence": row.sentence},
+    }
+
+
+def _certificate_dict(certificate: Any) -> dict[str, Any]:
+    return {
+        "verdict": certificate.verdict.name,
+        "grid": list(certificate.grid),
+        "input_bound": certificate.input_bound,
+        "within": certificate.within,
+        **{
+            name: _number(float(getattr(certificate, name).max(initial=0.0)))
+            for name in ("bound", "rounding", "leakage", "taps", "observed")
+        },
     }
 
 
@@ -189,7 +211,7 @@ def _table(report: Report, unicode: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for row in report.layers:
-        verdict = row.check.verdict.name
+        verdict = row.verdict.name
         figures = (f"{getattr(row.check, name):.2g}" for name in ("interior", "border", "bound"))
         cells = (convolution_text(row.geometry), str(row.heads), str(row.head_dim), f"{row.alpha:.4g}", *figures)
         table.add_row(
@@ -202,10 +224,15 @@ def _lines(report: Report) -> list[str]:
     """What stands below the table."""
     lines = []
     for row in report.layers:
-        if not row.check.verdict.good:
-            lines.append(f"{_place(row.path)}: {row.check.verdict.name}: {row.sentence}")
+        if row.verdict.name == "PROVED":
+            lines.append(f"{_place(row.path)}: {proved_text(row)}")
+        elif not row.verdict.good:
+            lines.append(f"{_place(row.path)}: {row.verdict.name}: {row.sentence}")
         if row.exercised is False:
             lines.append(f"{_place(row.path)}: not exercised by the network, so checked on generated inputs")
+    checked = sum(row.check.verdict.name == "CHECKED" for row in report.layers)
+    if report.layers:
+        lines.append(f"on samples: {checked} of {len(report.layers)} layers CHECKED, equal within rounding")
     network = report.network
     if network is not None:
         size = "x".join(map(str, network.input_size))
@@ -227,10 +254,22 @@ def _lines(report: Report) -> list[str]:
     lines.append(f"input: {shown(str(report.source))}   SHA-256: {report.sha256}")
     if report.output is not None:
         lines.append(f"written: {shown(str(report.output))}")
+        if report.document is not None:
+            lines.append(f"certificate: {shown(str(report.document))}")
     else:
         why = "a layer is REFUTED" if report.layers else "no convolution could be converted"
         lines.append(f"written: nothing, because {why}")
     return lines
+
+
+def proved_text(row: LayerRow) -> str:
+    """What a certificate claims beside what was seen: ``PROVED (|x| <= 4 at the layer, 8x8): 5e-07 <= 1e-05``."""
+    certificate = row.certificate
+    size = "x".join(map(str, certificate.grid))
+    observed = max(row.check.discrepancy.max_abs, float(certificate.observed.max(initial=0.0)))
+    bound = float(certificate.bound.max(initial=0.0))
+    claim = "" if certificate.within is None else ", leaking"
+    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {observed:.2g} <= {bound:.2g}"
 
 
 def _place(path: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,13 +49,19 @@ def written_here(path: str | os.PathLike[str]) -> bool:
     return ours or all(any(text.rpartition(".")[2] == name for text in texts) for name in NAMES)
 
 
-def check_destination(path: str | os.PathLike[str], source: str | os.PathLike[str], force: bool) -> Path:
+def check_destination(
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    force: bool,
+    ours: Callable[[Path], bool] = written_here,
+) -> Path:
     """Make sure, before the long work, that the output can be written and that nothing of the user's is lost.
 
     Args:
         path: of the output.
         source: the model that is being read.
         force: whether a foreign file may be replaced.
+        ours: tells earlier output of this project from a foreign file.
 
     Raises:
         BadModelFile: it cannot, or it would replace the input or a foreign file.
@@ -68,7 +75,7 @@ def check_destination(path: str | os.PathLike[str], source: str | os.PathLike[st
                 raise BadModelFile(f"{name}: is the input itself (give another name with -o)")
             if not path.is_file():
                 raise BadModelFile(f"{name}: is there, and is not a file (give another name with -o)")
-            if not force and not written_here(path):
+            if not force and not ours(path):
                 raise BadModelFile(f"{name}: exists and is not our own output (give another name, or --force)")
         if not path.parent.is_dir():
             raise BadModelFile(f"{name}: there is no folder {shown(str(path.parent))} (make it first)")

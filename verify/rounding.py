@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from verify.aims import aim
+from verify.fields import Attention
 from verify.oracle import Convolution
+from verify.reading import tap_of_shift
 
 
 class OffTheKernel(ValueError):
@@ -31,13 +34,6 @@ def gamma(n: int, u: float) -> float:
     return n * u / (1 - n * u) if n * u < 1 else float("inf")
 
 
-def head_shifts(layer: Any) -> np.ndarray:
-    """τ of every head, read back from c = Ŵ_keyᵀ v = −α(1, −2τ): float64 (heads, d); not a number where α is not positive."""
-    c = np.einsum("hkp,hk->hp", *(t.detach().cpu().double().numpy() for t in (layer.w_key_pos, layer.v)))
-    with np.errstate(all="ignore"):
-        return np.where(c[:, :1] < 0, -c[:, 1:] / (2 * c[:, :1]), np.nan)
-
-
 def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks, in torch's layout, float64.
 
@@ -46,24 +42,25 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
         absolute: use |W_val| |W_out|, the size of what the attention adds up.
 
     Raises:
-        OffTheKernel: a head looks elsewhere.
+        OffTheKernel: a head looks elsewhere, or nowhere in particular.
     """
-    w_val, w_out = (t.detach().cpu().double().numpy() for t in (layer.w_val, layer.w_out))
+    attention = Attention.read(layer)
+    g = attention.geometry
+    w_val, w_out = attention.w_val, attention.w_out
     if absolute:
         w_val, w_out = np.abs(w_val), np.abs(w_out)
     products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
-    kernel = np.zeros((*layer.kernel_size, *products.shape[1:]))
-    for head, tau in enumerate(head_shifts(layer)):
-        # Tap j is read at δ = dil·j − a, with the anchor a in the middle of the kernel.
-        place = [t / dil + (k - 1) // 2 for t, dil, k in zip(tau, layer.dilation, layer.kernel_size, strict=True)]
-        if not all(j.is_integer() and 0 <= j < k for j, k in zip(place, layer.kernel_size, strict=True)):
-            raise OffTheKernel(f"head {head} looks at {tau.tolist()}, which is no tap")
-        kernel[tuple(int(j) for j in place)] += products[head]
-    dims = len(layer.kernel_size)
-    blocks = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))  # (g, in/g, out/g, *K)
-    if layer.transposed:
-        return np.flip(blocks, axis=tuple(range(3, 3 + dims))).reshape(-1, *blocks.shape[2:])
-    return np.swapaxes(blocks, 1, 2).reshape(-1, blocks.shape[1], *blocks.shape[3:])
+    kernel = np.zeros((*products.shape[1:], *g.kernel_size))
+    for head, product in enumerate(products):
+        aimed = aim(attention, head)
+        tap = None if aimed is None else tap_of_shift(g, aimed.shift)
+        if tap is None:
+            told = "has no single best shift" if aimed is None else f"looks at {aimed.shift}, which is no tap"
+            raise OffTheKernel(f"head {head} {told}")
+        kernel[(..., *tap)] += product
+    if not g.transposed:
+        kernel = np.swapaxes(kernel, 1, 2)
+    return kernel.reshape(-1, *kernel.shape[2:])
 
 
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:

@@ -30,6 +30,8 @@ class LayerCheck:
         bound: the rounding bound where the difference is greatest.
         ratio: the greatest |difference|/bound anywhere; equality up to rounding means at most 1.
         calls: how many calls were compared.
+        grid: the largest spatial size of an input, axis by axis.
+        largest_input: the greatest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
     """
 
@@ -39,6 +41,8 @@ class LayerCheck:
     bound: float
     ratio: float
     calls: int
+    grid: tuple[int, ...]
+    largest_input: float
     verdict: Verdict
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
@@ -52,6 +56,8 @@ class LayerCheck:
             border=max(self.border, other.border),
             ratio=max(self.ratio, other.ratio),
             calls=self.calls + other.calls,
+            grid=tuple(max(sides) for sides in zip(self.grid, other.grid, strict=True)),
+            largest_input=max(self.largest_input, other.largest_input),
             verdict=worse.verdict,
         )
 
@@ -78,27 +84,30 @@ def check_outputs(
     dims = conv.weight.dim() - 2
     if x.dim() == dims + 1:
         x, expected, found = x[None], expected[None], found[None]
+    grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
     try:
         bound = difference_bound(conv, layer, x, tuple(expected.shape[2:]))
     except OffTheKernel as error:
         verdict = Verdict("REFUTED" if seen.max_abs > 0 else "UNDECIDED", str(error))
-        return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, verdict)
+        return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, grid, largest, verdict)
     with np.errstate(invalid="ignore", divide="ignore"):
         a, b = (t.detach().cpu().double().numpy() for t in (expected, found))
         error = np.where(a == b, 0.0, np.abs(a - b))
-        ratio = float(np.where(error == 0, 0.0, error / bound).max(initial=0.0))
+        ratios = np.where(error == 0, 0.0, error / bound)
+        ratio = float(ratios.max(initial=0.0))
     at_worst = float(bound[seen.worst]) if seen.worst else 0.0
     if not np.isfinite(bound).all() or not np.isfinite(a).all():
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that a NaN fails
+        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
         verdict = Verdict(
             "REFUTED",
-            f"at {seen.worst} the convolution gives {seen.expected!r} and the attention {seen.found!r} on {what}: "
-            f"a difference of {seen.max_abs:.3g} where rounding explains {at_worst:.3g}",
+            f"at {place} the convolution gives {float(a[place])!r} and the attention {float(b[place])!r} on {what}: "
+            f"a difference of {error[place]:.3g} where rounding explains {bound[place]:.3g}",
         )
     else:
         verdict = Verdict("CHECKED", f"{seen.compared} outputs agree within rounding on {what}")
-    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, verdict)
+    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, grid, largest, verdict)
 
 
 def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:

@@ -1,0 +1,53 @@
+"""The last word on one layer of a network: its certificate and its samples together."""
+
+import math
+from typing import Any
+
+from verify.certificate import Certificate
+from verify.certification import certify
+from verify.sampling import LayerCheck
+from verify.verdict import Verdict
+
+
+def certify_layer(
+    conv: Any, layer: Any, check: LayerCheck, input_bound: float | None = None, leaking: bool = False
+) -> tuple[Certificate | None, Verdict]:
+    """Certify a layer for all inputs like those that were sampled, and judge the samples by the certificate.
+
+    Args:
+        conv: the convolution.
+        layer: its attention layer.
+        check: what the samples showed; its grid is the certificate's.
+        input_bound: B; by default the least power of two that is not below any sampled input.
+        leaking: whether a sharpness was asked for that leaks; the claim is then a difference within the certificate's bound.
+
+    Returns:
+        The certificate (None if there is none to be had) and the verdict.
+    """
+    bound = input_bound or power_of_two_above(check.largest_input)
+    try:
+        certificate = certify(conv, layer, grid=check.grid, input_bound=bound)
+        if leaking and certificate.verdict.name == "UNDECIDED" and math.isfinite(certificate.bound.max(initial=0.0)):
+            certificate = certify(
+                conv, layer, grid=check.grid, input_bound=bound, within=float(certificate.bound.max(initial=0.0))
+            )
+    except ValueError as error:
+        worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
+        return None, worse
+    name = certificate.verdict.name
+    if name == "PROVED":
+        seen = check.discrepancy
+        limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
+        if check.largest_input <= bound and not seen.max_abs <= limit:
+            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}"
+            return certificate, Verdict("REFUTED", told)
+    elif name == "UNDECIDED" and check.verdict.name == "REFUTED":
+        return certificate, check.verdict
+    return certificate, certificate.verdict
+
+
+def power_of_two_above(value: float) -> float:
+    """The least power of two that is not below ``value``, and at least 2^−20: a bound that is easily said."""
+    if not math.isfinite(value):
+        return value
+    return 2.0 ** math.ceil(math.log2(max(value, 2.0**-20)))
