@@ -141,10 +141,11 @@ def test_the_demo_twice_in_a_row(tmp_path: Path) -> None:
         process = command(cwd=tmp_path)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, "")
-        assert out.count("CHECKED") == 6
+        assert out.count(": PROVED (|x| <= ") == 6
+        assert "on samples: 6 of 6 layers CHECKED, equal within rounding" in out
         assert "convolution calls: 6 in the original, 0 in the converted" in out
         assert "left unconverted" not in out
-        assert files(tmp_path) == {"digits_cnn.mhsa.pt"}
+        assert files(tmp_path) == {"digits_cnn.mhsa.pt", "digits_cnn.mhsa.json"}
 
 
 def test_the_converted_demo_reads_every_digit_alike(run: Run, tmp_path: Path) -> None:
@@ -198,7 +199,11 @@ def test_json_agrees_with_the_table(run: Run, saved: Path, tmp_path: Path) -> No
         words = [layer["name"], *layer["convolution"].split(), str(layer["heads"]), str(layer["head_dim"])]
         figures = [f"{layer[name]:.2g}" for name in ("interior", "border", "bound")]
         assert row == [*words, f"{layer['alpha']:g}", *figures, layer["verdict"]["name"]]
-        assert layer["verdict"]["sentence"].endswith("(seed 5)")
+        assert layer["checked"]["sentence"].endswith("(seed 5)")
+        assert layer["verdict"]["name"] == layer["certificate"]["verdict"] == "PROVED"
+        assert (
+            max(layer["interior"], layer["border"], layer["certificate"]["observed"]) <= layer["certificate"]["bound"]
+        )
         assert 0 <= layer["ratio"] <= 1
         assert (layer["calls"], layer["exercised"]) == (3, True)
     network = facts["network"]
@@ -218,7 +223,7 @@ def test_without_an_input_size_every_layer_is_judged_alone(run: Run, saved: Path
     facts = json.loads(run(saved, "--json")[1])
     assert facts["network"] is None
     assert [layer["exercised"] for layer in facts["layers"]] == [None, None]
-    assert all("generated inputs" in layer["verdict"]["sentence"] for layer in facts["layers"])
+    assert all("generated inputs" in layer["checked"]["sentence"] for layer in facts["layers"])
 
 
 def test_the_seed_repeats_a_run_and_matters(run: Run, saved: Path) -> None:
@@ -253,7 +258,7 @@ def test_the_converted_network_is_written_as_it_was(run: Run, model: nn.Sequenti
     assert [converted[i].w_val.requires_grad for i in (0, 3)] == [False, True]
     x = torch.randn(2, 2, 6, 6)
     assert torch.allclose(converted.eval()(x), model.eval()(x), atol=1e-5)
-    assert files(tmp_path) == {"model.pt", "out.pt"}
+    assert files(tmp_path) == {"model.pt", "out.pt", "out.json"}
 
 
 # ---- state dicts ---------------------------------------------------------------------------------------------------------
@@ -275,7 +280,7 @@ def test_a_state_dict_with_its_architecture(option: tuple[str, str], run: Run, s
         "again": (True, 4),
         "unused": (False, 1),
     }
-    assert "not exercised by the network" in layers["unused"]["verdict"]["sentence"]
+    assert "not exercised by the network" in layers["unused"]["checked"]["sentence"]
     assert json.loads(out)["network"]["convolution_calls"] == {"original": 3, "converted": 0}
     assert "unused: not exercised by the network" in run(state, *option, "--input-size", 2, 6, 6)[1]
     # A state dict comes out, and what it holds is the converted network.
@@ -412,19 +417,38 @@ def test_no_convolution_at_all(run: Run, tmp_path: Path) -> None:
 # ---- sharpness -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", [("--alpha", "3"), ("--tolerance", "0.001")])
-def test_heads_that_leak_are_refuted_and_nothing_is_written(option: tuple[str, str], run: Run, saved: Path) -> None:
-    code, out, err = run(saved, "--input-size", 2, 6, 6, *option)
+@pytest.mark.parametrize("certify", [(), ("--no-certify",)], ids=["certified", "sampled"])
+def test_heads_that_leak_are_refuted_and_nothing_is_written(certify: tuple[str, ...], run: Run, saved: Path) -> None:
+    code, out, err = run(saved, "--input-size", 2, 6, 6, "--alpha", 3, *certify)
     assert (code, err) == (1, "")
     assert out.count(": REFUTED: at ") == 2
     assert "the heads leak attention to other keys" in out
     assert "written: nothing, because a layer is REFUTED" in out
     assert files(saved.parent) == {"model.pt"}
-    facts = json.loads(run(saved, *option, "--json")[1])
+    facts = json.loads(run(saved, "--alpha", 3, "--json", *certify)[1])
     assert facts["output"] is None
     assert {layer["verdict"]["name"] for layer in facts["layers"]} == {"REFUTED"}
-    expected = 3.0 if option[0] == "--alpha" else alpha_for(tolerance=0.001, dims=2)
-    assert [layer["alpha"] for layer in facts["layers"]] == pytest.approx([expected] * 2, rel=1e-6)
+    assert [layer["alpha"] for layer in facts["layers"]] == [3.0, 3.0]
+
+
+def test_a_leak_too_small_to_see_is_undecided(run: Run, saved: Path) -> None:
+    code, out, _ = run(saved, "--alpha", 60)
+    assert code == 1
+    assert out.count(": UNDECIDED: step 3 (leakage)") == 2
+    assert "on samples: 2 of 2 layers CHECKED" in out
+
+
+def test_a_tolerance_is_proved_within_its_leakage(run: Run, saved: Path) -> None:
+    code, out, err = run(saved, "--input-size", 2, 6, 6, "--tolerance", "0.001", "--json")
+    assert (code, err) == (0, "")
+    for layer in json.loads(out)["layers"]:
+        assert layer["alpha"] == pytest.approx(alpha_for(tolerance=0.001, dims=2), rel=1e-6)
+        certificate = layer["certificate"]
+        assert layer["verdict"]["name"] == certificate["verdict"] == "PROVED"
+        assert 0 < certificate["leakage"] < certificate["bound"] == certificate["within"]
+        assert 0 < max(layer["interior"], layer["border"]) <= certificate["bound"]
+    # Without a certificate only rounding is allowed for, and that much leakage is more.
+    assert run(saved, "--input-size", 2, 6, 6, "--tolerance", "0.001", "--no-certify")[0] == 1
 
 
 def test_a_tolerance_below_every_format_is_sharp(run: Run, saved: Path) -> None:
@@ -436,7 +460,7 @@ def test_a_tolerance_below_every_format_is_sharp(run: Run, saved: Path) -> None:
     assert run(saved, "--alpha", "1e39")[0] == 0
     code, _, err = run(saved, "--alpha", "1e308")
     assert code == 2
-    assert "--alpha 1e+308 is beyond torch.float64" in one_line(err)
+    assert "1e+308 is too large" in one_line(err)
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------------
@@ -543,7 +567,7 @@ def test_own_output_is_replaced_and_foreign_files_need_force(run: Run, saved: Pa
     first = (tmp_path / "out.pt").read_bytes()
     assert run(saved, "-o", "out.pt", "--alpha", "256")[0] == 0
     assert (tmp_path / "out.pt").read_bytes() != first
-    assert files(tmp_path) == {"model.pt", "out.pt"}
+    assert files(tmp_path) == {"model.pt", "out.pt", "out.json"}
 
 
 @pytest.mark.parametrize(
@@ -584,7 +608,7 @@ def test_a_failure_leaves_the_earlier_output(
     assert (code, out) == (expected, "")
     assert said in one_line(err)
     assert Path("out.pt").read_bytes() == before
-    assert files(saved.parent) == {"model.pt", "out.pt"}
+    assert files(saved.parent) == {"model.pt", "out.pt", "out.json"}
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -612,7 +636,7 @@ def test_a_reader_who_has_seen_enough(saved: Path, tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 0
-    assert files(tmp_path) == {"model.pt", "model.mhsa.pt"}
+    assert files(tmp_path) == {"model.pt", "model.mhsa.pt", "model.mhsa.json"}
 
 
 def test_a_terminal_of_few_characters(saved: Path, tmp_path: Path) -> None:
@@ -665,7 +689,7 @@ def test_a_terminal_gets_its_own_width(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main([str(saved)]) == 0
-    table = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).partition("network:")[0]
+    table = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).partition("0: PROVED")[0]
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
-    assert table.count("CHECKED") == 2
+    assert table.count("PROVED") == 2
