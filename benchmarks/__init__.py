@@ -1,0 +1,1 @@
+"""Measured, never asserted: run as ``python -m benchmarks.<name>``."""

@@ -1,0 +1,76 @@
+"""Certify every layer of a ResNet-50-shaped network at 224 × 224, and recheck it: processor time and peak memory.
+
+    python -m benchmarks.certify
+
+One thread.  Conversion is timed apart from certification; the recheck runs in a process of its own, without torch.
+"""
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import construct
+import verify
+from verify import documents
+
+
+def resnet50_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
+    """Name, convolution and side of the input of each of the 53 convolutions of ResNet-50 at 224 × 224."""
+    yield "stem", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), 224
+    side, channels = 56, 64
+    for stage, (width, blocks, stride) in enumerate([(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]):
+        for block in range(blocks):
+            step = stride if block == 0 else 1
+            name = f"stage{stage}.{block}"
+            yield f"{name}.reduce", nn.Conv2d(channels, width, 1, bias=False), side
+            yield f"{name}.spatial", nn.Conv2d(width, width, 3, stride=step, padding=1, bias=False), side
+            yield f"{name}.expand", nn.Conv2d(width, 4 * width, 1, bias=False), side // step
+            if block == 0:
+                yield f"{name}.shortcut", nn.Conv2d(channels, 4 * width, 1, stride=step, bias=False), side
+            channels, side = 4 * width, side // step
+
+
+def main() -> None:
+    """Print the figures."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = list(resnet50_layers())
+    started = time.process_time()
+    converted = [construct.conv_to_mhsa(conv) for _, conv, _ in layers]
+    print(f"convert {len(layers)} layers: {time.process_time() - started:.1f} s of processor time")
+    started = time.process_time()
+    certificates = [
+        verify.certify(conv, layer, grid=(side, side)) for (_, conv, side), layer in zip(layers, converted, strict=True)
+    ]
+    spent = time.process_time() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    proved = sum(certificate.verdict.name == "PROVED" for certificate in certificates)
+    print(f"certify: {spent:.1f} s of processor time, {proved} of {len(layers)} PROVED, peak memory {peak:.2f} GiB")
+
+    names = [name.replace(".", "_") for name, _, _ in layers]
+    with tempfile.TemporaryDirectory() as folder:
+        conv_file, mhsa_file, document = (Path(folder) / name for name in ("c.pt", "a.pt", "certificate.json"))
+        torch.save(nn.ModuleDict({n: conv for n, (_, conv, _) in zip(names, layers, strict=True)}), conv_file)
+        torch.save(nn.ModuleDict(dict(zip(names, converted, strict=True))), mhsa_file)
+        documents.write_document(document, list(zip(names, certificates, strict=True)), conv_file, mhsa_file)
+        command = [sys.executable, "-m", "verify", "check", document, "--conv", conv_file, "--mhsa", mhsa_file]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        peak = after.ru_maxrss / 2**20
+        last = (result.stdout or result.stderr).strip().splitlines()[-1]
+        print(
+            f"recheck: {spent:.1f} s of processor time, peak memory {peak:.2f} GiB, exit code {result.returncode}: {last}"
+        )
+
+
+if __name__ == "__main__":
+    main()
