@@ -12,7 +12,7 @@ from construct.execution.memory import require
 from construct.geometry import ConvGeometry
 from construct.sharpness import ALPHA
 from construct.shifts import HeadBijection, balanced_radix
-from construct.support import geometry_of
+from construct.support import at_rest, geometry_of
 from construct.weights import MHSAWeights
 
 
@@ -45,8 +45,9 @@ def conv_to_mhsa(
         NotEnoughMemory: the weights of that many heads would not fit.
     """
     geometry = geometry_of(conv)
-    weight: Tensor = conv.weight  # type: ignore[assignment]
-    bias: Tensor | None = conv.bias  # type: ignore[assignment]
+    with at_rest(conv):
+        weight: Tensor = conv.weight  # type: ignore[assignment]
+        bias: Tensor | None = conv.bias  # type: ignore[assignment]
     layer = kernel_to_mhsa(
         weight,
         bias,

@@ -1,7 +1,7 @@
 """The quadratic relative positional encoding of Lemma 2: r_δ = (‖δ‖², δ) and v = −α(1, −2τ), so D_p = d + 1.
 
 Written with plain ``+``, ``-`` and ``*`` on the components of a vector, and with no branch on their type: the layer calls
-these two functions with tensors, the symbolic proof of Lemma 2 calls the very same two with sympy symbols.
+these functions with tensors, the symbolic proofs call the very same ones with sympy symbols.
 
 Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at τ,
 
@@ -9,6 +9,9 @@ Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at 
 
 ‖τ‖² does not depend on the key, so the softmax cancels it; what is left has its maximum at δ = τ and nowhere else, and
 every other integer shift scores lower by α‖δ − τ‖² ≥ α.  As α grows, the softmax puts all its weight on that key.  QED.
+
+Two more encodings of the same score, each with its argument in its docstring: the parabola, on which a single number stands
+for all axes (D_p = 2), and the absolute encoding, a dot product of d + 1 features of query and key.
 """
 
 from collections.abc import Sequence
@@ -40,16 +43,47 @@ def v(tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
     return tuple(-alpha * component for component in (1, *(-2 * x for x in tau)))
 
 
-def number(delta: Sequence[Any], radix: Sequence[int]) -> Any:
+def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
     """Number the shifts of a bounded box in mixed radix: n(δ) = Σ_i radix_i δ_i, one number for each shift.
 
     On the number the same argument works with one axis: r = (n², n) and v = −α(1, −2n_τ), so D_p = 2 in every dimension.
 
+    Why one number is enough.  n is linear, so n(δ) − n(τ) = n(e) with e = δ − τ, and the score of δ lies αn(e)² below that of
+    τ.  Let every |e_i| ≤ m_i − 1 and radix_i = Π_{j>i} m_j.  If e_i is the first component that is not 0, the later ones
+    move n(e) by at most Σ_{j>i} radix_j (m_j − 1) = radix_i − 1, less than the radix_i |e_i| of its own.  So n(e) is an integer
+    other than 0, and every δ ≠ τ scores lower by at least α.  QED.
+
     Args:
-        delta: the d components of δ.
+        delta: the d components of δ, each a number, a tensor (of one common shape) or a symbol.
         radix: the weight of each axis; the last is 1, and each divides the one before, which leaves room for the axis.
 
     Returns:
         n(δ), of the same kind and shape as a component.
     """
     return sum(weight * x for weight, x in zip(radix, delta, strict=True))
+
+
+def absolute_key(k: Sequence[Any]) -> tuple[Any, ...]:
+    """The features of a key at the position k: (‖k‖², k_1, …, k_d); see :func:`absolute_query`.
+
+    Args:
+        k: the d components of a position, each a number, a tensor or a symbol.
+    """
+    return (sum(x * x for x in k), *k)
+
+
+def absolute_query(q: Sequence[Any], tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
+    """The features of a query at the position q whose head is to look at q + τ: α(−1, 2(q_1 + τ_1), …, 2(q_d + τ_d)).
+
+    Why positions of rank d + 1 are enough (the absolute encoding).  Their dot product with :func:`absolute_key` is
+
+        α(2(q + τ)·k − ‖k‖²) = −α‖k − q − τ‖² + α‖q + τ‖²,
+
+    and the last term is the same for every key, so the softmax cancels it: what is left is Lemma 2's own score.  QED.
+
+    Args:
+        q: the d components of the query's position.
+        tau: the d components of the shift from the query to the key that the head attends.
+        alpha: the sharpness α > 0.
+    """
+    return tuple(alpha * component for component in (-1, *(2 * (x + t) for x, t in zip(q, tau, strict=True))))

@@ -104,12 +104,12 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
     for conv, layer in replacements.items():
         g = layer.geometry
         # A parametrized weight is made anew at each look: no parameter, and its id says nothing.
-        if isinstance(conv.weight, nn.Parameter):
+        if "weight" in conv._parameters:
             first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
             order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
             if first is not layer and order_agrees:
                 layer.w_val, layer.w_out = first.w_val, first.w_out
-        if isinstance(conv.bias, nn.Parameter):
+        if conv._parameters.get("bias") is not None:
             layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
 
 

@@ -5,6 +5,8 @@ describes is checked against it: a file can lie about its attributes.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,13 +42,27 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     Raises:
         UnsupportedLayer: with the one reason why this module cannot be.
     """
-    reason = _class_reason(conv) or _value_reason(conv)
-    if reason is None:
-        try:
-            return _read_geometry(conv)
-        except ValueError as error:
-            reason = str(error)
+    with at_rest(conv):
+        reason = _class_reason(conv) or _value_reason(conv)
+        if reason is None:
+            try:
+                return _read_geometry(conv)
+            except ValueError as error:
+                reason = str(error)
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
+
+
+@contextmanager
+def at_rest(conv: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode while it is read: in training, a mere look at a weight under ``spectral_norm`` moves it."""
+    modes = [(module, module.training) for module in conv.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _class_reason(conv: Any) -> str | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores
-from construct.execution.memory import require
+from construct.execution.memory import operands, require
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25
@@ -25,28 +25,28 @@ def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
         tokens.device,
         f"chunked attention over {grid.asked} queries and {grid.keys} keys",
     )
-    scores = Scores(layer, tokens, grid)
+    scores, w_val, w_out = Scores(layer, tokens, grid), layer.w_val, layer.w_out
     step = _queries_per_block(layer, len(tokens), grid)
     blocks = []
     for start in range(0, grid.asked, step):
         queries = slice(start, start + step)
         total = layer.b_out.to(tokens.dtype)
         for head in range(layer.heads):
-            total = total + _bounded(one_head, layer, scores, head, queries)
+            total = total + _bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries)
         blocks.append(total)
     return torch.cat(blocks, dim=1)
 
 
-def one_head(layer: MHSA, scores: Scores, head: int, queries: slice) -> Tensor:
+def one_head(w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries: slice) -> Tensor:
     """P^h X W_val^h W_out^h for a block of queries: (B, queries, D_out)."""
-    x = scores.tokens.unflatten(2, (layer.groups, -1))  # (b, t, g, i)
-    probabilities = torch.softmax(scores(queries, slice(head, head + 1)), dim=-1)[:, 0].to(x.dtype)  # (b or 1, q, t)
-    values = torch.einsum("btgi,gie->btge", x, layer.w_val[head].to(x.dtype))
+    x = scores.tokens.unflatten(2, (len(w_val), -1))  # (b, t, g, i)
+    probabilities = torch.softmax(scores(queries, head), dim=-1)[:, 0].to(x.dtype)  # (b or 1, q, t)
+    values = torch.einsum("btgi,gie->btge", x, w_val.to(x.dtype))
     if len(probabilities) == 1:  # one map for the whole batch
         attended = torch.einsum("qt,btge->bqge", probabilities[0], values)
     else:
         attended = torch.einsum("bqt,btge->bqge", probabilities, values)
-    return torch.einsum("bqge,geo->bqgo", attended, layer.w_out[head].to(x.dtype)).flatten(2)
+    return torch.einsum("bqge,geo->bqgo", attended, w_out.to(x.dtype)).flatten(2)
 
 
 def _bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
@@ -71,7 +71,8 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     block = (batch if content else 1) * rows * grid.keys * (8 + 8 + size + (8 if content else 0)) + 8 * rows * grid.keys
     table = 8 * (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size
     values = 2 * batch * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
-    return block + table + values + 2 * batch * grid.asked * layer.out_channels * size
+    output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
+    return block + table + values + output + operands(layer, batch, rows, grid.keys, 1)
 
 
 EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time")

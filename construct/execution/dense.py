@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores
-from construct.execution.memory import require
+from construct.execution.memory import operands, require
 from construct.tokens import TokenGrid
 
 
@@ -40,7 +40,8 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     # Values and attended values, each with the copy that the batched product makes to line up heads and batch.
     width = layer.groups * layer.w_val.shape[3]
     values = 2 * batch * layer.heads * (grid.keys + grid.asked) * width * size
-    return attention + lookup + values + batch * grid.asked * layer.out_channels * size
+    output = 2 * batch * grid.asked * layer.out_channels * size
+    return attention + lookup + values + output + operands(layer, batch, grid.asked, grid.keys, layer.heads)
 
 
 EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory")
