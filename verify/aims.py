@@ -103,13 +103,21 @@ def largest_encoding(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], 
 def score_rounding(attention: Attention, aimed: Aim, box: tuple[tuple[int, int], ...]) -> Fraction:
     """How far a score of this head may be off when it is evaluated in float64, anywhere in the box.
 
-    c takes D_k products and sums an entry, c·r takes D_p more, and one subtraction of the maximum follows.
+    c takes D_k products and sums an entry, c·r takes D_p more, and one subtraction of the maximum follows.  A product that
+    underflows is off by the smallest number, which c·r may multiply.
     """
     operations = attention.w_key_pos.shape[1] + attention.w_key_pos.shape[2] + 2
     u = Fraction(1, 2**53)
     gamma = operations * u / (1 - operations * u)
     largest = largest_encoding(attention.radix, box)
-    return gamma * sum((s * r for s, r in zip(aimed.size, largest, strict=True)), Fraction(0))
+    underflow = operations * Fraction(1, 2**1074) * (1 + sum(largest))
+    return gamma * sum((s * r for s, r in zip(aimed.size, largest, strict=True)), Fraction(0)) + underflow
+
+
+def largest_score(attention: Attention, aimed: Aim, box: tuple[tuple[int, int], ...]) -> Fraction:
+    """No number on the way to a score of this head exceeds this, anywhere in the box."""
+    largest = largest_encoding(attention.radix, box)
+    return 2 * sum((s * max(1, r) for s, r in zip(aimed.size, largest, strict=True)), Fraction(0))
 
 
 def box_of(places: list[tuple[int, int]], lengths: list[int]) -> tuple[tuple[int, int], ...]:

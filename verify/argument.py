@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from verify import budget, leakage
-from verify.aims import Aim, aim, box_of, exact_integer_scores, numbers_are_distinct, score_rounding
+from verify.aims import Aim, aim, box_of, exact_integer_scores, largest_score, numbers_are_distinct, score_rounding
 from verify.certificate import Step
 from verify.fields import Attention, Geometry, read_convolution
 from verify.reading import output_size, query_places, shift_reads, tap_of_shift, taps_read, token_count, tokens_along
@@ -65,8 +65,8 @@ class Argument:
 
     @property
     def threshold(self) -> Fraction:
-        """ln(2/η), from above: a gap beyond it makes every other weight round to zero."""
-        return LN2 * (1 + int(-math.log2(self.fmt.eta)))
+        """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
+        return LN2 * (1 + int(-math.log2(self.fmt.eta))) + Fraction(1, 2**45)
 
     def run(self) -> "Argument":
         """Go through the steps; one that fails ends it where the next would have nothing to stand on.
@@ -74,6 +74,7 @@ class Argument:
         Raises:
             ValueError: an intermediate may overflow the layers' type.
         """
+        self._nothing_overflows()
         if not (self._same_geometry() and self._no_content()):
             return self
         self.aims = self._aims()
@@ -84,7 +85,6 @@ class Argument:
         self.leaked = budget.leakage_part(self.attention, self.bound, leaks)
         self.differences = self._tap_differences(self.aims)
         self.taps = self._tap_part(self.differences)
-        self._nothing_overflows()
         self.rounding = budget.rounding_part(
             self.conv, self.attention, self.bound, self.fmt, self.tokens, soft=not self.one_hot
         )
@@ -143,17 +143,20 @@ class Argument:
             if aimed is None:
                 self._step(2, "aim", False, f"head {h} has no unique best shift")
                 return None
-            for tau, (first, last), n in zip(aimed.shift, ends, lengths, strict=True):
-                if first + tau < 0 or last + tau >= n:
-                    # Softmax then takes the nearest key there is: that head computes something else at the border.
-                    carries = a.w_val[h].any() and a.w_out[h].any()
-                    if carries:
-                        self._step(
-                            2, "aim", False, f"head {h} looks at {aimed.shift}, off the padded grid for some query"
-                        )
-                        return None
+            within_kernel = all(
+                0 <= tau + dil * ((k - 1) // 2) <= dil * (k - 1)
+                for tau, k, dil in zip(aimed.shift, g.kernel_size, g.dilation, strict=True)
+            )
+            if not within_kernel and a.w_val[h].any() and a.w_out[h].any():
+                # On some size its target is off the grid; softmax then takes the nearest key there is.
+                told = f"head {h} looks at {aimed.shift}, off the padded grid for some query of some size"
+                self._step(2, "aim", False, told)
+                return None
             aims.append(aimed)
         self._box = box
+        if any(largest_score(a, aimed, box) >= 2**1023 for aimed in aims):
+            self._step(2, "aim", False, "the scores may overflow float64")
+            return None
         rounding = max((score_rounding(a, aimed, box) for aimed in aims), default=Fraction(0))
         gap = min((aimed.gap for aimed in aims), default=Fraction(0))
         if not gap > 2 * rounding:

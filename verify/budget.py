@@ -6,11 +6,13 @@ output of the channel at once.  The model of rounding is that of :mod:`verify.ro
     convolution   γ_n (B Σ|W| + |b|),                       n = D_in/groups·ΠK + 1
     attention     γ_n (B Σ_h |W_val^h||W_out^h| + |b_out|),  n = D_in/groups + N_h·D_h + 1
 
-and each product that underflows adds η, times |W_out| where it is multiplied once more.  A softmax that returns η where 0 is
-meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head that leaks ε moves its output by at most
-2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps that differ add B Σ|ΔW| + |Δb|.
+and each product that underflows adds η, times |W_out| where it is multiplied once more: D_in/groups products of X W_val and T
+of P (X W_val).  A softmax that returns η where 0 is meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head
+that leaks ε moves its output by at most 2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps
+that differ add B Σ|ΔW| + |Δb|.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,8 @@ from verify.rounding import gamma
 
 WIDEN = 1 + 2.0**-20
 """More than float64 can lose in the sums of non-negative numbers below (fewer than 2^32 terms)."""
+TINY = 2.0**-1074
+"""The smallest double: what a product in float64 may lose besides."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,14 @@ class Format:
     stored_u: float
     stored_eta: float
 
+    def below(self, value: float) -> float:
+        """The largest number of the stored format that is not above ``value``, which is positive."""
+        value = min(value, self.largest)
+        _, exponent = math.frexp(value)
+        digits = -int(math.log2(self.stored_u or self.u))
+        step = max(math.ldexp(1.0, max(exponent - digits, -1074)), self.stored_eta or self.eta)
+        return math.floor(value / step) * step
+
 
 FORMATS = {
     "float16": Format("float16", 2.0**-24, 2.0**-149, 65504.0, 2.0**-11, 2.0**-24),
@@ -55,17 +67,23 @@ FORMATS = {
 def convolution_size(conv: Convolution) -> np.ndarray:
     """Σ|W| per output channel: float64 (D_out,)."""
     weight = np.abs(conv.weight)
-    if not conv.transposed:
-        return weight.reshape(len(weight), -1).sum(axis=1)
-    blocks = weight.reshape(conv.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
-    return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
+    with np.errstate(over="ignore"):
+        if not conv.transposed:
+            return weight.reshape(len(weight), -1).sum(axis=1)
+        blocks = weight.reshape(conv.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
+        return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
 
-def attention_size(attention: Attention) -> np.ndarray:
-    """Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out)."""
-    into = np.abs(attention.w_val).sum(axis=2)  # (h, g, D_h)
-    through = np.einsum("hge,hgeo->hgo", into, np.abs(attention.w_out))
-    return through.reshape(len(through), -1)
+def attention_size(attention: Attention, bound: float) -> np.ndarray:
+    """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
+
+    B comes first: the product of two small weights alone could underflow, and B be large.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        into = np.abs(attention.w_val).sum(axis=2)  # (h, g, D_h)
+        into = np.where(into > 0, bound * into + TINY, 0.0)
+        through = np.einsum("hge,hgeo->hgo", into, np.abs(attention.w_out)) + into.shape[2] * TINY
+    return np.where(np.isnan(through), np.inf, through).reshape(len(through), -1)
 
 
 def rounding_part(
@@ -86,16 +104,15 @@ def rounding_part(
     d_in = attention.w_val.shape[2]
     heads, head_dim = attention.w_val.shape[0], attention.w_val.shape[3]
     n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1
-    per_head = attention_size(attention)
+    attended = attention_size(attention, bound).sum(axis=0)
     size_c = bound * convolution_size(conv) + bias_c
-    size_a = bound * per_head.sum(axis=0) + np.abs(attention.b_out)
-    if (
-        soft
-    ):  # each weight: its scores are accounted for elsewhere; exponential, sum, division, cast; then the sum over keys
+    size_a = attended + np.abs(attention.b_out)
+    if soft:
+        # Each weight: its scores are accounted for elsewhere; exponential, sum, division, cast; then the sum over keys.
         n_att += 2 * tokens + 16
     outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
-    underflow = fmt.eta * (n_conv + heads * head_dim + d_in * outward)
-    softmax = (tokens - 1) * fmt.eta * bound * per_head.sum(axis=0)
+    underflow = fmt.eta * (n_conv + heads * head_dim + (d_in + tokens) * outward)
+    softmax = (tokens - 1) * fmt.eta * attended
     total = gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + underflow + softmax
     if fmt.stored_u:
         rounded = (taps + 2) * size_c + size_a
@@ -105,16 +122,23 @@ def rounding_part(
 
 def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:
     """2B Σ_h ε_h |W_val^h||W_out^h| per output channel; ``leaks`` holds ε_h, rounded up."""
-    return _up(2 * bound * (leaks[:, None] * attention_size(attention)).sum(axis=0))
+    size = attention_size(attention, bound)
+    leaking = leaks > 0  # an exact 0 stays one, whatever the size
+    return _up(2 * (leaks[leaking, None] * size[leaking] + TINY).sum(axis=0))
 
 
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
-    """No number on the way exceeds this, in either layer."""
+    """No number on the way exceeds this, in either layer; silent content terms are worked out too, and must not overflow."""
     bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
-    values = float(np.abs(attention.w_val).sum(axis=2).max(initial=0))
-    through = float((bound * attention_size(attention).sum(axis=0) + np.abs(attention.b_out)).max(initial=0))
-    direct = float((bound * convolution_size(conv)).max(initial=0)) + bias
-    return max(bound, bound * values, through, direct) * 2  # rounding on the way cannot double a bounded sum
+    with np.errstate(over="ignore"):
+        into = [
+            np.abs(w).sum(axis=axis) for w, axis in ((attention.w_val, 2), (attention.w_qry, 1), (attention.w_key, 1))
+        ]
+        values = bound * np.array([w.max(initial=0) for w in into])
+        through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
+        direct = bound * convolution_size(conv) + bias
+        # Rounding on the way cannot double a bounded sum.
+        return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0)]))
 
 
 def _up(part: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ Steps 0 to 5 are in :mod:`verify.argument`.  Here:
 import math
 from collections.abc import Iterable
 from itertools import islice, product
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import torch
 from verify.aims import Aim, aim
 from verify.argument import Argument, Shift
 from verify.certificate import Certificate, Step
-from verify.fields import TENSORS, digest, stated_geometry
-from verify.probing import Probe, adversarial_inputs, probe_grid, run_executions
+from verify.fields import TENSORS, Unreadable, digest, stated_geometry
+from verify.probing import Probe, adversarial_inputs, probe_grids, run_executions
 from verify.reading import output_size, tap_of_shift
 from verify.refutation import Counterexample, Refuter
 from verify.taps import TapDifference
@@ -50,12 +51,15 @@ def certify(
         GridRefused: torch's convolution has no output for this grid.
         ValueError: B or T is not positive and finite, or the layers differ in type, or the bound overflows the type.
     """
-    grid = tuple(int(n) for n in grid)
-    if not 0 < input_bound < math.inf:
-        raise ValueError(f"the input bound is {input_bound}, not a positive finite number")
-    if within is not None and not 0 < within < math.inf:
-        raise ValueError(f"within is {within}, not a positive finite number")
-    argument = Argument(conv, mhsa, grid, float(input_bound), within)
+    grid = _sizes(grid)
+    input_bound = _positive(input_bound, "the input bound")
+    within = None if within is None else _positive(within, "within")
+    argument = Argument(conv, mhsa, grid, input_bound, within)
+    theirs, ours = argument.geometry, argument.attention.geometry
+    for name in ("dims", "in_channels", "out_channels"):
+        if getattr(theirs, name) != getattr(ours, name):
+            told = f"the convolution has {getattr(theirs, name)} {name}, the attention layer {getattr(ours, name)}"
+            raise Unreadable(told.replace("_", " "))
     if conv.weight.dtype != mhsa.w_val.dtype:
         raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
     argument.run()
@@ -95,6 +99,23 @@ def certify(
     )
 
 
+def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(index(n) for n in grid)
+    except TypeError:
+        raise ValueError(f"the grid {grid!r} is no series of whole numbers") from None
+
+
+def _positive(value: float, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{what} is {value!r}, not a positive finite number")
+    return number
+
+
 # ---- step 7 ----------------------------------------------------------------------------------------------------------
 
 
@@ -108,10 +129,10 @@ def _counterexample(argument: Argument) -> Counterexample | None:
     if failed.number == 1:
         return None
     theirs, ours = argument.geometry, argument.attention.geometry
-    if (ours.in_channels, ours.groups, ours.out_channels) != (theirs.in_channels, theirs.groups, theirs.out_channels):
+    if ours.groups != theirs.groups:
         return None
     try:
-        size = output_size(ours, argument.grid) if ours.dims == theirs.dims else ()
+        size = output_size(ours, argument.grid)
     except ValueError as error:
         told = f"on this grid the convolution has an output of size {argument.outputs}, and the attention none: {error}"
         return Counterexample({}, (), None, None, told)
@@ -170,7 +191,7 @@ def _refuter(argument: Argument, shifts: list[Shift]) -> Refuter:
         shifts,
         argument.grid,
         argument.outputs,
-        argument.bound,
+        argument.fmt.below(argument.bound),  # an input of the layers' type
     )
 
 
@@ -187,15 +208,19 @@ def _places(outputs: tuple[int, ...]) -> Iterable[Shift]:
 
 
 def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
-    layer = argument.layer
-    if argument.attention.geometry.in_channels != argument.geometry.in_channels or not hasattr(layer, "execution"):
+    layer, w_val = argument.layer, argument.attention.w_val
+    if not hasattr(layer, "execution"):
+        argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
         return []
-    small = probe_grid(argument.geometry, argument.grid)
-    inputs = adversarial_inputs(argument.conv, small, argument.bound)
-    probes = run_executions(argument.conv_module, layer, inputs, total)
-    ran = [f"{p.execution} {p.worst:.2g}" for p in probes if not p.note]
-    told = f"observed over bound on {len(inputs)} adversarial inputs of size {small}: {', '.join(ran) or 'nothing could be run'}"
-    argument.steps.append(Step(6, "runs", all(p.worst <= 1 for p in probes) and bool(ran), told))
+    probes: list[Probe] = []
+    for small in probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2])):
+        inputs = adversarial_inputs(argument.conv, small, argument.bound)
+        # All on the first grid; the second is for where tokens come from, which random signs and magnitudes show.
+        probes += run_executions(argument.conv_module, layer, inputs[-4:-2] if probes else inputs, total)
+    ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
+    broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
+    told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"
+    argument.steps.append(Step(6, "runs", all(p.worst <= 1 for p in probes) and bool(ran) and not broken, told))
     return probes
 
 
@@ -204,8 +229,8 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
         return Verdict("REFUTED", counter.sentence)
     over = next((p for p in probes if not p.worst <= 1), None)
     if over is not None:
-        told = f"a run of {over.execution} differs from the convolution by {over.worst:.3g} times the bound"
-        return Verdict("REFUTED", told)
+        told = over.note or f"a run differs from the convolution by {over.worst:.3g} times the bound"
+        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {told}")
     failed = next((step for step in argument.steps if not step.holds), None)
     if failed is not None:
         return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {failed.sentence}")
@@ -221,7 +246,10 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
 
 
 def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
-    ran = [f"{p.execution} checked on {p.inputs} inputs" for p in probes if not p.note]
+    counts: dict[str, int] = {}
+    for probe in probes:
+        counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs
+    ran = [f"{name} checked on {count} inputs" for name, count in counts.items() if count]
     told = [
         f"inputs are finite, |x| ≤ {argument.bound:g}, of spatial size {argument.grid} or smaller",
         "positions and scores are computed in float64, and the softmax subtracts each row's maximum",

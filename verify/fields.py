@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from verify.oracle import Convolution
 
@@ -27,6 +28,17 @@ GEOMETRY = (
     "transposed",
     "output_padding",
 )
+
+
+CONVOLUTIONS: dict[type, tuple[int, bool]] = {
+    nn.Conv1d: (1, False),
+    nn.Conv2d: (2, False),
+    nn.Conv3d: (3, False),
+    nn.ConvTranspose1d: (1, True),
+    nn.ConvTranspose2d: (2, True),
+    nn.ConvTranspose3d: (3, True),
+}
+"""torch's convolutions: the number of spatial dimensions, and whether transposed."""
 
 
 class Unreadable(ValueError):
@@ -64,6 +76,8 @@ class Geometry:
             Unreadable: an attribute is missing or is no geometry.
         """
         stated = stated_geometry(layer)
+        if not isinstance(stated["kernel_size"], list) or not stated["kernel_size"]:
+            raise Unreadable(f"kernel_size is {stated['kernel_size']!r}")
         dims = len(stated["kernel_size"])
         vectors = {}
         for name in ("kernel_size", "stride", "dilation", "output_padding"):
@@ -75,9 +89,15 @@ class Geometry:
         for name in ("in_channels", "out_channels", "groups"):
             if not (_whole(stated[name]) and stated[name] >= 1):
                 raise Unreadable(f"{name} is {stated[name]!r}")
+        if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
+            raise Unreadable(f"{stated['groups']} groups do not divide the channels")
         if stated["padding_mode"] not in ("zeros", "reflect", "replicate", "circular"):
             raise Unreadable(f"padding_mode is {stated['padding_mode']!r}")
         padding = stated["padding"]
+        if stated["transposed"] and (isinstance(padding, str) or stated["padding_mode"] != "zeros"):
+            raise Unreadable(f"transposed with padding {padding!r}, padding_mode {stated['padding_mode']!r}")
+        if padding == "same" and any(s != 1 for s in vectors["stride"]):
+            raise Unreadable("padding is 'same', with a stride")
         spans = [dil * (k - 1) for k, dil in zip(vectors["kernel_size"], vectors["dilation"], strict=True)]
         if padding == "same":
             pads = tuple((span // 2, span - span // 2) for span in spans)
@@ -137,8 +157,16 @@ class Attention:
             if not isinstance(tensor, torch.Tensor):
                 raise Unreadable(f"the attention layer has no tensor {name}")
             arrays[name] = exact_array(tensor, f"{name} of the attention layer")
-        radix = getattr(layer, "radix", None)
-        record = cls(Geometry.read(layer), None if radix is None else tuple(radix), **arrays)
+        for name in ("w_out", "b_out"):
+            # The layer would round it to the type of its input: not the number that is stored.
+            if getattr(layer, name).dtype != layer.w_val.dtype:
+                raise Unreadable(f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}")
+        geometry, radix = Geometry.read(layer), getattr(layer, "radix", None)
+        if radix is not None:
+            if not (isinstance(radix, tuple | list) and len(radix) == geometry.dims and all(map(_whole, radix))):
+                raise Unreadable(f"the radix is {radix!r}")
+            radix = tuple(radix)
+        record = cls(geometry, radix, **arrays)
         record._check_shapes()
         return record
 
@@ -190,13 +218,21 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     Raises:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
-    if not isinstance(getattr(conv, "weight", None), torch.Tensor):
-        raise Unreadable(f"{type(conv).__name__} has no weight tensor")
+    base = _base(conv)
     geometry = Geometry.read(conv)
     exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
         exact_array(conv.bias, "bias of the convolution")
+        if conv.bias.dtype != conv.weight.dtype:
+            raise Unreadable(f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}")
     g = geometry
+    if (g.dims, g.transposed) != CONVOLUTIONS[base]:
+        raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
+    if g.padding_mode != "zeros":
+        # torch pads by this private list, last axis first, whatever ``padding`` says.
+        listed = list(getattr(conv, "_reversed_padding_repeated_twice", []))
+        if listed != [n for pads in reversed(g.pads) for n in pads]:
+            raise Unreadable(f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}")
     first, second = (g.in_channels, g.out_channels) if g.transposed else (g.out_channels, g.in_channels)
     if tuple(conv.weight.shape) != (first, second // g.groups, *g.kernel_size):
         raise Unreadable(f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes")
@@ -205,12 +241,32 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     return Convolution.read(conv), geometry
 
 
+def _base(conv: Any) -> type:
+    """Which of torch's convolutions this is; its fields say what it computes only if it has torch's own forward.
+
+    Raises:
+        Unreadable: none of them, or one that does more.
+    """
+    base = next((base for base in CONVOLUTIONS if isinstance(conv, base)), None)
+    if base is None or not isinstance(getattr(conv, "weight", None), torch.Tensor):
+        raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")
+    for method in ("forward", "_conv_forward"):
+        own = method in vars(conv) or getattr(type(conv), method, None) is not getattr(base, method, None)
+        if own:
+            raise Unreadable(f"{type(conv).__name__} has a {method} of its own")
+    if conv._forward_hooks or conv._forward_pre_hooks:
+        raise Unreadable(f"{type(conv).__name__} has hooks, which may change what it computes")
+    return base
+
+
 def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
     """The stored numbers as float64, which holds them exactly.
 
     Raises:
-        Unreadable: not a floating format, or some number is not finite.
+        Unreadable: not a dense tensor of a floating format, or some number is not finite.
     """
+    if tensor.layout != torch.strided or tensor.is_meta or nn.parameter.is_lazy(tensor):
+        raise Unreadable(f"{what} is not a dense tensor of numbers")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
     array = tensor.detach().cpu().double().contiguous().numpy()

@@ -21,6 +21,8 @@ import mpmath
 iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
 
 Number = int | float | Fraction
+SOFT = Fraction(1, 100)
+"""Below this α, sums over all integers are evaluated by Poisson's formula; e^{−π²/α} is then below 10^−428."""
 
 
 def tail(alpha: Number, offset: Number = 0) -> Any:
@@ -28,6 +30,9 @@ def tail(alpha: Number, offset: Number = 0) -> Any:
 
     The terms beyond N are at most e^{−αn(n−1)} twice, as |2f| ≤ 1, and n(n−1) grows by at least 2(N+1) a step; so they sum
     to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
+
+    Below ``SOFT`` there are too many terms; but 1 + s = e^{αf²} Σ_n e^{−α(n−f)²}, and by Poisson's formula the sum over all n
+    is √(π/α)(1 + 2Σ_{m≥1} e^{−π²m²/α} cos 2πmf) ≤ √(π/α)(1 + 3e^{−π²/α}).
 
     Raises:
         ValueError: α is not positive, or |f| exceeds ½.
@@ -37,8 +42,11 @@ def tail(alpha: Number, offset: Number = 0) -> Any:
     if not abs(offset) <= Fraction(1, 2):
         raise ValueError(f"the offset {offset} exceeds one half")
     a, f = _interval(alpha), _interval(offset)
+    if alpha < SOFT:
+        everything = iv.sqrt(iv.pi / a) * (1 + 3 * iv.exp(-iv.pi * iv.pi / a))
+        return iv.exp(a * f * f) * everything - 1
     # Far enough for the remainder to vanish beside a double: α N² ≥ 60, and past it the rest is bounded anyway.
-    last = min(max(2, math.isqrt(int(60 / float(alpha)) + 1) + 1), 10_000)
+    last = max(2, math.isqrt(int(60 / alpha) + 1) + 1)
     total = iv.mpf(0)
     for n in range(1, last + 1):
         total += iv.exp(-a * (n * n - 2 * n * f)) + iv.exp(-a * (n * n + 2 * n * f))

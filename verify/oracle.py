@@ -102,7 +102,9 @@ class Convolution:
     def _gather(self, x: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
-        padded = np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode])  # type: ignore[call-overload]
+        # A zero of numpy's integers among Python's would overflow beside a large one.
+        zero: Any = {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
+        padded = np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
         output = tuple(
             (n - dil * (k - 1) - 1) // s + 1
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
@@ -115,9 +117,9 @@ class Convolution:
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[2], -1)
+            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[2], int(np.prod(output)))
             total = total + np.matmul(weight[(..., *tap)], seen)
-        return total.reshape(batch, -1, *output)
+        return total.reshape(batch, self.weight.shape[0], *output)
 
     def _scatter(self, x: np.ndarray) -> np.ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
@@ -125,7 +127,7 @@ class Convolution:
         g, batch, size = self.groups, len(x), x.shape[2:]
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, in/g, out/g, *K)
         full = self._full_size(size)
-        columns = x.reshape(batch, g, weight.shape[1], -1)
+        columns = x.reshape(batch, g, weight.shape[1], int(np.prod(size)))
         total = np.zeros((batch, g * weight.shape[2], *full), dtype=np.result_type(x, weight))
         for tap in product(*map(range, self.kernel_size)):
             target = tuple(
@@ -133,7 +135,7 @@ class Convolution:
                 for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
             )
             part = np.matmul(np.swapaxes(weight[(..., *tap)], 1, 2), columns)
-            total[(slice(None), slice(None), *target)] += part.reshape(batch, -1, *size)
+            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[2], *size)
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
 

@@ -13,7 +13,10 @@ import torch
 from construct.attention import EXECUTIONS
 from verify.fields import Geometry
 from verify.oracle import Convolution
-from verify.reading import GridRefused, output_size
+from verify.reading import GridRefused, output_size, token_count
+
+CHEAP = 2**24
+"""Multiplications that a run on the whole grid may cost."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Probe:
         observed: the greatest |execution − convolution| per output channel, float64 (D_out,).
         worst: the greatest |difference|/bound over all outputs.
         note: why it was not run; empty if it was.
+        broken: whether it was not run because it raised an error other than want of memory.
     """
 
     execution: str
@@ -35,6 +39,26 @@ class Probe:
     observed: np.ndarray
     worst: float
     note: str = ""
+    broken: bool = False
+
+
+def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> list[tuple[int, ...]]:
+    """Legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
+
+    That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
+    may then be left over, or fewer of them.
+
+    Args:
+        g: the convolution's geometry.
+        grid: the grid of the claim.
+        cost: about how many multiplications a pair of a query and a key costs.
+    """
+    small = probe_grid(g, grid)
+    whole, longer = (
+        token_count(g, grid) ** 2 * cost <= CHEAP,
+        tuple(min(n + 1, m) for n, m in zip(small, grid, strict=True)),
+    )
+    return list(dict.fromkeys([small, grid if whole else longer]))
 
 
 def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -127,14 +151,19 @@ def run_executions(
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, np.zeros(len(bound)), 0.0, str(error)))
                 continue
+            except (RuntimeError, ValueError, IndexError) as error:  # where the convolution has an output
+                told = f"{type(error).__name__}: {error}"
+                probes.append(Probe(name, 0, grid, np.zeros(len(bound)), 0.0, told, broken=True))
+                continue
             finally:
                 layer.execution = before
             if found.shape != expected.shape:
                 probes.append(Probe(name, len(x), grid, np.full(len(bound), np.inf), np.inf, "outputs differ in shape"))
                 continue
-            difference = np.abs(found - expected)
-            per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
             with np.errstate(invalid="ignore", divide="ignore"):
-                ratio = np.where(per_channel == 0, 0.0, per_channel / bound)
+                difference = np.abs(found - expected)
+                per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+                # An infinite bound claims nothing; else whatever is not a number is over it.
+                ratio = np.where((per_channel == 0) | np.isinf(bound), 0.0, per_channel / bound)
             probes.append(Probe(name, len(x), grid, per_channel, float(ratio.max(initial=0.0))))
     return probes

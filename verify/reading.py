@@ -22,7 +22,8 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
     """The spatial size of the output.
 
     Raises:
-        GridRefused: exactly where torch raises: an empty axis, no output, or a padding mode that cannot pad so far.
+        GridRefused: exactly where torch raises or returns nothing: an empty axis, no output, or a padding mode that cannot pad
+            so far.  (Of a transposed convolution without outputs, torch refuses some and returns an empty tensor for others.)
     """
     if len(grid) != g.dims or any(n < 1 for n in grid):
         raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")

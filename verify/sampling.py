@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from verify.comparison import Discrepancy, discrepancy
+from verify.fields import Unreadable
 from verify.oracle import Convolution
 from verify.rounding import OffTheKernel, difference_bound
 from verify.verdict import Verdict
@@ -87,7 +88,7 @@ def check_outputs(
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
     try:
         bound = difference_bound(conv, layer, x, tuple(expected.shape[2:]))
-    except OffTheKernel as error:
+    except (OffTheKernel, Unreadable) as error:
         verdict = Verdict("REFUTED" if seen.max_abs > 0 else "UNDECIDED", str(error))
         return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, grid, largest, verdict)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -122,9 +123,10 @@ def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
     spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
     if fields.transposed:
         assert not isinstance(fields.padding, str)
-        # The output s·(n − 1) + span + 1 − 2p must have room; two more inputs give it phases and an interior.
+        # Room for one output, s·(n − 1) ≥ 2p − span, and for one that reads no padding, s·(n − 1) ≥ span; two more inputs.
         size = [
-            max(3, -(-(2 * p - span) // s) + 3) for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
+            -(-max(span, 2 * p - span) // s) + 3
+            for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
         ]
     else:
         size = [

@@ -145,7 +145,8 @@ def compare_taps(
 
 def _stored_difference(shift: Shift, product: np.ndarray, tap: np.ndarray) -> TapDifference:
     """The difference of two arrays of stored numbers; a rounded subtraction is zero only for equal numbers."""
-    size = np.abs(product - tap)
+    with np.errstate(over="ignore"):
+        size = np.abs(product - tap)
     entry = tuple(int(i) for i in np.unravel_index(int(np.argmax(size)), size.shape))
     exact = Fraction(float(product[entry])) - Fraction(float(tap[entry]))
     return TapDifference(shift, np.where(size > 0, np.nextafter(size, np.inf), 0.0), entry, exact)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""Both layers in exact arithmetic, literally: the truth that certificates are held against.
+
+The attention is evaluated as Eq. 3 with α → ∞: each head takes the one key with the greatest score, found by looking at every
+key, scores being exact integers.  Nothing of ``construct`` and nothing of the certifier is used but the raw fields.
+"""
+
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from verify.oracle import Convolution
+
+Size = tuple[int, ...]
+
+
+class NoValue(Exception):
+    """Two keys share the greatest score of some head and query, or there is no output at all."""
+
+
+def whole(array: Any) -> tuple[np.ndarray, int]:
+    """Floats, integers or dyadic fractions as integers over one denominator: (object array, denominator)."""
+    array = np.asarray(array)
+    ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
+    denominator = max((d for _, d in ratios), default=1)
+    whole = np.empty(len(ratios), dtype=object)
+    whole[:] = [n * (denominator // d) for n, d in ratios]
+    return whole.reshape(array.shape), denominator
+
+
+def fractions(whole: np.ndarray, denominator: int) -> np.ndarray:
+    """The numbers themselves."""
+    array = np.empty(whole.size, dtype=object)
+    array[:] = [Fraction(int(x), denominator) for x in whole.ravel()]
+    return array.reshape(whole.shape)
+
+
+def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
+    """The convolution of x (D_in, *size), by the definition, as fractions (D_out, *output)."""
+    fields = Convolution.read(conv)
+    (w, p), (xs, q) = whole(fields.weight), whole(x)
+    y = Convolution(
+        w,
+        None,
+        fields.stride,
+        fields.padding,
+        fields.dilation,
+        fields.groups,
+        fields.padding_mode,
+        fields.transposed,
+        fields.output_padding,
+    )(xs[None])[0]
+    bias = np.zeros(len(y)) if fields.bias is None else fields.bias
+    return fractions(y, p * q) + fractions(*whole(bias)).reshape(-1, *(1,) * (y.ndim - 1))
+
+
+def attention(layer: Any, x: np.ndarray) -> np.ndarray:
+    """b_out + Σ_h X[best key] W_val^h W_out^h of x (D_in, *size), as fractions (D_out, *output).
+
+    Raises:
+        NoValue: some head has no best key, or there are no queries.
+    """
+    size = x.shape[1:]
+    output, sources = looks(layer, size)
+    tokens, q = whole(x)
+    tokens = np.concatenate([np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1)  # 0 is a zero
+    (w_val, r), (w_out, s) = whole(_numbers(layer.w_val)), whole(_numbers(layer.w_out))
+    d_in, d_out = w_val.shape[2], w_out.shape[3]
+    total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
+    for head, source in enumerate(sources):
+        seen = tokens[:, source].reshape(layer.groups, d_in, -1)
+        for g in range(layer.groups):
+            total[g] = total[g] + (seen[g].T @ w_val[head, g] @ w_out[head, g]).T
+    y = fractions(total.reshape(-1, *output), q * r * s)
+    return y + fractions(*whole(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
+
+
+def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
+    """Where every head looks for every output: the output's size, and int (heads, outputs), 0 a zero, i + 1 input position i.
+
+    Raises:
+        NoValue: some head has no best key, or there are no queries.
+    """
+    rows = [_tokens(layer, axis, n) for axis, n in enumerate(size)]
+    anchor = [dil * ((k - 1) // 2) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
+    steps = (1,) * len(size) if layer.transposed else layer.stride
+    spans = _spans(layer)
+    output = tuple((len(row) - span - 1) // s + 1 for row, span, s in zip(rows, spans, steps, strict=True))
+    if min(output) < 1:
+        raise NoValue
+    strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
+    keys = np.array(list(product(*(range(len(row)) for row in rows))))
+    queries = np.array(
+        [[s * o + a for s, o, a in zip(steps, place, anchor, strict=True)] for place in np.ndindex(output)]
+    )
+    copies = np.array(list(product(*rows)))
+    positions = np.where((copies < 0).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
+    delta = keys[None] - queries[:, None]  # (queries, keys, d)
+    if getattr(layer, "radix", None) is not None:
+        delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
+    r = np.concatenate([(delta**2).sum(axis=2, keepdims=True), delta], axis=2)
+    sources = []
+    for v, w_key_pos in zip(_numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
+        (a, _), (b, _) = whole(v), whole(w_key_pos)
+        c = a @ b  # the score's vector, times a positive number
+        small = max(abs(int(x)) for x in c) * int(np.abs(r).max(initial=1)) * len(c) < 2**62
+        scores = r @ c.astype(np.int64) if small else r.astype(object) @ c
+        best = scores.max(axis=1)
+        if ((scores == best[:, None]).sum(axis=1) != 1).any():
+            raise NoValue
+        sources.append(positions[np.argmax(scores == best[:, None], axis=1)])
+    return output, np.array(sources).reshape(len(sources), len(queries))
+
+
+def _tokens(layer: Any, axis: int, n: int) -> list[int]:
+    """The input position that every token of an axis copies, −1 for a zero."""
+    span, s = _spans(layer)[axis], layer.stride[axis]
+    if layer.transposed:
+        before = span - layer.padding[axis]
+        length = s * (n - 1) + 1 + 2 * before + layer.output_padding[axis]
+        return [i // s if i % s == 0 and 0 <= i // s < n else -1 for i in range(-before, length - before)]
+    if layer.padding == "same":
+        before, after = span // 2, span - span // 2
+    else:
+        before = after = 0 if layer.padding == "valid" else layer.padding[axis]
+    mode: Any = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[layer.padding_mode]
+    return (np.pad(np.arange(1, n + 1), (before, after), mode=mode) - 1).tolist()
+
+
+def _spans(layer: Any) -> list[int]:
+    return [dil * (k - 1) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    return tensor.detach().double().numpy()
