@@ -1,33 +1,46 @@
-"""The lemmas of the paper, proved by sympy about the code that runs.
+"""The paper's claims, proved by sympy about the code that runs; each function returns its steps and fails loudly.
 
-Nothing here restates the encoding: sympy calls ``construct.encoding.r`` and ``construct.encoding.v`` with symbols,
-looked up at call time, and reasons about what they return.  Break a sign there and the proof raises `ProofFailed`.
+Nothing here restates the encoding: sympy calls the functions of ``construct.encoding`` with symbols, looked up at call time,
+and reasons about what they return.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
+
+Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps themselves are in ``proofs_*.py``.
 """
 
-from collections.abc import Sequence
-from functools import reduce
-from itertools import product
-from operator import add
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-import sympy
+from verify.proof import Proof
+from verify.proofs_factorisation import factorisation_steps, no_factorisation_steps
+from verify.proofs_heads import head_count_steps
+from verify.proofs_leakage import off_lattice_steps, on_lattice_steps
+from verify.proofs_lemma1 import lemma1_steps
+from verify.proofs_lemma2 import any_length_steps, gap_steps, grid_steps, score_steps, squeeze_steps
+from verify.proofs_relative import relative_steps
+from verify.proofs_sharper import absolute_steps, one_component_steps, parabola_steps
+from verify.proofs_theorem import theorem_steps
 
-from construct import encoding
-from verify.proof import (
-    Proof,
-    ProofFailed,
-    Step,
-    case_split,
-    from_assumptions,
-    identity,
-    least_value,
-    limits,
-    sum_at_most,
-)
 
-_GRIDS = {1: (4,), 2: (3, 3), 3: (2, 2, 2)}  # one limit takes sympy about 0.2 s
+def prove_lemma1(dims: int) -> Proof:
+    """Prove Lemma 1: hard attention given by any bijection from heads onto shifts is the convolution.
 
-_alpha = sympy.Symbol("alpha", positive=True)
+    One-hot attention is the hypothesis here.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h
+    the tap that head h carries, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Returns:
+        The proof: its steps, how each was discharged, and the expressions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        f"Lemma 1 (d = {_checked(dims)}): heads that each attend the one key at query + tau_j, in any order, compute the "
+        "convolution of kernel W_j, for every kernel, bias and input, with stride and dilation"
+    )
+    return Proof(claim, tuple(lemma1_steps(dims)))
 
 
 def prove_lemma2(dims: int) -> Proof:
@@ -46,172 +59,198 @@ def prove_lemma2(dims: int) -> Proof:
         ValueError: dims is no integer ≥ 1.
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
-    if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1:
-        raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
     claim = (
-        f"Lemma 2 (d = {dims}): with r and v of construct.encoding, every integer shift tau and every alpha > 0, "
+        f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding, every integer shift tau and every alpha > 0, "
         "attention tends to one-hot on the key at query + tau as alpha grows"
     )
-    steps = (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims))
-    return Proof(claim, steps)
+    return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
 
 
-def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
-    """The positional score v·r_δ of Lemma 2, from the two functions that the layer calls."""
-    r, v = encoding.r(delta), encoding.v(tau, _alpha)
-    if not len(r) == len(v) == len(delta) + 1:
-        raise ProofFailed("r and v have D_p = d + 1 components", (len(r), len(v)), "but they have")
-    return sympy.sympify(sum(a * b for a, b in zip(v, r, strict=True)))
+def prove_lemma2_any_length() -> Proof:
+    """Prove Lemma 2 for vectors of d components, d a symbol, by linearity of sympy's Sum.
 
-
-def score_steps(dims: int) -> list[Step]:
-    """Lemma 2, first part: the score is the quadratic −α(‖δ−τ‖² − ‖τ‖²)."""
-    delta, tau = _integers("delta", dims), _integers("tau", dims)
-    quadratic = -_alpha * (_norm2(_minus(delta, tau)) - _norm2(tau))
-    return [identity("v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)", (score(delta, tau), quadratic))]
-
-
-def gap_steps(dims: int) -> list[Step]:
-    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, by a gap of exactly α."""
-    delta, tau, n = (_integers(name, dims) for name in ("delta", "tau", "n"))
-    shift = _minus(delta, tau)
-    above = sympy.Symbol("m", integer=True, positive=True)
-    below = sympy.Symbol("m", integer=True, negative=True)
-    neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
-    cases = _cases_of_nonzero(n)
-    premises = [sympy.Or(*branches) for branches in zip(*_signs(n), strict=True)]
-    premises.append(sympy.Not(sympy.And(*_signs(n)[1])))
-    units = [tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)]
-    return [
-        identity(
-            "score(tau) - score(delta) = alpha |n|^2 with n = delta - tau",
-            (score(tau, tau) - score(delta, tau), _alpha * _norm2(shift)),
-        ),
-        from_assumptions("n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)),
-        from_assumptions(
-            "an integer m is 1 + k, 0 or -(1 + k) with an integer k >= 0",
-            *(sympy.Q.nonnegative(above - 1), sympy.Q.integer(above - 1)),
-            *(sympy.Q.nonnegative(-below - 1), sympy.Q.integer(-below - 1)),
-            sympy.Q.zero(neither),
-        ),
-        case_split(
-            "every other integer shift tau + n scores lower than tau: the maximum is unique",
-            premises,
-            [(condition, sympy.Gt(_gap(case, tau), 0, evaluate=False)) for condition, case in cases],
-        ),
-        case_split(
-            "every other integer shift scores lower by at least alpha",
-            premises,
-            [(condition, sympy.Ge(_gap(case, tau), _alpha, evaluate=False)) for condition, case in cases],
-        ),
-        identity("the gap alpha is attained, at each unit vector n", *((_gap(unit, tau), _alpha) for unit in units)),
-    ]
-
-
-def squeeze_steps(dims: int) -> list[Step]:
-    """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
-
-    With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
-    sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
     """
-    tau, n = _integers("tau", dims), _integers("n", dims)
-    others = sympy.Symbol("T", integer=True, positive=True) - 1
-    count = sympy.Symbol("N", integer=True, nonnegative=True)
-    excess, loss, total, slack = sympy.symbols("s b S c", nonnegative=True)
-    # The gap is alpha + s with s >= 0, and e^{-s} = 1 - b with b >= 0 by the step that says so.
-    weight = sympy.expand(sympy.exp(-(_alpha + excess)))
-    weight_by_loss = weight.subs(sympy.exp(-excess), 1 - loss)
-    bound = count * sympy.exp(-_alpha)
-    top = sympy.exp(score(tau, tau))
-    at_target, least = 1 / (1 + total), 1 / (1 + total + slack)
-    lower = least.subs(slack, bound.subs(count, others) - total)
-    return [
-        identity(
-            "each key's exponential over the target's is e^(-alpha |n|^2)",
-            (sympy.exp(score(_plus(tau, n), tau)) / top, sympy.exp(-_alpha * _norm2(n))),
-        ),
-        identity(
-            "so the softmax weight is 1/(1 + S) at the target and e^(-alpha - s)/(1 + S) at a key of gap alpha + s",
-            (top / (top + top * total), at_target),
-            (top * weight / (top + top * total), weight * at_target),
-        ),
-        least_value("b = 1 - e^(-s) is never negative", 1 - sympy.exp(-excess), excess, sympy.Interval(0, sympy.oo), 0),
-        sum_at_most(
-            "N keys of gap >= alpha, with e^(-alpha - s) = e^(-alpha) (1 - b), add up to at most N e^(-alpha)",
-            *(weight_by_loss, bound, count),
-        ),
-        from_assumptions(
-            "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
-            sympy.Ge(at_target, least, evaluate=False),
-            sympy.Le(at_target, 1, evaluate=False),
-            sympy.Gt(weight, 0, evaluate=False),
-        ),
-        from_assumptions(
-            "every other weight lies between 0 and e^(-alpha)",
-            sympy.Le(weight_by_loss * at_target, sympy.exp(-_alpha), evaluate=False),
-            sympy.Gt(weight * at_target, 0, evaluate=False),
-        ),
-        limits(
-            "with S + c = (T - 1) e^(-alpha), the bound over the T - 1 others, the target's lower bound tends to 1",
-            *([(lower, 1)], _alpha),
-        ),
-        limits("the upper bound of every other weight tends to 0", [(sympy.exp(-_alpha), 0)], _alpha),
-    ]
-
-
-def grid_steps(dims: int) -> list[Step]:
-    """Lemma 2, third part, directly: the limits of all softmax weights, over all keys of one small grid.
-
-    Beyond three dimensions the further axes have one key each, so that the grid stays small.
-    """
-    shape = (*_GRIDS[min(dims, 3)], *(1 for _ in range(dims - 3)))
-    positions = list(product(*(range(size) for size in shape)))
-    expected = []
-    for query, target in product(positions, positions):
-        tau = _minus(target, query)
-        scores = [score(_minus(key, query), tau) for key in positions]
-        for key, own in zip(positions, scores, strict=True):
-            # The softmax weight e^own / sum_j e^score_j, its numerator divided out.
-            weight = 1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores))
-            expected.append((weight, int(key == target)))
-    statement = (
-        f"on a grid of {'x'.join(map(str, shape))} keys, for every query and every tau that stays on it, all "
-        f"{len(expected)} weights tend to 1 at the key query + tau and to 0 elsewhere"
+    claim = (
+        "Lemma 2 (symbolic d): with r and v of construct.encoding, in any number of dimensions, attention tends to one-hot "
+        "on the key at query + tau as alpha grows"
     )
-    return [limits(statement, expected, _alpha)]
+    return Proof(claim, tuple(any_length_steps()))
 
 
-def _gap(n: Sequence[Any], tau: Sequence[Any]) -> Any:
-    return score(tau, tau) - score(_plus(tau, n), tau)
+def prove_theorem(dims: int) -> Proof:
+    """Prove Theorem 1 as the composition: Lemma 2's steps, then the attention that it yields put into Lemma 1.
+
+    On a small grid the limits that sympy finds for the softmax of the code's scores are themselves the P^h of the layer that is
+    compared with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at
+    finite α a head that leaks ε moves what it reads by at most 2ε·max|X|.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding and "
+        "one head a tap tends to the convolution, for every kernel, bias and input"
+    )
+    return Proof(claim, (*prove_lemma2(dims).steps, *theorem_steps(dims)))
 
 
-def _cases_of_nonzero(n: Sequence[Any]) -> list[tuple[Any, tuple[Any, ...]]]:
-    """A vector n other than 0 has a component that is 1 + k or −(1 + k); the others stay any integers."""
-    k = sympy.Symbol("k", integer=True, nonnegative=True)
-    below, _, above = _signs(n)
-    cases = []
-    for i in range(len(n)):
-        cases.append((above[i], (*n[:i], 1 + k, *n[i + 1 :])))
-        cases.append((below[i], (*n[:i], -(1 + k), *n[i + 1 :])))
-    return cases
+def prove_leakage_on_lattice() -> Proof:
+    """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any grid (d = 1, 2, 3).
+
+    With the tail bound of ``verify.leakage`` and the tolerance from which ``construct.sharpness`` derives α.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "Leakage on the lattice: at most 1 - theta(alpha)^(-d) of the weight leaks past the key at query + tau, on a grid of any "
+        "size, with theta(alpha) = 1 + 2 sum_{n>=1} e^(-alpha n^2)"
+    )
+    return Proof(claim, tuple(on_lattice_steps()))
 
 
-def _signs(n: Sequence[Any]) -> tuple[list[sympy.Symbol], ...]:
-    """For each component, three propositions: it is below, at, above zero."""
-    return tuple([sympy.Symbol(f"{x} {sign} 0") for x in n] for sign in ("<", "=", ">"))
+def prove_leakage_off_lattice() -> Proof:
+    """Prove the leakage of a head that looks f = τ − round(τ) beside its nearest key, on any grid with that key (d = 1, 2, 3).
+
+    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "Leakage off the lattice: with f = tau - round(tau) at most 1 - prod_i 1/(1 + s(alpha, f_i)) leaks past the nearest key, "
+        "s(alpha, f) = sum_{n>=1} (e^(-alpha (n^2 - 2nf)) + e^(-alpha (n^2 + 2nf))); at |f| = 1/2 at least half does"
+    )
+    return Proof(claim, tuple(off_lattice_steps()))
 
 
-def _integers(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
-    return tuple(sympy.Symbol(f"{name}_{axis}", integer=True) for axis in range(1, dims + 1))
+def prove_factorisation(dims: int) -> Proof:
+    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Axis factorisation (d = {_checked(dims)}): over a rectangular grid the attention is the Kronecker product of one "
+        "row-stochastic matrix an axis, for every alpha and every real tau; not so a full covariance, nor the parabola"
+    )
+    return Proof(claim, (*factorisation_steps(dims), *no_factorisation_steps()))
 
 
-def _norm2(x: Sequence[Any]) -> Any:
-    return sum(component**2 for component in x)
+def prove_relative_from_absolute() -> Proof:
+    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, labelling what is an identity and what is not.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what is left "
+        "of Eq. 6 in the construction is Lemma 2's score"
+    )
+    return Proof(claim, tuple(relative_steps()))
 
 
-def _plus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+def prove_absolute_encoding(dims: int) -> Proof:
+    """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Absolute encoding (d = {_checked(dims)}): alpha (2 (q + tau)·k - |k|^2), a dot product of d + 1 features, has the same "
+        "softmax over the keys as -alpha |k - q - tau|^2"
+    )
+    return Proof(claim, tuple(absolute_steps(dims)))
 
 
-def _minus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
+def prove_parabola(dims: int) -> Proof:
+    """Prove that D_p = 2 is enough: shifts of a bounded box numbered by mixed radix, and Lemma 2 of one axis on the numbers.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"The parabola (d = {_checked(dims)}): with n(delta) of construct.encoding, r = (n^2, n) and v = -alpha (1, -2 n(tau)) "
+        "every other shift of the box scores lower by at least alpha, so D_p = 2 is enough"
+    )
+    return Proof(claim, tuple(parabola_steps(dims)))
+
+
+def prove_one_is_not_enough() -> Proof:
+    """Prove that D_p = 1 is not: heads that each attend one key, by position alone, reach at most two shifts.
+
+    Raises:
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        "D_p = 1 is not enough: whatever r, a score c r_delta has its only maximum at one of at most two of the shifts that a "
+        "query sees, so a kernel of three taps is out of reach of heads that each attend one key"
+    )
+    return Proof(claim, tuple(one_component_steps()))
+
+
+def prove_head_count() -> Proof:
+    """Prove the least number of heads for attention that does not depend on the input: the rank of the unfolded taps.
+
+    Raises:
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        "The least number of heads: attention that ignores its input needs N_h >= the rank of the taps unfolded as taps x "
+        "(D_in D_out), counting taps whose shift matrices are independent; and sometimes more"
+    )
+    return Proof(claim, tuple(head_count_steps()))
+
+
+def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
+    """Every proof, in the order of the argument, each made when it is asked for.
+
+    Args:
+        dims: the numbers of dimensions for the proofs that take one.
+
+    Raises:
+        ValueError: there are no dims, or one is no integer ≥ 1.
+        ProofFailed: a step of some proof does not hold; raised when the proof is asked for.
+    """
+    if not dims:
+        raise ValueError("dims must hold at least one number of dimensions")
+    numbers = [_checked(number) for number in dims]
+    makers: list[Callable[[], Proof]] = [
+        *(partial(prove_lemma1, d) for d in numbers),
+        *(partial(prove_lemma2, d) for d in numbers),
+        prove_lemma2_any_length,
+        *(partial(prove_theorem, d) for d in numbers),
+        prove_leakage_on_lattice,
+        prove_leakage_off_lattice,
+        *(partial(prove_factorisation, d) for d in numbers),
+        prove_relative_from_absolute,
+        *(partial(prove_absolute_encoding, d) for d in numbers),
+        *(partial(prove_parabola, d) for d in numbers),
+        prove_one_is_not_enough,
+        prove_head_count,
+    ]
+    return (make() for make in makers)
+
+
+def _checked(dims: int) -> int:
+    if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1:
+        raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
+    return dims

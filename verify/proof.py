@@ -2,7 +2,9 @@
 
 A step is made by one of the functions below, and only once sympy has discharged it; otherwise they raise `ProofFailed`.
 `argued` alone takes the author's word, and a proof counts such steps apart.  None of them passes on nothing: an empty
-list, an equation without a symbol, contradictory premises or a limit in a variable that does not occur are refused.
+list, an equation without a symbol, contradictory premises, a limit in a variable or a substitution of a symbol that
+does not occur, sums without a sum and an empty matrix are refused.  Sums, ranks and substitutions are in
+`verify.proof_algebra`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +14,7 @@ from typing import Any
 
 import sympy
 from sympy.calculus.util import minimum
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.logic.inference import satisfiable
@@ -23,6 +26,8 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Lt: ("positive", lambda left, right: right - left),
 }
 
+_LONGEST = 400  # characters of an expression that are printed; the whole of it is in the step
+
 
 class How(StrEnum):
     """How a step was discharged; all but ARGUED by sympy."""
@@ -33,6 +38,9 @@ class How(StrEnum):
     INDUCTION = "induction"
     MINIMUM = "minimum"
     LIMIT = "limit"
+    SUM = "sum"
+    RANK = "rank"
+    SUBSTITUTION = "substitution"
     ARGUED = "argued"
 
 
@@ -209,11 +217,20 @@ def _predicate(fact: Any) -> str:
 
 
 def _shown(expression: Any) -> str:
+    whole = _written(expression)
+    return whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST]} …"
+
+
+def _written(expression: Any) -> str:
     if isinstance(expression, sympy.AppliedPredicate):
         return f"{expression.arg} is {_predicate(expression)}"
     if isinstance(expression, sympy.Limit):
         return f"lim {expression.args[0]} for {expression.args[1]} -> {expression.args[2]}"
     if isinstance(expression, Relational):
         sign = "=" if isinstance(expression, sympy.Eq) else getattr(expression, "rel_op", "?")
-        return f"{_shown(expression.lhs)} {sign} {_shown(expression.rhs)}"
+        return f"{_written(expression.lhs)} {sign} {_written(expression.rhs)}"
+    if isinstance(expression, sympy.MatrixBase):
+        return str(expression.tolist())
+    if isinstance(expression, AppliedUndef):
+        return f"{expression.func.__name__}({', '.join(map(_written, expression.args))})"
     return str(expression)
