@@ -1,0 +1,42 @@
+"""A whole CNN converted: each layer held against its rounding bound, and not one convolution left to call."""
+
+import torch
+from torch import nn
+
+import construct
+from verify.calls import convolution_calls
+from verify.sampling import check_on_activations
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8, padding_mode="reflect"),
+    nn.Conv2d(8, 12, 1),
+    nn.ReLU(),
+    nn.ConvTranspose2d(12, 4, 4, stride=2, padding=1),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(4, 10),
+).eval()
+net = construct.convert(model)  # a deep copy; the model is as it was
+image = torch.randn(1, 3, 20, 16)
+
+pairs = {
+    name: (conv, net.get_submodule(name)) for name, conv in model.named_children() if "Conv" in type(conv).__name__
+}
+checks = check_on_activations(model, pairs, [image], "one random image")
+for name, check in checks.items():
+    conv, layer = pairs[name]
+    print(f"{name}: {conv}\n   → {layer}")
+    print(f"   difference {check.discrepancy.max_abs:.1e} where rounding allows {check.bound:.1e}: {check.verdict}")
+
+with torch.no_grad():
+    before, after = convolution_calls(model, image), convolution_calls(net, image)
+    difference = float((net(image) - model(image)).abs().max())
+print(f"convolutions executed: {dict(before)} before, {dict(after)} after; the logits differ by {difference:.1e}")
+assert len(checks) == sum(before.values()) == 4
+assert all(check.verdict.name == "CHECKED" for check in checks.values())
+assert not after, "the converted network makes no convolution call"
+assert difference < 1e-6

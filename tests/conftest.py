@@ -1,0 +1,28 @@
+"""What every test runs under: one thread, deterministic property tests, warnings as errors."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run and every machine, also in CI; nothing is stored, no example is timed.
+settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=100,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+# For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/test_properties.py
+settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
+
+torch.set_num_threads(1)  # pytest-xdist already uses every core
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Torch warns about an even kernel under padding='same'; that is a remark on its own speed."""
+    config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")

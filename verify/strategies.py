@@ -1,0 +1,316 @@
+"""Hypothesis strategies: convolutions over every geometry that torch has, and inputs that they accept.
+
+For this project's own tests and for users' tests of their own layers:
+
+    from hypothesis import given
+    from verify.strategies import cases
+
+    @given(cases())
+    def test_my_layer(case):
+        assert verify.compare(case.conv, my_layer(case.conv), case.x).max_abs < ...
+
+Only legal combinations are generated: torch accepts every call.  Everything shrinks toward the simplest convolution: 1-D,
+kernel 1, one channel, no padding, float32, on one contiguous input.
+
+Numbers are seeded normal ones, or small integers.  Small integers make every partial sum exact whatever the order of
+summation: Σ|w||x| + |b| stays below the first whole number that the format cannot hold, so that two correct evaluations
+agree bit for bit and no tolerance is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
+PADDINGS = ("none", "numbers", "same", "numbers", "valid")
+CHANNELS = ("one", "dense", "grouped", "depthwise", "multiplier")
+LAYOUTS = ("contiguous", "channels_last", "strided", "channels_last", "reversed", "expanded")
+BATCHES = (1, 2, 3, None, 1, 2, None, 0)
+
+EXACT_BELOW = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
+"""Whole numbers are exact in the format while they are smaller than this."""
+
+LARGEST = {torch.float16: 7, torch.bfloat16: 3, torch.float32: 127, torch.float64: 2**20}
+"""Weights, biases and inputs made of small integers are at most this large."""
+
+TOKENS = {1: 48, 2: 256, 3: 256}
+"""By dimension: about as many positions on the padded grid as an input should lead to, so that T×T attention stays fast."""
+
+_LONGEST_KERNEL = {1: 12, 2: 5, 3: 3}
+_MOST = {1: 3, 2: 3, 3: 2}  # of stride, dilation and padding
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A convolution and an input that it accepts.
+
+    Attributes:
+        conv: a torch convolution.
+        x: an input, (B, D_in, *size) or unbatched (D_in, *size).
+        integers: whether all numbers are small integers, so that every partial sum is exact.
+        description: everything but the numbers, in one line.
+    """
+
+    conv: Any
+    x: Tensor
+    integers: bool
+    description: str
+
+    def __repr__(self) -> str:
+        return self.description
+
+
+@st.composite
+def convolutions(
+    draw: st.DrawFn,
+    *,
+    dims: Sequence[int] = (1, 2, 3),
+    transposed: Sequence[bool] = (False, True),
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    padding_modes: Sequence[str] = PADDING_MODES,
+    paddings: Sequence[str] = PADDINGS,
+    channels: Sequence[str] = CHANNELS,
+    bias: Sequence[bool] = (False, True),
+    integers: Sequence[bool] = (False, True),
+) -> Any:
+    """Convolutions of torch, with every option that it has.
+
+    Each argument lists the values to choose from, the simplest first; one that is listed twice comes twice as often.
+    Options that exclude each other are never combined: padding "same" comes without stride, and a transposed convolution
+    pads with zeros and by numbers.
+
+    Args:
+        draw: given by hypothesis.
+        dims: numbers of spatial dimensions.
+        transposed: whether nn.ConvTransposeNd is wanted.
+        dtypes: of weights and inputs.
+        padding_modes: as in torch.
+        paddings: "none", "numbers" (one for all axes, or one an axis), "same", "valid".
+        channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier" (depthwise, several outputs each).
+        bias: with or without.
+        integers: whether the numbers are small integers; see the module.
+    """
+    d, flip = draw(st.sampled_from(dims)), draw(st.sampled_from(transposed))
+    dtype, whole = draw(st.sampled_from(dtypes)), draw(st.sampled_from(integers))
+    options: dict[str, Any] = {"kernel_size": draw(_per_axis(d, 1, _LONGEST_KERNEL[d]))}
+    options["dilation"] = draw(_per_axis(d, 1, _MOST[d]))
+    if flip:
+        paddings = [kind for kind in paddings if kind in ("none", "numbers")] or ["none"]
+    else:
+        options["padding_mode"] = draw(st.sampled_from(padding_modes))
+    padding = draw(st.sampled_from(paddings))
+    if padding != "none":
+        options["padding"] = padding if padding != "numbers" else draw(_per_axis(d, 0, _MOST[d]))
+    if padding != "same":
+        options["stride"] = draw(_per_axis(d, 1, _MOST[d]))
+    if flip:
+        steps = zip(_tuple(options["stride"], d), _tuple(options["dilation"], d), strict=True)
+        most = [max(stride, dilation) - 1 for stride, dilation in steps]
+        if draw(st.booleans()):
+            options["output_padding"] = tuple(draw(st.integers(0, m)) for m in most)
+        else:
+            options["output_padding"] = draw(st.integers(0, min(most)))
+    d_in, d_out, options["groups"] = draw(_channels(channels))
+    options["bias"] = draw(st.sampled_from(bias))
+    kind = getattr(nn, f"ConvTranspose{d}d" if flip else f"Conv{d}d")
+    conv: Any = nn.utils.skip_init(kind, d_in, d_out, dtype=dtype, **options)
+    _fill(conv, whole, draw(_SEEDS))
+    if d > 1 and draw(st.sampled_from((False, False, True))):
+        conv.to(memory_format=torch.channels_last if d == 2 else torch.channels_last_3d)
+    return conv
+
+
+@st.composite
+def inputs_for(
+    draw: st.DrawFn,
+    conv: Any,
+    *,
+    integers: bool = False,
+    batches: Sequence[int | None] = BATCHES,
+    layouts: Sequence[str] = LAYOUTS,
+    size: Sequence[int] | None = None,
+    tokens: int | None = None,
+) -> Tensor:
+    """Inputs that a convolution accepts.
+
+    Args:
+        draw: given by hypothesis.
+        conv: a torch convolution.
+        integers: whether the numbers are small integers.
+        batches: batch sizes to choose from; None stands for an unbatched input.
+        layouts: "contiguous", "channels_last", "strided" (every other number of a larger tensor), "reversed" (axes in the
+            opposite order in memory), "expanded" (the batch repeated with stride 0).
+        size: the spatial size; by default any that fits and leads to few tokens.
+        tokens: about how many positions the padded grid should have at most; by default ``TOKENS``.
+    """
+    batch, layout = draw(st.sampled_from(batches)), draw(st.sampled_from(layouts))
+    if size is None:
+        size = draw(sizes_for(conv, tokens))
+    generator = torch.Generator().manual_seed(draw(_SEEDS))
+    shape = (1 if batch is None else batch, conv.in_channels, *size)
+    x = numbers(shape, conv.weight.dtype, integers, generator)
+    x = _laid_out(x, layout)
+    return x[0] if batch is None else x
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    batches: Sequence[int | None] = BATCHES,
+    layouts: Sequence[str] = LAYOUTS,
+    integers: Sequence[bool] = (False, True),
+    tokens: int | None = None,
+    **options: Any,
+) -> Case:
+    """A convolution with an input; the arguments are those of :func:`convolutions` and :func:`inputs_for`."""
+    whole = draw(st.sampled_from(integers))
+    conv: Any = draw(convolutions(integers=[whole], **options))
+    x = draw(inputs_for(conv, integers=whole, batches=batches, layouts=layouts, tokens=tokens))
+    kind = "small integers" if whole else "normal numbers"
+    layout = "" if x.is_contiguous() else f" with strides {x.stride()}"
+    return Case(conv, x, whole, f"{conv} in {conv.weight.dtype} on {tuple(x.shape)}{layout}, {kind}")
+
+
+@st.composite
+def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[int, ...]:
+    """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid at most."""
+    axes, size = _axes_of(conv), list(least_size(conv))
+    room = (TOKENS[len(size)] if tokens is None else tokens) / prod(
+        axis.padded(n) for axis, n in zip(axes, size, strict=True)
+    )
+    for i, axis in enumerate(axes):
+        share = 1.5 * max(1.0, room) ** (1 / (len(size) - i))  # more than an even share, so that long sides occur
+        least = axis.padded(size[i])
+        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // axis.step)))
+        room *= least / axis.padded(size[i])
+    return tuple(size)
+
+
+def least_size(conv: Any) -> tuple[int, ...]:
+    """The smallest spatial size that a convolution accepts, each axis by itself."""
+    size = []
+    for axis in _axes_of(conv):
+        widest = max(axis.before, axis.after)
+        mode_needs = {"zeros": 1, "replicate": 1, "circular": widest, "reflect": widest + 1}[conv.padding_mode]
+        kernel_needs = 1 - (axis.before + axis.after - axis.span) // axis.step  # padded(n) ≥ span + 1
+        size.append(max(1, mode_needs, kernel_needs))
+    return tuple(size)
+
+
+def numbers(shape: Sequence[int], dtype: torch.dtype, integers: bool, generator: torch.Generator) -> Tensor:
+    """Seeded normal numbers, or integers between −``LARGEST`` and ``LARGEST`` of the format."""
+    if integers:
+        largest = LARGEST[dtype]
+        return torch.randint(-largest, largest + 1, tuple(shape), generator=generator).to(dtype)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------------
+
+_SEEDS = st.integers(0, 2**16)
+
+
+@cache
+def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | tuple[int, ...]]:
+    """One number for all axes, or one an axis, as torch takes it."""
+    one = st.integers(least, most)
+    return st.one_of(one, st.tuples(*(one for _ in range(d))))
+
+
+def _tuple(value: int | Sequence[int], d: int) -> tuple[int, ...]:
+    return (value,) * d if isinstance(value, int) else tuple(value)
+
+
+@st.composite
+def _channels(draw: st.DrawFn, kinds: Sequence[str]) -> tuple[int, int, int]:
+    """D_in, D_out and groups."""
+    kind = draw(st.sampled_from(kinds))
+    few, several = st.integers(1, 3), st.integers(2, 6)
+    if kind == "one":
+        return 1, 1, 1
+    if kind == "dense":
+        return draw(st.integers(1, 6)), draw(several), 1
+    if kind == "grouped":
+        groups = draw(st.integers(2, 3))
+        return groups * draw(st.integers(2, 3)), groups * draw(few), groups
+    if kind == "depthwise":
+        groups = draw(several)
+        return groups, groups, groups
+    if kind == "multiplier":
+        groups = draw(st.integers(2, 4))
+        return groups, groups * draw(st.integers(2, 3)), groups
+    raise ValueError(f"no kind of channels is called {kind!r}; there are {', '.join(CHANNELS)}")
+
+
+class _Axis(NamedTuple):
+    """One axis of the grid on which the kernel slides; a transposed convolution slides over a stuffed one."""
+
+    step: int  # from one input to the next
+    before: int  # positions that padding adds; a negative number crops
+    after: int
+    span: int  # from the first to the last tap
+
+    def padded(self, n: int) -> int:
+        """Positions for ``n`` inputs."""
+        return self.step * (n - 1) + 1 + self.before + self.after
+
+
+def _axes_of(conv: Any) -> list[_Axis]:
+    d, axes = conv.weight.dim() - 2, []
+    padding = (0,) * d if isinstance(conv.padding, str) else _tuple(conv.padding, d)
+    for i, kernel in enumerate(conv.weight.shape[2:]):
+        span = _tuple(conv.dilation, d)[i] * (kernel - 1)
+        p = padding[i]
+        if conv.transposed:
+            extra = _tuple(conv.output_padding, d)[i]
+            axes.append(_Axis(_tuple(conv.stride, d)[i], span - p, span - p + extra, span))
+        elif conv.padding == "same":
+            axes.append(_Axis(1, span // 2, span - span // 2, span))
+        else:
+            axes.append(_Axis(1, p, p, span))
+    return axes
+
+
+@torch.no_grad()
+def _fill(conv: Any, integers: bool, seed: int) -> None:
+    """Give a convolution its numbers; small integers are thinned out until no output can reach ``EXACT_BELOW``."""
+    generator, dtype = torch.Generator().manual_seed(seed), conv.weight.dtype
+    if conv.bias is not None:
+        conv.bias.copy_(numbers(conv.bias.shape, dtype, integers, generator))
+    weight = numbers(conv.weight.shape, dtype, integers, generator)
+    if integers:
+        groups = weight.unflatten(0, (conv.groups, -1))
+        rows = (groups.transpose(1, 2) if conv.transposed else groups).flatten(0, 1)
+        flat = rows.flatten(1).double()  # a row for each output channel
+        order = torch.rand(flat.shape, generator=generator).argsort(1)
+        spent = torch.empty_like(flat)
+        spent.scatter_(1, order, (flat.abs() * LARGEST[dtype]).gather(1, order).cumsum(1))
+        flat[spent >= EXACT_BELOW[dtype] - LARGEST[dtype]] = 0  # the bias has its share
+        rows = flat.to(dtype).view(rows.shape).unflatten(0, (conv.groups, -1))
+        weight = (rows.transpose(1, 2) if conv.transposed else rows).flatten(0, 1)
+    conv.weight.copy_(weight)
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same numbers, otherwise in memory."""
+    if layout == "contiguous":
+        return x
+    if layout == "channels_last":  # in any dimension: channels vary fastest
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "strided":
+        wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    if layout == "reversed":
+        return x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    if layout == "expanded":
+        return x[:1].expand_as(x) if len(x) else x
+    raise ValueError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
