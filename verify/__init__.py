@@ -4,18 +4,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verify.certificate import Certificate
+    from verify.certification import certify
+    from verify.checker import check
+    from verify.claim_table import claims
     from verify.comparison import Discrepancy, compare
-    from verify.lemmas import prove_lemma2
+    from verify.lemmas import prove_lemma1, prove_lemma2, prove_theorem
     from verify.verdict import Verdict
 
 _HOMES = {
+    "Certificate": "verify.certificate",
     "Discrepancy": "verify.comparison",
     "Verdict": "verify.verdict",
+    "certify": "verify.certification",
+    "check": "verify.checker",
+    "claims": "verify.claim_table",
     "compare": "verify.comparison",
+    "prove_lemma1": "verify.lemmas",
     "prove_lemma2": "verify.lemmas",
+    "prove_theorem": "verify.lemmas",
 }
 
-__all__ = ["Discrepancy", "Verdict", "compare", "prove_lemma2"]
+__all__ = [
+    "Certificate",
+    "Discrepancy",
+    "Verdict",
+    "certify",
+    "check",
+    "claims",
+    "compare",
+    "prove_lemma1",
+    "prove_lemma2",
+    "prove_theorem",
+]
 
 
 def __getattr__(name: str) -> Any:

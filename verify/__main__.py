@@ -1,0 +1,141 @@
+"""``python -m verify``: recheck a certificate, print the proofs, judge the claims.
+
+Nothing heavy is imported before a command needs it.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+EXIT_CODES = """exit codes:
+  0    everything is PROVED, and confirmed
+  1    something is not
+  2    bad input: one line says what
+  130  interrupted
+"""
+
+
+class BadArguments(ValueError):
+    """The command line is wrong."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        summary: one line for the help.
+        arguments: adds its arguments to its parser.
+        run: carries it out, prints, and returns the exit code; a ValueError or OSError is told in one line, with code 2.
+    """
+
+    summary: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
+    parser.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
+    parser.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from verify.checker import check
+
+    result = check(options.certificate, options.conv, options.mhsa)
+    print(result)
+    return 0 if result.verdict.name == "PROVED" else 1
+
+
+def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions")
+
+
+def _lemmas(options: argparse.Namespace) -> int:
+    from verify.lemmas import prove_lemma2
+    from verify.proof import ProofFailed
+
+    try:
+        for dims in options.dims:
+            print(prove_lemma2(dims), end="\n\n")
+    except ProofFailed as failure:
+        print(f"NOT PROVED: {failure}")
+        return 1
+    return 0
+
+
+def _claims_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="CLAIM", help="judge only these claims (all by default)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as in docs/claims.md")
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from verify.claim_table import claims
+
+    table = claims(options.ids or None)
+    print(table.markdown() if options.markdown else table)
+    return 0 if table.good else 1
+
+
+COMMANDS = {
+    "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
+    "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
+    "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
+}
+"""By name; each command imports what it needs when it is run."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadArguments(f"{message} (--help lists the options)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0 all proved and confirmed, 1 not all, 2 bad input, 130 interrupted.
+    """
+    parser = _Parser(
+        prog="python -m verify",
+        description="Recheck certificates, print proofs, judge the claims.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.arguments(
+            commands.add_parser(name, help=command.summary, description=command.summary, allow_abbrev=False)
+        )
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  names of files and layers may be anything
+    try:
+        options = parser.parse_args(argv)
+        return COMMANDS[options.command].run(options)
+    except SystemExit as end:  # argparse has shown the help
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _one_line(error: Exception) -> str:
+    line = " ".join(str(error).split())[:1000]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
