@@ -55,15 +55,16 @@ def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lemmas(options: argparse.Namespace) -> int:
-    from verify.lemmas import prove_lemma2
+    from verify.lemmas import all_proofs
     from verify.proof import ProofFailed
 
     try:
-        for dims in options.dims:
-            print(prove_lemma2(dims), end="\n\n")
+        proofs = all_proofs(tuple(options.dims))
     except ProofFailed as failure:
         print(f"NOT PROVED: {failure}")
         return 1
+    for proof in proofs:
+        print(proof, end="\n\n")
     return 0
 
 

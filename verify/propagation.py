@@ -1,0 +1,208 @@
+"""How far a converted network may be from the original, end to end: for given inputs, and for all inputs up to a bound.
+
+Both networks are run side by side (:mod:`verify.side_by_side`), and a bound on the difference is pushed from call to call.
+
+- For given inputs, along the activations that the run showed: a theorem about these inputs alone.
+- For all |x| ≤ B, through the absolute coefficients of every layer; the run only shows the shapes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from verify.balls import NoBound
+from verify.certificate import Certificate
+from verify.fields import Unreadable, read_convolution
+from verify.pair_rule import Certifier
+from verify.side_by_side import Outcome, Pairs, Push, run_both
+from verify.verdict import Verdict
+
+ASSUMPTIONS = (
+    "inputs are finite, and a network's calls depend on shapes and modes alone, as the recorded ones do",
+    "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
+    "and nothing is flushed to zero",
+    "exp, tanh, erf and the activation functions made of them are evaluated to within 16 units of rounding of the largest "
+    "number on the way; square roots and quotients are rounded correctly",
+    "half precision accumulates in float32, and rounds a result at most twice, a convolution's at most once a tap",
+    "each attention layer's execution computes Eq. 3, as its certificate says",
+)
+
+
+@dataclass(frozen=True)
+class NetworkBound:
+    """How far the converted network may be from the original.
+
+    Attributes:
+        verdict: PROVED, UNDECIDED (naming the module) or REFUTED (a run over the bound), with its sentence.
+        bound: the greatest over all outputs; infinite where there is none.
+        observed: the greatest |converted − original| of the runs; not a number if there was none.
+        per_output: float64 (N, M): a row for each input, a bound for each of its outputs, flattened.
+        steps: the way of one run (the first that is not PROVED, else the last).
+        assumptions: what is taken for granted.
+        certificates: path → the layer's certificate that was used.
+    """
+
+    verdict: Verdict
+    bound: float
+    observed: float
+    per_output: np.ndarray
+    steps: tuple[Push, ...]
+    assumptions: tuple[str, ...]
+    certificates: dict[str, Certificate]
+
+    @property
+    def per_input(self) -> np.ndarray:
+        """The greatest bound of each input: float64 (N,)."""
+        return self.per_output.max(axis=1, initial=0.0)
+
+
+def propagate(
+    model: nn.Module,
+    converted: nn.Module,
+    x: Tensor | Sequence[Any],
+    pairs: Pairs | None = None,
+    *,
+    certificates: Mapping[str, Certificate] | None = None,
+) -> NetworkBound:
+    """Bound |converted(x) − model(x)| for each given input, along the activations that it causes.
+
+    Args:
+        model: the original network, in eval mode.
+        converted: the same network with attention layers in place of convolutions.
+        x: a batch; or a sequence of inputs, one call each (a tuple among them: the arguments of one call).
+        pairs: path → (convolution, attention layer), where the caller knows them; they must be what the networks hold.
+        certificates: path → certificate of a layer; those that fit are used, others are worked out.
+
+    Returns:
+        The bound, PROVED for these inputs and no others.
+
+    Raises:
+        ValueError: an input is not finite, there is none, or their outputs differ in number.
+    """
+    calls = [x] if isinstance(x, Tensor) else list(x)
+    calls = [call if isinstance(call, tuple) else (call,) for call in calls]
+    if not calls or not all(bool(t.isfinite().all()) for call in calls for t in call if isinstance(t, Tensor)):
+        raise ValueError("there is no input" if not calls else "an input has numbers that are not finite")
+    certifier = Certifier(certificates)
+    outcomes = [_outcome(model, converted, call, None, pairs, certifier) for call in calls]
+    if len({outcome.bound.shape[1] for outcome in outcomes}) > 1:
+        raise ValueError("the inputs' outputs differ in number; give these inputs one by one")
+    rows = sum(len(outcome.bound) for outcome in outcomes)
+    which = "this input alone" if rows == 1 else f"these {rows} inputs alone"
+    return _judged(outcomes, f"for {which}", "", certifier)
+
+
+def worst_case(
+    model: nn.Module,
+    converted: nn.Module,
+    input_size: Sequence[int],
+    input_bound: float,
+    pairs: Pairs | None = None,
+    *,
+    certificates: Mapping[str, Certificate] | None = None,
+) -> NetworkBound:
+    """Bound |converted(x) − model(x)| for all finite x of one size with |x| ≤ B.
+
+    Args:
+        model: the original network, in eval mode.
+        converted: the same network with attention layers in place of convolutions.
+        input_size: (D_in, *size), of one input.
+        input_bound: B.
+        pairs: as in :func:`propagate`.
+        certificates: as in :func:`propagate`.
+
+    Returns:
+        The bound, often uselessly large; UNDECIDED, naming the module, where a number may overflow.
+
+    Raises:
+        ValueError: B is not positive and finite.
+    """
+    if not 0 < input_bound < math.inf:
+        raise ValueError(f"the input bound is {input_bound}, not a positive finite number")
+    first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((1, *input_size), generator=generator, dtype=torch.float64) * 2 - 1
+    x = (0.99 * input_bound * x).to(first.device, first.dtype)  # rounded, it is still within the bound
+    certifier = Certifier(certificates)
+    outcome = _outcome(model, converted, (x,), float(input_bound), pairs, certifier)
+    size = "x".join(map(str, input_size))
+    return _judged([outcome], f"for all finite |x| ≤ {input_bound:g} of size {size}", " on one of them", certifier)
+
+
+def _outcome(
+    model: nn.Module,
+    converted: nn.Module,
+    inputs: tuple[Any, ...],
+    input_bound: float | None,
+    pairs: Pairs | None,
+    certifier: Certifier,
+) -> Outcome:
+    try:
+        replaced = _replaced(model, converted, pairs)
+    except NoBound as error:  # nothing is run: a network in training mode would change
+        return Outcome(np.full((1, 1), np.nan), np.full((1, 1), np.inf), (), str(error), None)
+    return run_both(model, converted, inputs, input_bound, replaced, certifier)
+
+
+def _replaced(model: nn.Module, converted: nn.Module, pairs: Pairs | None) -> Pairs:
+    """The convolutions of the original for which the other network has attention layers, each by its first path.
+
+    Raises:
+        NoBound: a module is in training mode, or is called otherwise than its class says, or ``pairs`` says otherwise.
+    """
+    random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
+    for network in (model, converted):
+        for path, module in network.named_modules():
+            if isinstance(module, random) and module.training:
+                raise NoBound(f"{path or 'the network'} ({type(module).__name__}) is in training mode")
+    layers = dict(converted.named_modules(remove_duplicate=False))
+    replaced = {
+        path: (conv, layers[path])
+        for path, conv in model.named_modules()
+        if path in layers and hasattr(layers[path], "w_key_pos") and not hasattr(conv, "w_key_pos")
+    }
+    for path, (conv, layer) in replaced.items():
+        try:
+            read_convolution(conv)
+        except Unreadable as error:
+            raise NoBound(f"{path or 'the network'}: {error}") from error
+        if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+            raise NoBound(f"{path or 'the network'}: {type(layer).__name__} has hooks or a forward of its own")
+    for path, pair in (pairs or {}).items():
+        if path not in replaced or any(a is not b for a, b in zip(pair, replaced[path], strict=True)):
+            raise NoBound(f"{path} is not where the networks hold this pair of layers")
+    return replaced
+
+
+def _judged(outcomes: list[Outcome], claim: str, seen: str, certifier: Certifier) -> NetworkBound:
+    """One verdict of all runs."""
+    chosen = next((o for o in outcomes if o.contradiction), None) or next(
+        (o for o in outcomes if o.failure), outcomes[-1]
+    )
+    per_output = np.concatenate([outcome.bound for outcome in outcomes])
+    observed = max((float(outcome.observed.max(initial=0.0)) for outcome in outcomes), key=lambda x: (math.isnan(x), x))
+    largest = float(per_output.max(initial=0.0))
+    if chosen.contradiction:
+        told = f"{chosen.contradiction}: a run is over the bound that the rules give, so an assumption does not hold"
+        verdict = Verdict("REFUTED", told)
+    elif chosen.failure:
+        verdict = Verdict("UNDECIDED", chosen.failure)
+    else:
+        told = (
+            f"{claim}: |converted − original| ≤ {_from_above(largest)} at every output, observed {observed:.3g}{seen}"
+        )
+        verdict = Verdict("PROVED", told)
+    return NetworkBound(verdict, largest, observed, per_output, chosen.steps, ASSUMPTIONS, dict(certifier.used))
+
+
+def _from_above(bound: float) -> str:
+    """Three digits of a bound, rounded up."""
+    text = f"{bound:.3g}"
+    if float(text) < bound:
+        text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 2):.3g}"
+    return text
