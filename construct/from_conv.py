@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TextIO
@@ -23,8 +23,9 @@ from construct.options import parse
 from construct.plain_text import described, one_line, shown
 from construct.sharpness import ALPHA, alpha_for
 from construct.support import geometry_of
-from construct.table import LayerRow, NetworkRow, Report, print_json, print_table
+from construct.table import LayerRow, NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import Advance, progress, undisturbed
+from construct.trial import end_to_end, network_row, outputs_and_calls, seeded_inputs
 from construct.writing import check_destination, write
 
 
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify import calls, documents, layers, sampling
+        from verify import calls, documents, layers, propagation, sampling
 
         with undisturbed():
-            report = _run(options, Checkers(sampling, calls, layers, documents))
+            report = _run(options, Checkers(sampling, calls, layers, documents, propagation))
         _print(report, options.json, stdout)
         return report.exit_code
     except SystemExit as end:  # argparse has shown the help
@@ -75,6 +76,7 @@ class Checkers(NamedTuple):
     calls: ModuleType
     layers: ModuleType
     documents: ModuleType
+    propagation: ModuleType
 
 
 def _run(options: Namespace, checkers: Checkers) -> Report:
@@ -103,9 +105,10 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         _write(converted if isinstance(source.content, nn.Module) else converted.state_dict(), output)
         if document is not None:
             certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
-            _write_document(checkers.documents, document, certificates, source, output)
+            _write_document(checkers.documents, document, certificates, source, output, network)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
-    good = all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
+    refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
+    good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
     return Report(
         source=source.path,
         sha256=source.sha256,
@@ -129,10 +132,16 @@ def _write(content: nn.Module | dict[str, Tensor], output: Path) -> None:
 
 
 def _write_document(
-    documents: ModuleType, document: Path, certificates: list[Any], source: ModelFile, output: Path
+    documents: ModuleType,
+    document: Path,
+    certificates: list[Any],
+    source: ModelFile,
+    output: Path,
+    network: NetworkRow | None,
 ) -> None:
+    figures = None if network is None else network_dict(network)
     try:
-        documents.write_document(document, certificates, conv_file=source.path, mhsa_file=output)
+        documents.write_document(document, certificates, conv_file=source.path, mhsa_file=output, network=figures)
     except OSError as error:
         what = one_line(error.strerror or error)
         raise BadModelFile(f"{shown(str(document))}: cannot be written: {what}") from error
@@ -190,13 +199,13 @@ def _judged(
     checks: dict[str, Any] = {}
     network = None
     if options.input_size:
-        inputs = _inputs(model, options)
+        inputs = seeded_inputs(model, options)
         with sampling.evaluating(model, converted), torch.no_grad():
-            before = _outputs(model, inputs, calls, options)
+            before = outputs_and_calls(model, inputs, calls, options)
             size = "x".join(map(str, options.input_size))
             what = f"the network's activations on {options.samples} random inputs of {size} (seed {options.seed})"
             checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
-            network = _network_row(before, _outputs(converted, inputs, calls, options), options.input_size)
+            after = outputs_and_calls(converted, inputs, calls, options)
     rows = []
     for path, (conv, layer) in pairs.items():
         if path not in checks:
@@ -215,6 +224,13 @@ def _judged(
             )
         exercised = path in checks if options.input_size else None
         rows.append(_layer_row(path, layer, check, certificate, verdict, exercised))
+    if options.input_size:
+        bounds: tuple[Any, ...] = ()
+        if not options.no_certify and options.tolerance is None:
+            certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
+            with sampling.evaluating(model, converted):
+                bounds = end_to_end(checkers.propagation, (model, converted), inputs, pairs, certificates)
+        network = network_row(before, after, options.input_size, bounds)
     return tuple(rows), network
 
 
@@ -235,57 +251,6 @@ def _layer_row(path: str, layer: MHSA, check: Any, certificate: Any, verdict: An
         sentence=sentence,
         exercised=exercised,
     )
-
-
-def _inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
-    """Seeded normal inputs, one a call, in the number format of the network."""
-    generator = torch.Generator().manual_seed(options.seed)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    shape = (1, *options.input_size)
-    return [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
-
-
-def _outputs(model: nn.Module, inputs: list[Tensor], calls: ModuleType, options: Namespace) -> tuple[list[Tensor], int]:
-    """What a network returns on all inputs, and how many convolutions it executes on the first."""
-    outputs: list[Any] = []
-    try:
-        counts = calls.convolution_calls(lambda: outputs.append(model(inputs[0])))
-        outputs += [model(x) for x in inputs[1:]]
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
-        size = " ".join(map(str, options.input_size))
-        raise BadModelFile(
-            f"{shown(str(options.model))}: the network does not run on an input of size {size}: {described(error)} "
-            "(give another --input-size)"
-        ) from error
-    return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor in what a network returns."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, list | tuple):
-        for part in output:
-            yield from _tensors(part)
-
-
-def _network_row(
-    before: tuple[list[Tensor], int], after: tuple[list[Tensor], int], size: tuple[int, ...]
-) -> NetworkRow:
-    found = [
-        (a.detach().double().flatten(), b.detach().double().flatten()) for a, b in zip(before[0], after[0], strict=True)
-    ]
-    difference = relative = None
-    if found and sum(len(a) for a, _ in found):
-        expected, seen = (torch.cat(side) for side in zip(*found, strict=True))
-        difference = float(torch.where(expected == seen, 0.0, (expected - seen).abs()).max())
-        largest = float(expected.abs().max())
-        relative = difference / largest if largest else difference
-    return NetworkRow(size, difference, relative, before[1], after[1])
 
 
 def _counted(layers: int) -> str:

@@ -58,6 +58,8 @@ class NetworkRow:
         relative: the same, over the greatest |output|.
         calls_before: convolution operators that the original executed on one input.
         calls_after: the same of the converted network.
+        bounds: on the difference, for the inputs that were run and for all inputs no larger (``NetworkBound`` of
+            ``verify.propagation``); empty if none were asked for.
     """
 
     input_size: tuple[int, ...]
@@ -65,6 +67,7 @@ class NetworkRow:
     relative: float | None
     calls_before: int
     calls_after: int
+    bounds: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -151,14 +154,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "input": str(report.source),
         "sha256": report.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
-        "network": None
-        if network is None
-        else {
-            "input_size": list(network.input_size),
-            "max_abs": _number(network.max_abs),
-            "relative": _number(network.relative),
-            "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
-        },
+        "network": None if network is None else network_dict(network),
         "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
         "samples": report.samples,
         "seed": report.seed,
@@ -166,6 +162,27 @@ def as_dict(report: Report) -> dict[str, Any]:
         "certificate": None if report.document is None else str(report.document),
         "torch": torch.__version__,
         "exit_code": report.exit_code,
+    }
+
+
+def network_dict(network: NetworkRow) -> dict[str, Any]:
+    """The network's own figures in the types of JSON."""
+    names = ("given_inputs", "all_inputs")[: len(network.bounds)]
+    return {
+        "input_size": list(network.input_size),
+        "max_abs": _number(network.max_abs),
+        "relative": _number(network.relative),
+        "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
+        "end_to_end": {
+            name: {
+                "verdict": bound.verdict.name,
+                "sentence": bound.verdict.sentence,
+                "bound": _number(bound.bound),
+                "observed": _number(bound.observed),
+                "assumptions": list(bound.assumptions),
+            }
+            for name, bound in zip(names, network.bounds, strict=True)
+        },
     }
 
 
@@ -242,6 +259,7 @@ def _lines(report: Report) -> list[str]:
                 f"outputs differ by at most {network.max_abs:.2g}, {network.relative:.2g} of the largest output"
             )
         lines.append(f"network: {difference}, on {report.samples} random inputs of {size}")
+        lines += [f"network: {bound.verdict}" for bound in network.bounds]
         lines.append(
             f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted"
         )
@@ -269,7 +287,13 @@ def proved_text(row: LayerRow) -> str:
     observed = max(row.check.discrepancy.max_abs, float(certificate.observed.max(initial=0.0)))
     bound = float(certificate.bound.max(initial=0.0))
     claim = "" if certificate.within is None else ", leaking"
-    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {observed:.2g} <= {bound:.2g}"
+    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {observed:.2g} <= {_above(bound)}"
+
+
+def _above(bound: float) -> str:
+    """Two digits of a bound, rounded up."""
+    text = f"{bound:.2g}"
+    return text if float(text) >= bound else f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 1):.2g}"
 
 
 def _place(path: str) -> str:

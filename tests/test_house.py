@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 ORDER = (
     *("demo", "errors", "plain_text", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads"),
     *("weights", "attention", "execution", "support", "builder", "network", "pickles", "files", "writing", "stock"),
-    *("export", "architecture", "options", "table", "terminal", "from_conv"),
+    *("export", "architecture", "options", "table", "terminal", "trial", "from_conv"),
 )
 """The modules of construct, from left to right: left never imports right."""
 

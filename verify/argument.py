@@ -23,6 +23,7 @@ from verify.fields import Attention, Geometry, read_convolution
 from verify.reading import output_size, query_places, shift_reads, tap_of_shift, taps_read, token_count, tokens_along
 from verify.refutation import tap_matrix
 from verify.taps import TapDifference, compare_taps
+from verify.wording import from_above
 
 Shift = tuple[int, ...]
 LN2 = Fraction(693147180559945310, 10**18)
@@ -88,7 +89,9 @@ class Argument:
         self.rounding = budget.rounding_part(
             self.conv, self.attention, self.bound, self.fmt, self.tokens, soft=not self.one_hot
         )
-        self._step(5, "rounding", True, f"at most {self.rounding.max(initial=0.0):.3g}, and nothing overflows")
+        self._step(
+            5, "rounding", True, f"at most {from_above(float(self.rounding.max(initial=0.0)))}, and nothing overflows"
+        )
         return self
 
     def _step(self, number: int, name: str, holds: bool, sentence: str) -> bool:
@@ -228,7 +231,8 @@ class Argument:
     def _tap_part(self, differences: list[TapDifference]) -> np.ndarray:
         total = self._bias_difference.copy()
         for difference in differences:
-            total = total + self.bound * difference.size.sum(axis=1).reshape(-1)
+            size = difference.size.sum(axis=1).reshape(-1)
+            total = total + np.where(size > 0, self.bound * size + budget.TINY, 0.0)  # the product may underflow
         return np.where(total > 0, np.nextafter(total * budget.WIDEN, np.inf), total)
 
     def _nothing_overflows(self) -> None:

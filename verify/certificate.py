@@ -8,6 +8,7 @@ import numpy as np
 
 from verify.refutation import Counterexample
 from verify.verdict import Verdict
+from verify.wording import exactly, from_above
 
 VERSION = 1
 
@@ -80,11 +81,11 @@ class Certificate:
     counterexample: Counterexample | None = None
 
     def __str__(self) -> str:
-        claim = "the same function" if self.within is None else f"a difference of at most {self.within:g}"
+        claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"
         lines = [
             str(self.verdict),
-            f"claim: {claim}, for all finite |x| ≤ {self.input_bound:g} on inputs up to {self.grid}",
-            f"bound: {self.bound.max(initial=0.0):.3g} at most "
+            f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
+            f"bound: {from_above(float(self.bound.max(initial=0.0)))} at most "
             f"(rounding {self.rounding.max(initial=0.0):.3g}, leakage {self.leakage.max(initial=0.0):.3g}, "
             f"taps {self.taps.max(initial=0.0):.3g}); observed {self.observed.max(initial=0.0):.3g}",
         ]

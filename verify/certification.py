@@ -24,6 +24,7 @@ from verify.reading import output_size, tap_of_shift
 from verify.refutation import Counterexample, Refuter
 from verify.taps import TapDifference
 from verify.verdict import Verdict
+from verify.wording import exactly, from_above
 
 
 def certify(
@@ -238,10 +239,11 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
         return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
     largest = float(total.max(initial=0.0))
     if argument.within is not None and not largest <= argument.within:
-        return Verdict("UNDECIDED", f"the bound {largest:.3g} exceeds the wanted {argument.within:.3g}")
-    what = "the same function" if argument.within is None else f"a difference of at most {argument.within:g}"
+        return Verdict("UNDECIDED", f"the bound {from_above(largest)} exceeds the wanted {exactly(argument.within)}")
+    what = "the same function" if argument.within is None else f"a difference of at most {exactly(argument.within)}"
     return Verdict(
-        "PROVED", f"{what} for all |x| ≤ {argument.bound:g} up to {argument.grid}: difference ≤ {largest:.3g}"
+        "PROVED",
+        f"{what} for all |x| ≤ {exactly(argument.bound)} up to {argument.grid}: difference ≤ {from_above(largest)}",
     )
 
 
@@ -251,7 +253,7 @@ def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
         counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs
     ran = [f"{name} checked on {count} inputs" for name, count in counts.items() if count]
     told = [
-        f"inputs are finite, |x| ≤ {argument.bound:g}, of spatial size {argument.grid} or smaller",
+        f"inputs are finite, |x| ≤ {exactly(argument.bound)}, of spatial size {argument.grid} or smaller",
         "positions and scores are computed in float64, and the softmax subtracts each row's maximum",
         "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
         "and nothing is flushed to zero",

@@ -21,6 +21,7 @@ from verify.fields import Unreadable, read_convolution
 from verify.pair_rule import Certifier
 from verify.side_by_side import Outcome, Pairs, Push, run_both
 from verify.verdict import Verdict
+from verify.wording import exactly, from_above
 
 ASSUMPTIONS = (
     "inputs are finite, and a network's calls depend on shapes and modes alone, as the recorded ones do",
@@ -131,7 +132,9 @@ def worst_case(
     certifier = Certifier(certificates)
     outcome = _outcome(model, converted, (x,), float(input_bound), pairs, certifier)
     size = "x".join(map(str, input_size))
-    return _judged([outcome], f"for all finite |x| ≤ {input_bound:g} of size {size}", " on one of them", certifier)
+    return _judged(
+        [outcome], f"for all finite |x| ≤ {exactly(input_bound)} of size {size}", " on one of them", certifier
+    )
 
 
 def _outcome(
@@ -193,16 +196,6 @@ def _judged(outcomes: list[Outcome], claim: str, seen: str, certifier: Certifier
     elif chosen.failure:
         verdict = Verdict("UNDECIDED", chosen.failure)
     else:
-        told = (
-            f"{claim}: |converted − original| ≤ {_from_above(largest)} at every output, observed {observed:.3g}{seen}"
-        )
+        told = f"{claim}: |converted − original| ≤ {from_above(largest)} at every output, observed {observed:.3g}{seen}"
         verdict = Verdict("PROVED", told)
     return NetworkBound(verdict, largest, observed, per_output, chosen.steps, ASSUMPTIONS, dict(certifier.used))
-
-
-def _from_above(bound: float) -> str:
-    """Three digits of a bound, rounded up."""
-    text = f"{bound:.3g}"
-    if float(text) < bound:
-        text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 2):.3g}"
-    return text

@@ -1,0 +1,296 @@
+"""The checker's reader: layers and their numbers from a weight file, with numpy and the standard library alone.
+
+- torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is looked up and nothing is called: what
+  pickle would have imported, made or filled becomes an inert record, and layers are found by their path among the records.
+- torch.save of a state dict: the same, but a state dict says nothing of geometry.
+- safetensors, with the geometry of its layers as JSON under the key ``geometry`` of the metadata, or without.
+
+Every checksum, length, offset and stride is checked, and whatever is odd is refused in one line.
+"""
+
+import json
+import math
+import pickletools
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
+GEOMETRY += ("transposed", "output_padding")
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MOST_OPCODES, MOST_EXPANDED, LONGEST_HEADER = 5_000_000, 2**24, 100_000_000
+
+_CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
+_CLASSES["construct.attention MHSA"] = "MHSA"
+_STORAGES = dict(zip([f"torch {kind}Storage" for kind in ("Half", "BFloat16", "Float", "Double")], BYTES, strict=True))
+_SAFETENSORS = dict(zip(("F16", "BF16", "F32", "F64"), BYTES, strict=True))
+_WIDTHS = {f"{kind}{bits}": bits // 8 for kind in ("I", "U", "F", "BF", "C") for bits in (8, 16, 32, 64)}
+_WIDTHS |= {"BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+_LITERALS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "LONG1": 0, "LONG4": 0, "BINFLOAT": 0.0}
+_LITERALS |= dict.fromkeys(
+    "BININT BININT1 BININT2 BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES".split()
+)
+
+
+class Rejected(ValueError):
+    """The files are not what they claim to be, or claim something that is not so; one line says what."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: str  # "float32" and so on; another name for a format that no layer has
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # its bits, row-major, as little-endian unsigned integers of the format's width
+
+
+class Layer(NamedTuple):
+    """A layer in a file."""
+
+    kind: str  # "MHSA", "Conv2d" and so on; "Conv" where nothing says of which dimension; "unknown" for another class
+    geometry: dict[str, Any] | None  # as the layer states it, in JSON's types; None where the file says nothing of it
+    tensors: dict[str, Stored]  # by name; a convolution's bias may be missing
+    pads: list[int] | None = None  # what torch would pad the input by, last axis first, where a convolution says so
+
+
+def numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """The numbers that such bits stand for, as float64, which holds them exactly."""
+    if dtype == "bfloat16":
+        return (bits.astype("<u4") << 16).view("<f4").astype(np.float64)
+    return bits.view(f"<f{BYTES[dtype]}").astype(np.float64)
+
+
+def strict_json(text: bytes, what: str) -> Any:
+    """Read JSON in which no key is repeated and every number is finite; else raise `Rejected`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)}"[:200])
+        return dict(pairs)
+
+    def finite(number: str) -> float:
+        if math.isfinite(float(number)):
+            return float(number)
+        raise ValueError(f"{number[:20]} is no finite number")
+
+    try:
+        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite)
+    except (ValueError, RecursionError) as error:
+        raise Rejected(f"{what} is no strict JSON: {error}") from None
+
+
+def layers_in(file: BinaryIO, what: str) -> dict[str, Layer]:
+    """The layers of a weight file by their path; `Rejected` if it is odd.  It has to stay open while tensors are read."""
+    file.seek(0)
+    try:
+        return _torch_layers(file) if file.read(4) == b"PK\x03\x04" else _safetensors_layers(file)
+    except Exception as error:  # whatever a damaged file makes of the standard library's readers
+        told = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
+        raise Rejected(f"{what}: {told}") from None
+
+
+def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> dict[str, Layer]:
+    """Layers of tensors named ``<layer>.<tensor>``; ``stated`` holds the geometry of some, beside their ``kind``."""
+    groups: dict[str, dict[str, Stored]] = {path: {} for path in stated}
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        groups.setdefault(path, {})[last] = tensor
+    layers = {}
+    for path, group in groups.items():
+        known = {tuple(sorted(TENSORS)): "MHSA", ("weight",): "Conv", ("bias", "weight"): "Conv"}
+        kind = known.get(tuple(sorted(group)), "unknown")
+        if path in stated:
+            geometry = dict(stated[path])
+            claimed = geometry.pop("kind")
+            if not (claimed in _CLASSES.values() and claimed.startswith(kind)):
+                raise Rejected(f"{path!r} is said to be {claimed}, its tensors are {sorted(group)}")
+            layers[path] = Layer(claimed, geometry, group)
+        elif kind == "MHSA" or ("weight" in group and len(group["weight"].shape) > 2):
+            layers[path] = Layer(kind, None, group)
+    return layers
+
+
+def _counts(*values: Any) -> bool:
+    return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in values)
+
+
+def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
+    size = file.seek(0, 2)
+    file.seek(0)
+    first = 8 + int.from_bytes(file.read(8), "little")
+    if first > min(LONGEST_HEADER, size):
+        raise Rejected("neither a zip of torch.save nor safetensors, or truncated")
+    header = strict_json(file.read(first - 8), "the header")
+    metadata = header.pop("__metadata__", {})
+    tensors, spans = {}, []
+    for name, entry in header.items():
+        dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if len(entry) != 3 or not _counts(shape, span) or span[1] - span[0] != math.prod(shape) * _WIDTHS[dtype]:
+            raise Rejected(f"tensor {name!r} is not what its dtype, shape and data_offsets say")
+        spans.append((span[0], span[1]))
+        dtype = str(_SAFETENSORS.get(dtype) or dtype)
+        tensors[name] = Stored(dtype, tuple(shape), partial(_read_at, file, first + span[0], tuple(shape), dtype))
+    if [0, *(end for _, end in sorted(spans))] != [*(begin for begin, _ in sorted(spans)), size - first]:
+        raise Rejected("its tensors overlap, or leave holes, or the file is truncated")
+    return _by_name(tensors, strict_json(metadata.get("geometry", "{}").encode(), "the metadata's geometry"))
+
+
+def _read_at(file: BinaryIO, place: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    file.seek(place)
+    return np.frombuffer(file.read(math.prod(shape) * BYTES[dtype]), f"<u{BYTES[dtype]}").reshape(shape)
+
+
+@dataclass(eq=False)
+class Made:
+    """What pickle would have made: by calling ``kind`` on ``args``, filling it with ``pairs``, giving it ``state``."""
+
+    kind: str
+    args: Any = ()
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    state: Any = None
+
+    def entries(self) -> dict[str, Any]:
+        """The content of a dict whose keys are different texts."""
+        found = {key: value for key, value in self.pairs if type(key) is str}
+        if self.kind not in ("dict", "collections OrderedDict") or self.args or len(found) != len(self.pairs):
+            raise Rejected(f"a {self.kind} where a dict of names belongs")
+        return found
+
+
+def walk(pickle: bytes) -> tuple[Any, list[Made]]:
+    """Walk a pickle without carrying it out: the record of what it describes, and the records of all layers."""
+    stack: list[Any] = []
+    outer: list[list[Any]] = []
+    memo: dict[Any, Any] = {}
+    layers: list[Made] = []
+    steps: Any = enumerate(pickletools.genops(pickle))
+    for count, (opcode, argument, position) in steps:
+        name, operands, marked = opcode.name, len(opcode.stack_before), []
+        if pickletools.markobject in opcode.stack_before:
+            operands = opcode.stack_before.index(pickletools.markobject)
+            marked, stack = stack, outer.pop()
+        if len(stack) < operands or count >= MOST_OPCODES:
+            raise Rejected(f"the pickle takes what is not there, or has more than {MOST_OPCODES} opcodes")
+        taken = [*stack[len(stack) - operands :], *marked]
+        del stack[len(stack) - operands :]
+        if name in _LITERALS:
+            new = _LITERALS[name] if argument is None else argument
+        elif name in ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            new = tuple(taken)
+        elif name in ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
+            new = Made(name[6:].lower())
+        elif name in ("APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"):
+            new, *items = taken
+            new.pairs += zip(items[::2], items[1::2], strict=True) if "SET" in name else ((item, 0) for item in items)
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            new = Made("global", " ".join(taken or [argument]))  # never looked up
+        elif name == "BINPERSID":
+            new = Made("storage", taken[0])
+        elif name in ("REDUCE", "NEWOBJ"):
+            new = Made(taken[0].args if taken[0].kind == "global" else "call of an object", taken[1])
+            layers += [new] if new.kind in _CLASSES else []
+        elif name == "BUILD" and taken[0].state is None:
+            new, state = taken  # pickle, too, copies what a dict holds at this moment
+            new.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Made) else state
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            new = memo[len(memo) if argument is None else argument] = taken[0] if taken else stack.pop()
+        elif name in ("BINGET", "LONG_BINGET"):
+            new = memo[argument]
+        elif name == "STOP" and not stack and not outer and position + 1 == len(pickle):
+            return taken[0], layers
+        elif name in ("PROTO", "FRAME"):
+            continue
+        elif name == "MARK":
+            outer.append(stack)
+            stack = []
+            continue
+        else:
+            raise Rejected(f"the pickle has {name} at {position}, where torch.save writes none")
+        stack.append(new)
+    raise Rejected("the pickle has no end")
+
+
+def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
+    archive = zipfile.ZipFile(file)
+    names, members = archive.namelist(), archive.infolist()
+    if len(set(names)) != len(names) or any(m.compress_type or m.flag_bits & 1 for m in members):
+        raise Rejected("the zip repeats a name, or is compressed or encrypted")
+    if (damaged := archive.testzip()) is not None:
+        raise Rejected(f"CRC mismatch in {damaged!r}: the file has changed since it was written")
+    pickles = [name for name in names if name.endswith(("/data.pkl", "/constants.pkl"))]
+    folder = pickles[0].removesuffix("data.pkl") if len(pickles) == 1 else ""
+    if not folder.endswith("/") or (f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little"):
+        raise Rejected("not what torch.save writes of a module or a state dict, or not little-endian")
+    root, described = walk(archive.read(pickles[0]))
+    if "_modules" not in (root.state.entries() if root.state else ()):
+        return _by_name({name: _tensor(value, archive, folder) for name, value in root.entries().items()}, {})
+    layers: dict[str, Layer] = {}
+    todo, seen = [("", root)], set()
+    while todo:  # every module once, under its first path, in the order of torch's named_modules
+        path, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        attributes = module.state.entries()
+        children = [entry for entry in attributes["_modules"].entries().items() if entry[1] is not None]
+        todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
+        held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
+        kind = _CLASSES.get(module.kind, "unknown")
+        if kind != "unknown" or ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
+            tensors = {name: _tensor(value, archive, folder) for name, value in held.items() if value is not None}
+            layers[path] = Layer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
+    hidden = [f"(not among the modules: {record.kind})" for record in described if id(record) not in seen]
+    return layers | dict.fromkeys(hidden, Layer("unknown", None, {}))
+
+
+def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, Stored]) -> Layer:
+    inert = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "geometry")
+    for name, value in attributes.items():
+        filled = (name == "_modules" or name.startswith("_forward")) and (value.pairs or value.args)
+        if filled or (name not in inert and "hooks" not in name and _plain(value) is NotImplemented):
+            raise Rejected(f"{path!r} has {name.strip('_')} of its own")
+    source, radix = attributes, attributes.get("radix")
+    if kind == "MHSA":
+        made, source = attributes["geometry"], attributes["geometry"].state.entries()
+        if made.kind != "construct.geometry ConvGeometry" or attributes["heads"] != tensors["v"].shape[0]:
+            raise Rejected(f"{path!r} has a geometry of another class, or another number of heads than it says")
+    geometry = {name: _plain(source[name]) for name in GEOMETRY} | ({} if radix is None else {"radix": _plain(radix)})
+    return Layer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
+
+
+def _plain(value: Any) -> Any:
+    """A value in JSON's types; NotImplemented if it is none, nor a flat sequence of such."""
+    if isinstance(value, tuple) or (isinstance(value, Made) and value.kind == "list"):
+        items = [*value] if isinstance(value, tuple) else [item for item, _ in value.pairs]
+        return items if all(type(item) in (int, bool, str) for item in items) else NotImplemented
+    return value if type(value) in (int, float, bool, str, type(None)) else NotImplemented
+
+
+def _tensor(record: Any, archive: zipfile.ZipFile, folder: str) -> Stored:
+    """What torch._utils would rebuild from these arguments."""
+    data = record.args[0] if record.kind == "torch._utils _rebuild_parameter" else record
+    if data.kind != "torch._utils _rebuild_tensor_v2" or any((record.state, record.pairs, data.state, data.pairs)):
+        raise Rejected(f"a {record.kind} of a {data.kind} where a plain tensor or parameter belongs")
+    storage, offset, shape, strides, _, hooks, *metadata = data.args
+    word, kind, key, _, count = storage.args
+    if (storage.kind, word, kind.kind) != ("storage", "storage", "global") or any(metadata) or (hooks and hooks.pairs):
+        raise Rejected("a tensor has no storage, or hooks, or metadata")
+    if not _counts(shape, strides, (offset, count)) or math.prod(shape) > max(count, MOST_EXPANDED):
+        raise Rejected("a tensor's shape, strides or offset are no counts, or too large")
+    dtype = str(_STORAGES.get(kind.args) or kind.args)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+    def read() -> np.ndarray:
+        raw = archive.read(f"{folder}data/{key}")
+        if dtype not in BYTES or len(raw) != count * BYTES[dtype] or (0 not in shape and last >= count):
+            raise Rejected(f"the tensor of {dtype} in record {key} does not fit its storage")
+        whole = np.frombuffer(raw, f"<u{BYTES[dtype]}")[offset:]
+        steps = [step * BYTES[dtype] for step in strides]
+        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(whole, shape, steps)).reshape(shape)
+
+    return Stored(dtype, shape, read)

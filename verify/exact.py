@@ -1,0 +1,201 @@
+"""The checker's exact arithmetic: where a head looks, how much it leaks at most, and whether products are equal to the taps.
+
+Stored numbers are dyadic rationals, so aims and taps are decided in fractions and integers; the exponentials of a leakage are
+integers over a power of two, each rounded up.  Nothing is shared with the certifier's aims, leakage and taps.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+LN2, PI = Fraction(6931471805599453095, 10**19), Fraction(355, 113)  # both from above
+LIMB = 20  # bits; a sum of fewer than 2^13 products of two limbs is exact in float64
+
+
+class Aim(NamedTuple):
+    """Where a head looks."""
+
+    shift: tuple[int, ...]  # n, the nearest to τ
+    sharpness: Fraction  # a
+    offset: tuple[Fraction, ...]  # τ − n; one number for the parabola
+    gap: Fraction  # every other shift scores lower by so much, at least
+    slack: Fraction  # twice the rounding of a score in float64
+
+
+class NoAim(ValueError):
+    """The score of a head has no maximum that stands out of its own rounding."""
+
+
+def aim_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Aim:
+    """Read back where a head looks: c = Ŵ_keyᵀ v = −a(1, −2τ), and the gap a(1 − 2 max|τ − n|) of Lemma 2.
+
+    Args:
+        v: (D_k,) of this head.
+        w_key_pos: (D_k, D_p).
+        radix: of the parabola, r_δ = (n², n) with n = Σ radix_i δ_i; None for r_δ = (‖δ‖², δ).
+        widest: the greatest |δ_i| between a query and a key, an axis each.
+
+    Raises:
+        NoAim: there is no unique maximum, or rounding or overflow may hide it.
+    """
+    terms = [
+        [Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T
+    ]
+    a, *rest = (-sum(column, Fraction(0)) for column in terms)
+    if a <= 0:
+        raise NoAim("has no sharpness")
+    tau = [x / (-2 * a) for x in rest]
+    nearest = [math.floor(t + Fraction(1, 2)) for t in tau]
+    offset = tuple(t - n for t, n in zip(tau, nearest, strict=True))
+    encoded = [sum(w * w for w in widest), *widest]
+    if radix is not None:
+        nearest, reach = digits_of(nearest[0], radix, widest), sum(r * w for r, w in zip(radix, widest, strict=True))
+        encoded = [reach * reach, reach]
+    gap = a * (1 - 2 * max(map(abs, offset)))
+    size = sum((sum(map(abs, column)) * r for column, r in zip(terms, encoded, strict=True)), Fraction(0))
+    # c takes D_k products and sums an entry, c·r takes D_p more, then the maximum is subtracted: γ_n, and n underflows.
+    n = sum(w_key_pos.shape) + 2
+    slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
+    if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
+        raise NoAim(f"has a gap of {float(gap):.3g} and scores that round by {float(slack / 2):.3g}, or may overflow")
+    return Aim(tuple(nearest), a, offset, gap, slack)
+
+
+def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[int]:
+    """The shift with this number in balanced digits, if the radix gives every shift of the box a number of its own."""
+    bases = [big // small for big, small in pairwise(radix) if small > 0]
+    if [*radix] != [math.prod(bases[axis:]) for axis in range(len(widest))]:
+        raise NoAim(f"has a radix {radix} that is none")
+    if any(base % 2 == 0 or w > base // 2 for base, w in zip(bases, widest[1:], strict=True)):
+        raise NoAim(f"has a radix {radix} that gives two shifts one number")
+    digits: list[int] = []
+    for base in reversed(bases):
+        digits.insert(0, (number + base // 2) % base - base // 2)
+        number = (number - digits[0]) // base
+    return [number, *digits]
+
+
+# ---- leakage ---------------------------------------------------------------------------------------------------------
+
+
+def leak(aim: Aim, log_eta: int) -> float:
+    """At most this much attention goes past the nearest key: 1 − Π 1/(1 + s_i), from above.
+
+    Exactly 0 where every other weight is below half of η = 2^−log_eta, the smallest number of the working type.  Scores that
+    are off by half the slack change the odds by a factor e^slack ≤ 1 + 2·slack, for a slack below ½.
+    """
+    if aim.gap - aim.slack > LN2 * (log_eta + 1) + Fraction(1, 2**45):
+        return 0.0
+    if aim.slack >= Fraction(1, 2):
+        return 1.0
+    excess = Fraction(0)
+    for offset in aim.offset:
+        s = tail(aim.sharpness, abs(offset), 160 + math.ceil(aim.gap * 3 / 2))
+        excess += s + s * excess
+    return rounded_up(min(excess / (1 + excess) * (1 + 2 * aim.slack), Fraction(1)))
+
+
+@cache
+def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
+    """s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}), from above: all keys of one axis but the nearest, relative to that.
+
+    Term by term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials are enough.  The terms past N are
+    at most e^{−an(n−1)} each, a geometric series at least.  Below a = 10⁻⁶, where there are many terms, the sum over all n of
+    the unimodal e^{−a(n−f)²} is at most its integral √(π/a) and its maximum 1.
+    """
+    if a < Fraction(1, 10**6):
+        root = Fraction(math.isqrt(math.ceil(PI / a * 4**64)) + 1, 2**64)
+        return (1 + 2 * a * f * f) * (1 + root) - 1
+    last = math.isqrt(math.ceil(60 / a)) + 2
+    square, total = exponential(2 * a, bits), 0
+    for g in (-f, f):
+        term, ratio = exponential(a * (1 + 2 * g), bits), exponential(a * (3 + 2 * g), bits)
+        for _ in range(last):
+            total += term
+            term, ratio = (term * ratio >> bits) + 1, (ratio * square >> bits) + 1
+    beyond = Fraction(2 * exponential(a * last * (last + 1), bits), 2**bits - exponential(2 * a * (last + 1), bits))
+    return Fraction(total, 2**bits) + beyond
+
+
+def exponential(x: Fraction, bits: int) -> int:
+    """An integer not below 2^bits·e^−x, for x ≥ 0, and hardly above: Taylor's series for x/2^k ≤ ⅛, squared k times."""
+    if x > bits:
+        return 1
+    k, work = max(0, math.ceil(x * 8).bit_length()), bits + 64
+    y = math.floor(x * 2**work / 2**k)
+    total, most, least = 0, 1 << work, 1 << work
+    for n in range(
+        1, 2 * work
+    ):  # alternating: what is added is rounded up, what is subtracted down, and it ends with an addend
+        total += most if n % 2 else -least
+        if n % 2 and most <= 1:
+            break
+        most, least = -(-most * y // (n << work)), least * y // (n << work)
+    for _ in range(k):
+        total = -(-total * total >> work)
+    return -(-total >> 64)
+
+
+def rounded_up(value: Fraction) -> float:
+    """The least double that is not below."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
+
+
+# ---- taps ------------------------------------------------------------------------------------------------------------
+
+
+def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """A·B, if A has at most one number a row or B at most one a column, a power of two, and nothing is rounded; else None.
+
+    Args:
+        a: (groups, i, e).
+        b: (groups, e, o).
+    """
+    if 0 in a.shape:
+        return np.zeros((*a.shape[:2], b.shape[2]))
+    for left, right, turned in ((a, b, False), (b.swapaxes(1, 2), a.swapaxes(1, 2), True)):
+        if (np.count_nonzero(left, axis=2) > 1).any():
+            continue
+        place = np.argmax(left != 0, axis=2)[:, :, None]
+        scale, picked = np.take_along_axis(left, place, axis=2), np.take_along_axis(right, place, axis=1)
+        product = scale * picked
+        powers = np.isin(np.abs(np.frexp(scale)[0]), (0.0, 0.5)).all()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if powers and np.where(scale == 0, product == 0, product / scale == picked).all():
+                return product.swapaxes(1, 2) if turned else product
+    return None
+
+
+def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray) -> np.ndarray:
+    """|Σ A·B − W| from above, and 0 only where it is exactly 0; numbers are cut into limbs that float64 multiplies exactly."""
+    terms = [(-part, exponent) for part, exponent in limbs(tap)]
+    for a, b in pairs:
+        if a.shape[2] >= 2**13:
+            raise OverflowError("too many terms for exact products")
+        terms += [(np.matmul(p, q), i + j) for p, i in limbs(a) for q, j in limbs(b)]
+    least = min((exponent for _, exponent in terms), default=0)
+    total = np.zeros(tap.shape, dtype=object)
+    for part, exponent in terms:
+        total = total + part.astype(np.int64).astype(object) * (1 << (exponent - least))
+    scale = Fraction(2) ** least
+    return np.array([rounded_up(abs(x) * scale) if x else 0.0 for x in total.flat]).reshape(tap.shape)
+
+
+def limbs(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """x = Σ part·2^exponent exactly, every part whole and below 2^LIMB."""
+    top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
+    while rest.any():
+        top -= LIMB
+        part = np.trunc(np.ldexp(rest, -top))  # what is too small to be exact here is less than 1, and left for later
+        rest = rest - np.ldexp(part, top)
+        parts += [(part, top)] if part.any() else []
+    return parts
