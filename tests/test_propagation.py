@@ -25,9 +25,10 @@ from verify.budget import FORMATS
 from verify.certification import certify
 from verify.fields import Attention
 from verify.oracle import Convolution
-from verify.propagation import _from_above, propagate, worst_case
+from verify.propagation import propagate, worst_case
 from verify.rounding import carried_kernel
 from verify.strategies import Case, cases
+from verify.wording import from_above
 
 EXAMPLES = settings().max_examples
 SMALL = [name for name in NETWORKS if name != "resnet18"]
@@ -505,7 +506,7 @@ def test_random_networks_stay_under_their_bound(layers, head, dtype, execution, 
 
 @given(st.floats(min_value=1e-300, max_value=1e300))
 def test_the_sentence_never_rounds_a_bound_down(bound):
-    assert bound <= float(_from_above(bound)) <= 1.02 * bound
+    assert bound <= float(from_above(bound)) <= 1.02 * bound
 
 
 # ---- planted faults ------------------------------------------------------------------------------------------------------

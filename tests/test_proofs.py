@@ -1,0 +1,456 @@
+"""The symbolic proofs: each holds as coded, fails when the code under it is broken, and its expressions are true of numbers."""
+
+import inspect
+import math
+from collections import Counter
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from construct import encoding
+from construct.geometry import ConvGeometry
+from construct.shifts import tap_shifts
+from verify import leakage, lemmas, proof_algebra, proofs_lemma1, proofs_theorem
+from verify.proof import How, Proof, ProofFailed, argued
+from verify.proofs_heads import head_count_steps
+from verify.proofs_leakage import off_lattice_steps, on_lattice_steps
+from verify.proofs_lemma1 import lemma1_steps
+from verify.proofs_lemma2 import Block, any_length_steps
+from verify.proofs_sharper import one_component_steps, parabola_steps
+from verify.proofs_theorem import theorem_steps
+
+right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
+right_key, right_query = encoding.absolute_key, encoding.absolute_query
+
+# Steps that sympy does not discharge, in each proof.
+ARGUED = {
+    "prove_lemma1": 1,  # a finite sum in another order
+    "prove_lemma2_any_length": 1,  # that the code treats all components alike
+    "prove_theorem": 1,  # Lemma 1's
+    "prove_leakage_on_lattice": 1,  # bounded increasing sums converge
+    "prove_leakage_off_lattice": 1,
+    "prove_factorisation": 0,
+    "prove_relative_from_absolute": 0,
+    "prove_absolute_encoding": 0,
+    "prove_parabola": 0,
+    "prove_one_is_not_enough": 1,  # from scores to kernels
+    "prove_head_count": 1,  # rank(AB) <= the number of columns of A, for any number
+}
+PROOFS = [
+    pytest.param(name, arguments, id="-".join((name, *map(str, arguments))))
+    for name in ARGUED
+    for arguments in ([(d,) for d in (1, 2, 3)] if inspect.signature(getattr(lemmas, name)).parameters else [()])
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), PROOFS)
+def test_it_holds_as_coded(name, arguments):
+    shown = getattr(lemmas, name)(*arguments)
+    assert shown.argued == ARGUED[name]
+    assert shown.discharged + shown.argued == len(shown.steps)
+    text = str(shown)
+    assert text.startswith(shown.claim)
+    assert text.endswith(f"{shown.argued} argued.")
+    assert f"{shown.discharged} steps discharged by sympy" in text
+    assert all(step.statement in text for step in shown.steps)
+    checked = Counter(how for step in shown.steps for how in _true_of_numbers(step))
+    assert checked[How.IDENTITY] >= 2 or name == "prove_one_is_not_enough"
+
+
+NUMBERS = [3, -2, 5, 7, -4, 1, 2, -6, 11, 4, -3, 8, 9, -5, 6, 10]
+
+
+def _true_of_numbers(step):
+    """Evaluate every identity, sum and inequality of a step at numbers; yields how each one was stated."""
+    if step.how not in (How.IDENTITY, How.SUBSTITUTION, How.SUM, How.ASSUMPTIONS, How.CASES):
+        return
+    for expression in step.expressions:
+        if not isinstance(expression, sympy.Eq | sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
+            continue
+        left, right = (
+            _summed(side.xreplace({Block.length: sympy.Integer(3)})) for side in (expression.lhs, expression.rhs)
+        )
+        if left.has(sympy.Indexed):
+            assert sympy.expand(left - right) == 0
+        else:
+            point = _point(left.free_symbols | right.free_symbols)
+            left, right = (_number(_summed(side.xreplace(point))) for side in (left, right))
+            close = abs(left - right) <= 1e-25 * (1 + abs(left))
+            assert close if isinstance(expression, sympy.Eq) else close or expression.func(left, right), expression
+        yield step.how
+
+
+def _summed(expression) -> Any:
+    return expression.doit() if expression.has(sympy.Sum, sympy.Subs) else expression
+
+
+def _number(expression) -> Any:
+    return sympy.N(expression, 40)
+
+
+def _point(symbols):
+    """Numbers as the symbols are assumed to be; integers for all, so that whatever is an integer stays one."""
+    point, places = {}, iter(NUMBERS * 50)
+    for symbol in sorted(symbols, key=str):
+        number = next(places)
+        if symbol.name.startswith("a_") and symbol.is_integer:
+            number = -2  # the ends of a box of keys
+        elif symbol.name.startswith("b_") and symbol.is_integer:
+            number = 3
+        elif symbol.is_nonnegative:
+            number = abs(number)
+        elif symbol.is_real and not symbol.is_integer:
+            number = sympy.Rational(number, 7)
+        point[symbol] = sympy.Rational(number, 11) if symbol.name == "alpha" else sympy.sympify(number)
+    return point
+
+
+# ---- a wrong encoding is noticed -----------------------------------------------------------------------------------------
+
+WRONG = {
+    "v negated": {"v": lambda tau, alpha: tuple(-x for x in right_v(tau, alpha))},
+    "v without the 2": {"v": lambda tau, alpha: (-alpha, *(alpha * x for x in tau))},
+    "v with +2 tau": {"v": lambda tau, alpha: (-alpha, *(-2 * alpha * x for x in tau))},
+    "v with the norm negated": {"v": lambda tau, alpha: (alpha, *right_v(tau, alpha)[1:])},
+    "v twice as sharp": {"v": lambda tau, alpha: right_v(tau, 2 * alpha)},
+    "r without the square": {"r": lambda delta: (sum(delta), *delta)},
+    "r negated": {"r": lambda delta: tuple(-x for x in right_r(delta))},
+    "r with key and query exchanged": {"r": lambda delta: right_r([-x for x in delta])},
+    "r with a component missing": {"r": lambda delta: right_r(delta)[:-1]},
+}
+ON_R_AND_V = {
+    "lemma 2 for any d": lemmas.prove_lemma2_any_length,
+    "theorem 1": lambda: lemmas.prove_theorem(1),
+    "leakage on the lattice": lemmas.prove_leakage_on_lattice,
+    "leakage off the lattice": lemmas.prove_leakage_off_lattice,
+    "factorisation": lambda: lemmas.prove_factorisation(2),
+    "relative from absolute": lemmas.prove_relative_from_absolute,
+    "absolute encoding": lambda: lemmas.prove_absolute_encoding(2),
+    "parabola": lambda: lemmas.prove_parabola(2),
+}
+
+
+def break_encoding(monkeypatch, functions):
+    for name, function in functions.items():
+        monkeypatch.setattr(encoding, name, function)
+
+
+@pytest.mark.parametrize("prove", ON_R_AND_V.values(), ids=ON_R_AND_V)
+@pytest.mark.parametrize("functions", WRONG.values(), ids=WRONG)
+def test_a_wrong_encoding_fails_every_proof_that_rests_on_it(prove, functions, monkeypatch):
+    break_encoding(monkeypatch, functions)
+    with pytest.raises(ProofFailed) as failure:
+        prove()
+    assert failure.value.step in str(failure.value)
+
+
+WRONG_NUMBER = {
+    "without the radix": {"number": lambda delta, radix: sum(delta)},
+    "radix reversed": {"number": lambda delta, radix: right_number(delta, radix[::-1])},
+    "an axis negated": {"number": lambda delta, radix: right_number((-delta[0], *delta[1:]), radix)},
+    "an axis left out": {"number": lambda delta, radix: right_number(delta[1:], radix[1:])},
+    "off by one": {"number": lambda delta, radix: right_number(delta, radix) + 1},
+}
+WRONG_ABSOLUTE = {
+    "key without the square": {"absolute_key": lambda k: (sum(k), *k)},
+    "key negated": {"absolute_key": lambda k: tuple(-x for x in right_key(k))},
+    "key with the norm last": {"absolute_key": lambda k: (*k, sum(x * x for x in k))},
+    "key with a feature missing": {"absolute_key": lambda k: right_key(k)[:-1]},
+    "query with the norm's sign": {"absolute_query": lambda q, tau, alpha: (alpha, *right_query(q, tau, alpha)[1:])},
+    "query without the 2": {
+        "absolute_query": lambda q, tau, alpha: (-alpha, *(alpha * (x + t) for x, t in zip(q, tau, strict=True)))
+    },
+    "query at q - tau": {"absolute_query": lambda q, tau, alpha: right_query(q, [-t for t in tau], alpha)},
+    "query without alpha": {"absolute_query": lambda q, tau, alpha: right_query(q, tau, 1)},
+}
+
+
+@pytest.mark.parametrize("functions", WRONG_NUMBER.values(), ids=WRONG_NUMBER)
+def test_a_wrong_number_fails_the_parabola(functions, monkeypatch):
+    break_encoding(monkeypatch, functions)
+    with pytest.raises(ProofFailed):
+        parabola_steps(2)
+
+
+@pytest.mark.parametrize("functions", WRONG_ABSOLUTE.values(), ids=WRONG_ABSOLUTE)
+def test_a_wrong_feature_fails_the_absolute_encoding(functions, monkeypatch):
+    break_encoding(monkeypatch, functions)
+    with pytest.raises(ProofFailed):
+        lemmas.prove_absolute_encoding(2)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [any_length_steps, lambda: theorem_steps(1), on_lattice_steps, off_lattice_steps],
+    ids=["any length", "theorem", "on lattice", "off lattice"],
+)
+def test_the_steps_notice_it_on_their_own(steps, monkeypatch):
+    break_encoding(monkeypatch, WRONG["v with +2 tau"])
+    with pytest.raises(ProofFailed):
+        steps()
+
+
+def test_what_takes_attention_as_given_rests_on_no_encoding(monkeypatch):
+    break_encoding(monkeypatch, WRONG["v negated"] | WRONG["r negated"])
+    assert lemma1_steps(1)
+    assert head_count_steps()
+    assert one_component_steps()
+
+
+def test_the_vector_of_symbolic_length_allows_what_components_allow_and_no_more(monkeypatch):
+    monkeypatch.setattr(encoding, "r", lambda delta: (sum(abs(x) for x in delta), *delta))
+    with pytest.raises(ProofFailed, match=r"\+, - and \* only"):
+        any_length_steps()
+    x = Block.named("x")
+    with pytest.raises(TypeError):
+        x + 1  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+
+
+# ---- Lemma 1 and Theorem 1 notice a wrong layer ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [proofs_lemma1, proofs_theorem])
+def test_heads_that_look_the_other_way_are_no_convolution(module, monkeypatch):
+    monkeypatch.setattr(module, "one_hot", lambda case, shift: _one_hot(case, [-t for t in shift]))
+    with pytest.raises(ProofFailed):
+        (lemma1_steps if module is proofs_lemma1 else theorem_steps)(1)
+
+
+def _one_hot(case, shift):
+    return sympy.Matrix(
+        [
+            [int(all(q + t == k for q, t, k in zip(query, shift, key, strict=True))) for key in case.tokens]
+            for query in case.queries
+        ]
+    )
+
+
+def test_a_flipped_kernel_is_another_convolution(monkeypatch):
+    definition = proofs_lemma1.convolution
+    monkeypatch.setattr(proofs_lemma1, "convolution", lambda case, kernel: definition(case, kernel[::-1]))
+    with pytest.raises(ProofFailed):
+        lemma1_steps(1)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4])
+def test_the_cases_look_where_the_builder_looks(dims):
+    for case in proofs_lemma1.cases(dims):
+        geometry = ConvGeometry(2, 2, case.kernel, case.stride, (0,) * dims, "zeros", case.dilation, 1)
+        assert tuple(case.shifts) == tap_shifts(geometry)
+        assert case.anchor == geometry.anchor
+        assert len(case.outputs) == math.prod(geometry.output_size(case.grid)) > 0
+        assert len({*case.outputs}) == len(case.outputs)
+    assert all(min(side) >= 1 for case in proofs_lemma1.cases(dims) for side in (case.grid, case.kernel))
+
+
+def test_the_written_out_convolution_is_the_convolution():
+    (case, _), rng = proofs_lemma1.cases(2), np.random.default_rng(0)
+    x, b = rng.integers(-9, 9, (*case.grid, 2)), rng.integers(-9, 9, 2)
+    w = rng.integers(-9, 9, (*case.kernel, 2, 2))
+    numbers = dict(zip([*case.x.flat(), *case.b.flat()], [*x.ravel().tolist(), *b.tolist()], strict=True))
+    kernel = [sympy.Matrix(w[j].tolist()) for j in case.taps]
+    found = np.array(proofs_lemma1.convolution(case, kernel).subs(numbers)).astype(int)
+    for (i, j), y in zip(case.outputs, found, strict=True):
+        field = x[i : i + case.kernel[0], j : j + case.kernel[1]]
+        assert (y == b + np.einsum("klc,klcd->d", field, w)).all()
+
+
+# ---- numbers, with plain Python --------------------------------------------------------------------------------------------
+
+
+def softmax(scores):
+    top = max(scores)
+    exponentials = [math.exp(s - top) for s in scores]
+    return [e / math.fsum(exponentials) for e in exponentials]
+
+
+def quadratic(delta, tau, alpha):
+    return sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+
+
+@settings(max_examples=50)
+@given(
+    sides=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    alpha=st.floats(0.05, 6),
+    data=st.data(),
+)
+def test_leakage_stays_under_both_bounds(sides, alpha, data):
+    keys = list(product(*map(range, sides)))
+    nearest = data.draw(st.sampled_from(keys))
+    offsets = [data.draw(st.sampled_from([0.0, 0.125, -0.25, 0.375, -0.5, 0.5])) for _ in sides]
+    tau = [n + f for n, f in zip(nearest, offsets, strict=True)]
+    kept = softmax([quadratic(key, tau, alpha) for key in keys])[keys.index(nearest)]
+    assert 1 - kept <= leakage.leakage(alpha, offsets) + 1e-12
+    if not any(offsets):
+        theta = 1 + 2 * sum(math.exp(-alpha * n * n) for n in range(1, 60))
+        assert 1 - kept <= 1 - theta ** -len(sides) + 1e-12
+
+
+@settings(max_examples=50)
+@given(alpha=st.floats(0.1, 4), tau=st.tuples(st.floats(-3, 3), st.floats(-3, 3)))
+def test_attention_is_a_product_of_its_axes(alpha, tau):
+    keys = list(product(range(3), range(4)))
+    for q in ((0, 0), (2, 1)):
+        whole = softmax([quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys])
+        rows = softmax([-alpha * (k - q[0] - tau[0]) ** 2 for k in range(3)])
+        columns = softmax([-alpha * (k - q[1] - tau[1]) ** 2 for k in range(4)])
+        assert whole == pytest.approx([rows[i] * columns[j] for i, j in keys], abs=1e-12)
+
+
+@settings(max_examples=50)
+@given(
+    alpha=st.floats(0.1, 4),
+    q=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    tau=st.tuples(st.integers(-3, 3), st.integers(-3, 3)),
+)
+def test_the_absolute_encoding_has_the_same_softmax(alpha, q, tau):
+    keys = list(product(range(4), repeat=2))
+    query = encoding.absolute_query(q, tau, alpha)
+    dotted = [sum(a * b for a, b in zip(query, encoding.absolute_key(k), strict=True)) for k in keys]
+    assert softmax(dotted) == pytest.approx(
+        softmax([quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("sides", [(5,), (3, 4), (2, 3, 2), (1, 4, 1)])
+def test_the_parabola_numbers_every_shift_and_keeps_the_gap(sides):
+    box = list(product(*(range(-side, side + 1) for side in sides)))
+    radix = [math.prod(2 * side + 1 for side in sides[axis + 1 :]) for axis in range(len(sides))]
+    numbers = {delta: encoding.number(delta, radix) for delta in box}
+    assert len(set(numbers.values())) == len(box)
+    for tau in box:
+        scores = {d: quadratic((n,), (numbers[tau],), 8) for d, n in numbers.items()}
+        top = scores.pop(tau)
+        assert all(top - other >= 8 for other in scores.values())
+
+
+def test_three_shifts_are_out_of_reach_of_one_component():
+    values = range(-2, 3)
+    for r in product(values, repeat=3):
+        reached = set()
+        for c in (-3, -1, 0, 1, 2):
+            scores = [c * x for x in r]
+            if scores.count(max(scores)) == 1:
+                reached.add(scores.index(max(scores)))
+        assert len(reached) <= 2
+    assert any(len({*r}) == 3 for r in permutations(values, 3))
+
+
+def test_no_two_heads_make_three_independent_taps():
+    rng = np.random.default_rng(1)
+    shifts = np.stack([np.eye(3, 5, k) for k in range(3)])  # (tap, query, token)
+    taps = np.array([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])
+    unfolded = np.einsum("jqt,jc->qtc", shifts, taps).reshape(15, 4)
+    assert np.linalg.matrix_rank(unfolded) == 3
+    for heads in (1, 2, 3):
+        attention, values = rng.random((heads, 3, 5)), rng.standard_normal((heads, 4))
+        layer = np.einsum("hqt,hc->qtc", attention, values).reshape(15, 4)
+        assert np.linalg.matrix_rank(layer) == heads
+
+
+# ---- the checkers refuse what shows nothing ----------------------------------------------------------------------------------
+
+i, n = sympy.Symbol("i", integer=True), sympy.Symbol("n", integer=True, positive=True)
+x, y = sympy.symbols("x y")
+f: Any = sympy.IndexedBase("f")
+g: Any = sympy.IndexedBase("g")
+
+
+def total(term) -> Any:
+    return sympy.Sum(term, (i, 1, n))
+
+
+NOTHING_SHOWN = {
+    "unequal sums": lambda: proof_algebra.linear("", (total(f[i]), total(2 * f[i]))),
+    "other range": lambda: proof_algebra.linear("", (total(f[i]), sympy.Sum(f[i], (i, 1, n + 1)))),
+    "rest beside the sums": lambda: proof_algebra.linear("", (total(f[i]) + x, total(f[i]))),
+    "product of sums": lambda: proof_algebra.linear("", (total(f[i]) * total(g[i]), total(f[i] * g[i]))),
+    "index outside": lambda: proof_algebra.linear("", (f[i] * total(g[i]), total(f[i] * g[i]))),
+    "second of two": lambda: proof_algebra.linear("", (total(f[i]), total(f[i])), (total(f[i]), x)),
+    "no sum": lambda: proof_algebra.linear("", (x + y, y + x)),
+    "another value": lambda: proof_algebra.sum_value("", (total(i), n * (n + 1))),
+    "not a sum": lambda: proof_algebra.sum_value("", (x, x)),
+    "divergent": lambda: proof_algebra.sum_value("", (sympy.Sum(1, (i, 1, sympy.oo)), x)),
+    "another rank": lambda: proof_algebra.ranks("", (sympy.eye(2), 2), (sympy.Matrix([[x, y], [2 * x, 2 * y]]), 2)),
+    "no matrix": lambda: proof_algebra.ranks("", (sympy.zeros(0, 3), 0)),
+    "another result": lambda: proof_algebra.substitution("", x + y, [(x, 2)], 3 + y),
+    "an absent symbol": lambda: proof_algebra.substitution("", x, [(y, 2)], x),
+    "no replacement": lambda: proof_algebra.substitution("", x, [], x),
+}
+
+
+@pytest.mark.parametrize("check", NOTHING_SHOWN.values(), ids=NOTHING_SHOWN)
+def test_a_false_or_empty_step_fails(check):
+    with pytest.raises(ProofFailed):
+        check()
+
+
+@pytest.mark.parametrize("check", [proof_algebra.linear, proof_algebra.sum_value, proof_algebra.ranks])
+def test_nothing_shows_nothing(check):
+    with pytest.raises(ValueError, match="must"):
+        check("")
+
+
+def test_what_holds_is_shown():
+    step = proof_algebra.linear("", (total(f[i] + x * g[i]), total(f[i]) + x * total(g[i])))
+    assert step.how is How.SUM
+    assert proof_algebra.sum_value("", (total(i), n * (n + 1) / 2)).how is How.SUM
+    assert (
+        str(proof_algebra.ranks("r", (sympy.Matrix([[x, y], [2 * x, 2 * y]]), 1)))
+        == "[rank] r\n    rank([[x, y], [2*x, 2*y]]) = 1"
+    )
+    assert proof_algebra.substitution("", x * y, [(x, y), (y, x)], x * y).how is How.SUBSTITUTION
+
+
+def test_a_new_parametrisation_is_not_called_an_identity():
+    (step,) = [s for s in lemmas.prove_relative_from_absolute().steps if s.how is How.SUBSTITUTION]
+    assert "not an identity" in step.statement
+
+
+def test_long_expressions_are_cut_in_print_only():
+    long = sympy.Add(*sympy.symbols("x_:200"))
+    step = argued("long", long)
+    assert str(step).endswith(" …")
+    assert len(str(step)) < 500
+    assert step.expression == long
+
+
+# ---- all of them -------------------------------------------------------------------------------------------------------------
+
+
+def test_all_proofs_leaves_none_out(monkeypatch):
+    public = {name for name in vars(lemmas) if name.startswith("prove_")}
+    assert public == {*ARGUED, "prove_lemma2"}
+    made = Counter()
+
+    def stand_in(name):
+        def make(*dims):
+            made[name] += 1
+            return Proof(f"{name}{dims}", (argued(name, x),))
+
+        return make
+
+    per_dims = {name for name in public if inspect.signature(getattr(lemmas, name)).parameters}
+    for name in public:
+        monkeypatch.setattr(lemmas, name, stand_in(name))
+    claims = [shown.claim for shown in lemmas.all_proofs((1, 3))]
+    assert len(set(claims)) == len(claims)
+    assert made == {name: 2 if name in per_dims else 1 for name in public}
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (1, "2"), (True,)])
+def test_all_proofs_refuses_bad_dims_before_it_starts(dims):
+    with pytest.raises(ValueError, match=r"^dims must"):
+        lemmas.all_proofs(dims)
+
+
+@pytest.mark.parametrize("name", [name for name in ARGUED if inspect.signature(getattr(lemmas, name)).parameters])
+def test_bad_dims_are_refused_in_one_line(name):
+    for dims in (0, 1.0, None, True):
+        with pytest.raises(ValueError, match=r"^dims must be an integer of at least 1, got .+$"):
+            getattr(lemmas, name)(dims)
