@@ -50,8 +50,11 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     if absolute:
         w_val, w_out = np.abs(w_val), np.abs(w_out)
     products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
+    silent = ~np.matmul(np.abs(w_val) > 0, np.abs(w_out) > 0).any(axis=(1, 2, 3))  # adds exactly 0, wherever it looks
     kernel = np.zeros((*products.shape[1:], *g.kernel_size))
     for head, product in enumerate(products):
+        if silent[head]:
+            continue
         aimed = aim(attention, head)
         tap = None if aimed is None else tap_of_shift(g, aimed.shift)
         if tap is None:
