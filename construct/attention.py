@@ -16,6 +16,7 @@ output is rounded once to the layer's type.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from construct import encoding
 from construct.geometry import ConvGeometry
+from construct.room import require
 from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
@@ -266,9 +268,12 @@ class MHSA(nn.Module):
 
         Raises:
             RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises too.
+            TypeError: the input is no tensor, or ``output_size`` is given to a layer that is not transposed.
             ValueError: ``output_size`` cannot be reached.
             NotEnoughMemory: the chosen execution would need more memory than there is.
         """
+        if not isinstance(input, Tensor):
+            raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
         if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):
@@ -280,12 +285,28 @@ class MHSA(nn.Module):
             leading = 2 if batched else 1  # torch takes the spatial size, or the whole shape
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
+        execution = EXECUTIONS[self.execution]
+        needed = self._room_for_tokens(geometry, size, x)
+        require(needed, x.device, f"laying out the padded grid of an input of size {size}")
         grid = TokenGrid.of(geometry, size)
+        needed += execution.memory(self, len(x), grid)
+        require(
+            needed,
+            x.device,
+            f"{self.execution} attention of {self.heads} heads over {grid.asked} queries and {grid.keys} keys",
+        )
         tokens = grid.gather(x).to(working_dtype(x.dtype))
-        y = EXECUTIONS[self.execution].run(self, tokens, grid)
+        y = execution.run(self, tokens, grid)
         y = y.to(x.dtype).transpose(1, 2).unflatten(2, grid.query_shape)  # (B, D_out, *output)
         y = y.contiguous(memory_format=_memory_format(x))
         return y if batched else y[0]
+
+    def _room_for_tokens(self, geometry: ConvGeometry, size: tuple[int, ...], x: Tensor) -> int:
+        """Bytes of the tokens, as they are gathered and in the working type, and of the grid's index vectors."""
+        keys, asked = (max(0, prod(shape)) for shape in (geometry.token_shape(size), geometry.output_size(size)))
+        sizes = 2 * x.element_size() + working_dtype(x.dtype).itemsize
+        along = sum(max(0, n) for n in (*geometry.token_shape(size), *geometry.output_size(size)))
+        return len(x) * keys * self.in_channels * sizes + 8 * (keys + 2 * asked + 4 * along)
 
     def _batched(self, input: Tensor) -> tuple[Tensor, bool]:
         """Check an input as torch's convolution does, and give it a batch axis."""

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from construct import encoding as encodings
 from construct import heads
 from construct.attention import MHSA
-from construct.execution.memory import require
 from construct.geometry import ConvGeometry
+from construct.room import require
 from construct.sharpness import ALPHA
 from construct.shifts import HeadBijection, balanced_radix
 from construct.support import at_rest, geometry_of

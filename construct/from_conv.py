@@ -115,6 +115,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         layers=layers,
         network=network,
         refused=found.refused,
+        earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
         samples=options.samples,
         seed=options.seed,
         output=output if writable else None,
@@ -165,14 +166,12 @@ def _network(source: ModelFile, options: Namespace) -> nn.Module:
 def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
     """What there is to convert; refuse a network with nothing to do."""
     found, name = survey(model), shown(str(source.path))
-    if not found.convertible and not found.refused:
-        earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
-        note = f" (already converted: {_counted(earlier)})" if earlier else ""
-        raise BadModelFile(f"{name}: no convolution found{note}")
-    if not found.convertible and not strict:
-        for row in found.refused:
-            sys.stderr.write(f"left unconverted: {one_line(row)}\n")
-        raise BadModelFile(f"{name}: no convolution could be converted (the reasons stand above)")
+    earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
+    if not found.convertible and not found.refused and not earlier:
+        raise BadModelFile(f"{name}: no convolution found")
+    if found.refused and not found.convertible and not strict:
+        more = f"; and {len(found.refused) - 1} more" if len(found.refused) > 1 else ""
+        raise BadModelFile(f"{name}: no convolution could be converted: {one_line(found.refused[0])}{more}")
     return found
 
 

@@ -8,6 +8,7 @@ kernel, and correlate with stride 1.  So everything after this module knows only
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import index
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -59,7 +60,8 @@ class ConvGeometry:
         else:
             _check_vector("padding", self.padding, self.dims, least=0)
         for name in ("in_channels", "out_channels", "groups"):
-            _check_vector(name, (getattr(self, name),), 1, least=1)
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ValueError(
                 f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
@@ -120,13 +122,18 @@ class ConvGeometry:
             )
         return tuple((p, p) for p in padding)
 
+    def token_shape(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Tokens along each axis of the padded grid for an input of spatial size ``size``; by arithmetic alone."""
+        return tuple(
+            stuff * (n - 1) + 1 + before + after
+            for n, stuff, (before, after) in zip(size, self.stuffing, self.pads, strict=True)
+        )
+
     def output_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means that there is none."""
         return tuple(
-            (stuff * (n - 1) + 1 + before + after - span - 1) // s + 1
-            for n, stuff, (before, after), span, s in zip(
-                size, self.stuffing, self.pads, self.span, self.query_stride, strict=True
-            )
+            (tokens - span - 1) // s + 1
+            for tokens, span, s in zip(self.token_shape(size), self.span, self.query_stride, strict=True)
         )
 
     def reaching(self, output_size: Sequence[int], size: Sequence[int]) -> "ConvGeometry":
@@ -137,11 +144,12 @@ class ConvGeometry:
             size: the spatial size of the input.
 
         Raises:
-            ValueError: not transposed, a wrong number of entries, or a size out of reach.
+            TypeError: not transposed, or an entry that is no whole number.
+            ValueError: a wrong number of entries, or a size out of reach.
         """
         if not self.transposed:
-            raise ValueError("MHSA: output_size goes only with a transposed layer")
-        wanted = tuple(int(n) for n in output_size)
+            raise TypeError("MHSA: output_size goes only with a transposed layer")
+        wanted = tuple(index(n) for n in output_size)
         if len(wanted) != self.dims:
             raise ValueError(f"MHSA: output_size needs {self.dims} entries, got {wanted}")
         least = replace(self, output_padding=(0,) * self.dims).output_size(size)

@@ -7,6 +7,7 @@ describes is checked against it: a file can lie about its attributes.
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import torch
@@ -109,8 +110,9 @@ def _read_geometry(conv: Any) -> ConvGeometry:
     transposed = base.__name__.startswith("ConvTranspose")
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
-    if not isinstance(groups, int) or groups < 1:
+    if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
         raise ValueError(f"groups is {groups!r}, not a positive whole number")
+    groups = index(groups)
     first, second = weight.shape[:2]
     d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
     geometry = ConvGeometry(
@@ -145,8 +147,11 @@ def _read_geometry(conv: Any) -> ConvGeometry:
     return geometry
 
 
-def _tuple(value: object, dims: int) -> tuple[int, ...]:
-    """As torch reads it: one number stands for all axes."""
-    if isinstance(value, int):
-        return (value,) * dims
-    return tuple(value) if isinstance(value, tuple | list) else value  # type: ignore[return-value]
+def _tuple(value: Any, dims: int) -> Any:
+    """As torch reads it: one number stands for all axes, and any integer will do; what is no integer is left for the check."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    try:
+        numbers = tuple(index(n) for n in values)
+    except TypeError:
+        return value
+    return numbers * dims if len(numbers) == 1 else numbers

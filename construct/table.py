@@ -80,6 +80,7 @@ class Report:
         layers: the converted ones.
         network: None if it was not run.
         refused: what was left unconverted, and why.
+        earlier: attention layers that were there already.
         samples: how many inputs.
         seed: of the inputs.
         output: the file that was written, or None.
@@ -92,6 +93,7 @@ class Report:
     layers: tuple[LayerRow, ...]
     network: NetworkRow | None
     refused: tuple[Refusal, ...]
+    earlier: int
     samples: int
     seed: int
     output: Path | None
@@ -155,6 +157,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "sha256": report.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
         "network": None if network is None else network_dict(network),
+        "already_converted": report.earlier,
         "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
         "samples": report.samples,
         "seed": report.seed,
@@ -268,6 +271,8 @@ def _lines(report: Report) -> list[str]:
     if network is not None and network.calls_after and not report.refused:
         lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
     lines += [f"left unconverted: {_place(row.path)}: {shown(row.kind)}: {shown(row.reason)}" for row in report.refused]
+    if report.earlier:
+        lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
     lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
     lines.append(f"input: {shown(str(report.source))}   SHA-256: {report.sha256}")
     if report.output is not None:
@@ -275,7 +280,8 @@ def _lines(report: Report) -> list[str]:
         if report.document is not None:
             lines.append(f"certificate: {shown(str(report.document))}")
     else:
-        why = "a layer is REFUTED" if report.layers else "no convolution could be converted"
+        why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
+        why = "a layer is REFUTED" if report.layers else why
         lines.append(f"written: nothing, because {why}")
     return lines
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,21 +40,23 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
     """
     before, after = pads
     widest = max(before, after)
-    position = torch.arange(-before, stuffing * (n - 1) + 1 + after)
+    position = np.arange(-before, stuffing * (n - 1) + 1 + after)
     if mode == "zeros":
         real = (position >= 0) & (position <= stuffing * (n - 1)) & (position % stuffing == 0)
-        return torch.where(real, position // stuffing, -1)
-    if mode == "replicate":
-        return position.clamp(0, n - 1)
-    if mode == "circular":
+        position = np.where(real, position // stuffing, -1)
+    elif mode == "replicate":
+        position = position.clip(0, n - 1)
+    elif mode == "circular":
         if widest > n:
             raise RuntimeError(f"MHSA: circular padding of {widest} wraps more than once around {n} positions")
-        return position % n
-    if mode == "reflect":
+        position = position % n
+    elif mode == "reflect":
         if widest >= n:
             raise RuntimeError(f"MHSA: reflect padding of {widest} needs more than {n} positions")
-        return (n - 1) - ((n - 1) - position.abs()).abs()
-    raise ValueError(f"MHSA: unknown padding mode {mode!r}")
+        position = (n - 1) - np.abs((n - 1) - np.abs(position))
+    else:
+        raise ValueError(f"MHSA: unknown padding mode {mode!r}")
+    return _real(position)
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,14 @@ class TokenGrid:
     def gather(self, x: Tensor) -> Tensor:
         """Lay the input out as tokens: (B, C, *size) → (B, T, C), with the zero tokens in place."""
         for axis, source in enumerate(self.sources, start=2):
-            if len(source) == x.shape[axis] and bool((source == torch.arange(len(source))).all()):
+            places = source.numpy()
+            if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
                 continue  # nothing to pad on this axis
-            absent = source < 0
-            x = x.index_select(axis, source.clamp(min=0).to(x.device))
+            absent = places < 0
+            x = x.index_select(axis, torch.from_numpy(places.clip(min=0)).to(x.device))
             if absent.any():
                 # Filled, not multiplied by 0: a zero token stays zero whatever it would have copied.
-                mask = absent.to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
+                mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
                 x = x.masked_fill(mask, 0)
         return x.flatten(2).transpose(1, 2)
 
@@ -135,7 +139,8 @@ class TokenGrid:
     def box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis."""
         return tuple(
-            (-int(query[-1]), n - 1 - int(query[0])) for n, query in zip(self.shape, self.queries, strict=True)
+            (-int(query.numpy()[-1]), n - 1 - int(query.numpy()[0]))
+            for n, query in zip(self.shape, self.queries, strict=True)
         )
 
     @property
@@ -156,25 +161,40 @@ class TokenGrid:
     @cached_property
     def key_codes(self) -> Tensor:
         """The key's part of code(δ), int64 (T,)."""
-        return _grid_sum([weight * torch.arange(n) for n, weight in zip(self.shape, self._radix, strict=True)])
+        return _grid_sum([weight * np.arange(n) for n, weight in zip(self.shape, self._radix, strict=True)])
 
     @cached_property
     def query_codes(self) -> Tensor:
         """The query's part of code(δ), int64 (queries,); never negative."""
         return _grid_sum(
-            [weight * (query[-1] - query) for query, weight in zip(self.queries, self._radix, strict=True)]
+            [
+                weight * (query.numpy()[-1] - query.numpy())
+                for query, weight in zip(self.queries, self._radix, strict=True)
+            ]
         )
 
     @cached_property
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
         strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        return _grid_sum([stride * query for query, stride in zip(self.queries, strides, strict=True)])
+        return _grid_sum([stride * query.numpy() for query, stride in zip(self.queries, strides, strict=True)])
 
 
-def _grid_sum(parts: Sequence[Tensor]) -> Tensor:
-    """Σ_i parts_i over the whole grid, flattened row-major: (n_1,), …, (n_d,) → (n_1·…·n_d,)."""
-    total = torch.zeros(1, dtype=torch.int64)
+def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
+    """Σ_i parts_i over the whole grid, flattened row-major: (n_1,), …, (n_d,) → int64 (n_1·…·n_d,)."""
+    total = np.zeros(1, dtype=np.int64)
     for part in parts:
-        total = (total[:, None] + part[None, :]).flatten()
-    return total
+        total = (total[:, None] + part[None, :]).ravel()
+    return _real(total)
+
+
+def _real(array: np.ndarray) -> Tensor:
+    """The numbers as a tensor; a grid is kept for later calls, so it must not hold stand-ins.
+
+    Raises:
+        NotImplementedError: torch is only tracing, with fake tensors.
+    """
+    tensor = torch.from_numpy(array)
+    if type(tensor) is not Tensor:
+        raise NotImplementedError("MHSA: a call with fake tensors is not covered: the token grid needs real numbers")
+    return tensor

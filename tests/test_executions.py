@@ -11,10 +11,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from truths import exact, excess, paper, random_layer
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import MHSA, ConvGeometry, conv_to_mhsa, room
 from construct.attention import EXECUTIONS, working_dtype
 from construct.errors import NotEnoughMemory
-from construct.execution import choose, chunked, memory
+from construct.execution import choose, chunked
 from construct.tokens import TokenGrid
 from verify.calls import convolution_calls
 from verify.strategies import Case, cases
@@ -209,7 +209,7 @@ class TestContract:
 
     def test_it_refuses_before_allocating_what_does_not_fit(self, execution: str, monkeypatch: pytest.MonkeyPatch):
         """With both figures in the message."""
-        monkeypatch.setattr(memory, "available_bytes", lambda device: 2**27)
+        monkeypatch.setattr(room, "available_bytes", lambda device: 2**27)
         layer, length = conv_to_mhsa(nn.Conv1d(64, 64, 3), execution=execution), 2**14
         grid = TokenGrid.of(layer.geometry, (length,))
         tokens, needed = torch.ones(16, length, 64), EXECUTIONS[execution].memory(layer, 16, grid)

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores
-from construct.execution.memory import operands, require
+from construct.execution.memory import operands
+from construct.room import require
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25
@@ -59,7 +60,7 @@ def _bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
 
 
 def _queries_per_block(layer: MHSA, batch: int, grid: TokenGrid) -> int:
-    maps = batch if layer.has_content() else 1
+    maps = max(1, batch) if layer.has_content() else 1
     return max(1, min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
 
 

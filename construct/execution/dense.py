@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores
-from construct.execution.memory import operands, require
+from construct.execution.memory import operands
+from construct.room import require
 from construct.tokens import TokenGrid
 
 

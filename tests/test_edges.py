@@ -1,0 +1,74 @@
+"""Edges of the layer that were found by trying: absurd sizes, empty batches, tracing, short forms, and what is no tensor."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from construct import conv_to_mhsa
+from construct.errors import NotEnoughMemory
+from verify.sampling import check_call
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv1d(1, 1, 1, padding=10**12),
+        nn.ConvTranspose2d(1, 1, 1, stride=10**7),
+        nn.Conv3d(1, 1, 1, padding=2000),
+        nn.Conv2d(1, 1, 1, padding=10**5, padding_mode="replicate"),
+    ],
+    ids=["1d", "transposed", "3d", "replicate"],
+)
+@pytest.mark.parametrize("execution", ["auto", "dense", "chunked"])
+def test_a_grid_that_cannot_fit_is_refused_before_it_is_laid_out(conv: Any, execution: str) -> None:
+    layer = conv_to_mhsa(conv, execution=execution)
+    with pytest.raises(NotEnoughMemory, match=r"MHSA: .* GiB"):
+        layer(torch.zeros(1, 1, *[4] * layer.geometry.dims))
+
+
+@pytest.mark.parametrize("execution", ["auto", "dense", "chunked"])
+def test_an_empty_batch_with_content(execution: str) -> None:
+    layer = conv_to_mhsa(nn.Conv2d(4, 6, 3), execution=execution)
+    layer.w_qry.requires_grad_()
+    assert layer(torch.randn(0, 4, 5, 5)).shape == (0, 6, 3, 3)
+
+
+def test_a_call_under_fake_tensors_leaves_later_calls_alone() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=2, padding_mode="circular")
+    layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 7, 6)
+    with contextlib.suppress(Exception), FakeTensorMode():
+        layer(x)
+    with contextlib.suppress(Exception), torch.device("meta"):
+        layer(x)
+    assert check_call(conv, layer, x, "a call after").verdict.name == "CHECKED"
+
+
+@pytest.mark.parametrize("wanted", [[11.5, 12.5], [11.0, 12.0]], ids=["halves", "floats"])
+def test_an_output_size_is_whole_numbers(wanted: Any) -> None:
+    conv = nn.ConvTranspose2d(3, 4, 3, stride=2)
+    x = torch.randn(1, 3, 5, 5)
+    for module in (conv, conv_to_mhsa(conv)):
+        with pytest.raises((TypeError, ValueError)):
+            module(x, output_size=wanted)
+
+
+def test_attributes_that_torch_broadcasts() -> None:
+    conv: Any = nn.Conv2d(4, 6, 3, stride=np.int64(2), groups=int(np.int64(2)))  # type: ignore[arg-type]
+    conv.padding, conv.dilation = (1,), [2]
+    x = torch.randn(2, 4, 9, 8)
+    layer = conv_to_mhsa(conv)
+    assert (layer.stride, layer.padding, layer.dilation) == ((2, 2), (1, 1), (2, 2))
+    assert layer(x).shape == conv(x).shape
+    conv.stride, conv.padding, conv.dilation = (2, 2), (1, 1), (2, 2)  # for the oracle, which takes no short forms
+    assert check_call(conv, layer, x, "short forms").verdict.name == "CHECKED"
+
+
+@pytest.mark.parametrize("given", [None, "x", np.zeros((1, 3, 5, 5))], ids=["None", "text", "array"])
+def test_what_is_no_tensor(given: Any) -> None:
+    with pytest.raises(TypeError, match="MHSA"):
+        conv_to_mhsa(nn.Conv2d(3, 4, 3))(given)
