@@ -192,9 +192,9 @@ def _real(array: np.ndarray) -> Tensor:
     """The numbers as a tensor; a grid is kept for later calls, so it must not hold stand-ins.
 
     Raises:
-        NotImplementedError: torch is only tracing, with fake tensors.
+        NotImplementedError: torch is only tracing, with fake tensors or on the meta device.
     """
     tensor = torch.from_numpy(array)
-    if type(tensor) is not Tensor:
-        raise NotImplementedError("MHSA: a call with fake tensors is not covered: the token grid needs real numbers")
+    if type(tensor) is not Tensor or tensor.device.type != "cpu":
+        raise NotImplementedError("MHSA: a call with fake or meta tensors is not covered: the grid needs real numbers")
     return tensor

@@ -89,13 +89,11 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     output = tuple((len(row) - span - 1) // s + 1 for row, span, s in zip(rows, spans, steps, strict=True))
     if min(output) < 1:
         raise NoValue
-    strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
+    positions = copied(layer, size)
     keys = np.array(list(product(*(range(len(row)) for row in rows))))
     queries = np.array(
         [[s * o + a for s, o, a in zip(steps, place, anchor, strict=True)] for place in np.ndindex(output)]
     )
-    copies = np.array(list(product(*rows)))
-    positions = np.where((copies < 0).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
     delta = keys[None] - queries[:, None]  # (queries, keys, d)
     if getattr(layer, "radix", None) is not None:
         delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
@@ -111,6 +109,13 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
             raise NoValue
         sources.append(positions[np.argmax(scores == best[:, None], axis=1)])
     return output, np.array(sources).reshape(len(sources), len(queries))
+
+
+def copied(layer: Any, size: Size) -> np.ndarray:
+    """What every token of the padded grid is: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
+    copies = np.array(list(product(*(_tokens(layer, axis, n) for axis, n in enumerate(size)))))
+    strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
+    return np.where((copies < 0).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
 
 
 def _tokens(layer: Any, axis: int, n: int) -> list[int]:

@@ -61,7 +61,7 @@ class Argument:
         self.rounding = self.leaked = self.taps = unknown
         self.aims: list[Aim] | None = None
         self.differences: list[TapDifference] = []
-        self.bias_differs = False
+        self.bias_differs = self.same_taps = False
         self.one_hot = False
 
     @property
@@ -217,8 +217,8 @@ class Argument:
         bias = np.zeros(g.out_channels) if self.conv.bias is None else self.conv.bias
         self._bias_difference = np.abs(a.b_out - bias)
         self.bias_differs = bool(self._bias_difference.any())
-        same = not differences and not self._bias_difference.any()
-        if same:
+        self.same_taps = not differences and not self.bias_differs
+        if self.same_taps:
             self._step(4, "taps", True, f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias")
         else:
             first = (

@@ -101,23 +101,53 @@ def rounding_part(
     """
     bias_c = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
     taps = int(np.prod(conv.kernel_size))
-    d_in = attention.w_val.shape[2]
-    heads, head_dim = attention.w_val.shape[0], attention.w_val.shape[3]
-    n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1
     attended = attention_size(attention, bound).sum(axis=0)
     size_c = bound * convolution_size(conv) + bias_c
     size_a = attended + np.abs(attention.b_out)
+    total = working_rounding(conv, attention, size_c, size_a, fmt, tokens, soft)
+    total = total + (tokens - 1) * fmt.eta * attended
+    return _up(stored_rounding(total, size_c, size_a, fmt, taps + 2))
+
+
+def working_rounding(
+    conv: Convolution,
+    attention: Attention,
+    size_c: np.ndarray,
+    size_a: np.ndarray,
+    fmt: Format,
+    tokens: int,
+    soft: bool,
+) -> np.ndarray:
+    """γ_n times the sizes, and what underflows, in the working format; by output channel first, then anything.
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        size_c: Σ|W||x| + |b|, (D_out, …).
+        size_a: Σ|W_val||W_out||x| + |b_out|, (D_out, …).
+        fmt: the format of both layers.
+        tokens: T.
+        soft: as in :func:`rounding_part`.
+    """
+    taps = int(np.prod(conv.kernel_size))
+    heads, _, d_in, head_dim = attention.w_val.shape
+    n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1
     if soft:
         # Each weight: its scores are accounted for elsewhere; exponential, sum, division, cast; then the sum over keys.
         n_att += 2 * tokens + 16
-    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
+    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1, *(1,) * (size_c.ndim - 1))
     underflow = fmt.eta * (n_conv + heads * head_dim + (d_in + tokens) * outward)
-    softmax = (tokens - 1) * fmt.eta * attended
-    total = gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + underflow + softmax
-    if fmt.stored_u:
-        rounded = (taps + 2) * size_c + size_a
-        total = total + fmt.stored_u * (rounded + (taps + 3) * total) + (taps + 3) * fmt.stored_eta
-    return _up(total)
+    return gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + underflow
+
+
+def stored_rounding(
+    total: np.ndarray, size_c: np.ndarray, size_a: np.ndarray, fmt: Format, roundings: int | np.ndarray
+) -> np.ndarray:
+    """``total``, and in half precision the roundings of the convolution to the stored format, and one of the attention."""
+    if not fmt.stored_u:
+        return total
+    rounded = roundings * size_c + size_a
+    return total + fmt.stored_u * (rounded + (roundings + 1) * total) + (roundings + 1) * fmt.stored_eta
 
 
 def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from verify.aims import Aim, aim
 from verify.argument import Argument, Shift
 from verify.certificate import Certificate, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
-from verify.probing import Probe, adversarial_inputs, probe_grids, run_executions
+from verify.probing import Probe, adversarial_inputs, impulse_bound, impulses, probe_grids, run_executions
 from verify.reading import output_size, tap_of_shift
 from verify.refutation import Counterexample, Refuter
 from verify.taps import TapDifference
@@ -213,11 +213,16 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     if not hasattr(layer, "execution"):
         argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
         return []
-    probes: list[Probe] = []
-    for small in probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2])):
-        inputs = adversarial_inputs(argument.conv, small, argument.bound)
-        # All on the first grid; the second is for where tokens come from, which random signs and magnitudes show.
-        probes += run_executions(argument.conv_module, layer, inputs[-4:-2] if probes else inputs, total)
+    module, bound = argument.conv_module, argument.bound
+    small, other = probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2]))
+    probes = run_executions(module, layer, adversarial_inputs(argument.conv, small, bound), total)
+    # On the other grid, where tokens come from: random signs and magnitudes show that, and impulses what each head carries.
+    probes += run_executions(module, layer, adversarial_inputs(argument.conv, other, bound)[-4:-2], total)
+    inputs, local = impulses(argument.conv, other, bound), None
+    if argument.aims is not None and argument.same_taps and argument.one_hot:
+        shifts = [aimed.shift for aimed in argument.aims]
+        local = impulse_bound(argument.conv, argument.attention, shifts, inputs, argument.fmt, argument.tokens)
+    probes += run_executions(module, layer, inputs, total if local is None else local)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
     broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
     told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"

@@ -3,7 +3,8 @@
 A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 
 from construct.attention import EXECUTIONS
-from verify.fields import Geometry
+from verify.budget import WIDEN, Format, stored_rounding, working_rounding
+from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
-from verify.reading import GridRefused, output_size, token_count
+from verify.reading import GridRefused, output_size, tap_of_shift, token_count
 
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
@@ -42,8 +44,8 @@ class Probe:
     broken: bool = False
 
 
-def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> list[tuple[int, ...]]:
-    """Legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
+def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
 
     That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
     may then be left over, or fewer of them.
@@ -54,11 +56,8 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> list[tuple[int
         cost: about how many multiplications a pair of a query and a key costs.
     """
     small = probe_grid(g, grid)
-    whole, longer = (
-        token_count(g, grid) ** 2 * cost <= CHEAP,
-        tuple(min(n + 1, m) for n, m in zip(small, grid, strict=True)),
-    )
-    return list(dict.fromkeys([small, grid if whole else longer]))
+    longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
+    return small, grid if token_count(g, grid) ** 2 * cost <= CHEAP else longer
 
 
 def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,6 +90,65 @@ def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, s
         bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
     )
     return np.stack(inputs)
+
+
+def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
+    """The zero input, and inputs with one position that is not zero, ±bound in all channels: float64 (N, D_in, *grid).
+
+    Most outputs then meet one tap or none, so that little rounding is allowed for, and a head or a bias that some execution
+    leaves out shows also in half precision.
+    """
+    rng = np.random.default_rng(seed)
+    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
+    places = [tuple(0 for _ in grid), tuple(n // 2 for n in grid), tuple(min(n // 2 + 1, n - 1) for n in grid)]
+    places = list(dict.fromkeys([*places, tuple(n - 1 for n in grid)]))
+    inputs = np.zeros((1 + len(places), d_in, *grid))
+    for x, place in zip(inputs[1:], places, strict=True):
+        x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
+    return inputs
+
+
+def impulse_bound(
+    conv: Convolution,
+    attention: Attention,
+    shifts: Sequence[tuple[int, ...]],
+    inputs: np.ndarray,
+    fmt: Format,
+    tokens: int,
+) -> np.ndarray | None:
+    """How far one-hot attention that carries exactly the kernel may be off on these inputs: float64 (N, D_out, *output).
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        shifts: where each head looks.
+        inputs: (N, D_in, *grid).
+        fmt: the format of both layers.
+        tokens: at least T.
+
+    Returns:
+        None if a head that carries something looks at no tap.
+    """
+    g, kernel = attention.geometry, np.zeros_like(conv.weight)
+    for w_val, w_out, shift in zip(attention.w_val, attention.w_out, shifts, strict=True):
+        tap, carried = tap_of_shift(g, shift), np.matmul(np.abs(w_val), np.abs(w_out))  # (g, i, o)
+        if tap is not None:
+            blocks = carried if g.transposed else np.swapaxes(carried, 1, 2)
+            kernel[(..., *tap)] += blocks.reshape(-1, blocks.shape[2])
+        elif carried.any():
+            return None
+    bias = np.zeros(g.out_channels) if conv.bias is None else conv.bias
+    x = np.abs(inputs)
+    size_c = replace(conv, weight=np.abs(conv.weight), bias=np.abs(bias))(x)
+    size_a = replace(conv, weight=kernel, bias=np.abs(attention.b_out))(x)
+    # To half precision: once for each tap that meets something, once with the bias, once in the end.
+    one = replace(conv, weight=np.ones((1, 1, *conv.kernel_size)), bias=None, groups=1)
+    roundings = one((x > 0).any(axis=1, keepdims=True).astype(float)) + 2
+    bounds = []
+    for c, a, count in zip(size_c, size_a, roundings, strict=True):
+        total = working_rounding(conv, attention, c, a, fmt, tokens, soft=False)
+        bounds.append(stored_rounding(total + tokens * fmt.eta * a, c, a, fmt, count))
+    return np.stack(bounds) * WIDEN
 
 
 def heaviest_channels(conv: Convolution, count: int) -> list[int]:
@@ -134,13 +192,13 @@ def run_executions(
         conv_module: the torch convolution.
         layer: the attention layer; its ``execution`` is restored.
         inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
-        bound: per output channel.
+        bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
         names: executions to run; all but ``auto`` by default.
     """
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
     grid = tuple(x.shape[2:])
-    before = layer.execution
+    before, nothing = layer.execution, np.zeros(len(layer.b_out))
     probes = []
     with torch.no_grad():
         expected = conv_module(x).double().cpu().numpy()
@@ -149,21 +207,22 @@ def run_executions(
             try:
                 found = layer(x).double().cpu().numpy()
             except (MemoryError, NotImplementedError) as error:
-                probes.append(Probe(name, 0, grid, np.zeros(len(bound)), 0.0, str(error)))
+                probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
                 continue
             except (RuntimeError, ValueError, IndexError) as error:  # where the convolution has an output
                 told = f"{type(error).__name__}: {error}"
-                probes.append(Probe(name, 0, grid, np.zeros(len(bound)), 0.0, told, broken=True))
+                probes.append(Probe(name, 0, grid, nothing, 0.0, told, broken=True))
                 continue
             finally:
                 layer.execution = before
             if found.shape != expected.shape:
-                probes.append(Probe(name, len(x), grid, np.full(len(bound), np.inf), np.inf, "outputs differ in shape"))
+                probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
                 continue
             with np.errstate(invalid="ignore", divide="ignore"):
                 difference = np.abs(found - expected)
                 per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+                judged = difference if bound.ndim > 1 else per_channel
                 # An infinite bound claims nothing; else whatever is not a number is over it.
-                ratio = np.where((per_channel == 0) | np.isinf(bound), 0.0, per_channel / bound)
+                ratio = np.where((judged == 0) | np.isinf(bound), 0.0, judged / bound)
             probes.append(Probe(name, len(x), grid, per_channel, float(ratio.max(initial=0.0))))
     return probes
