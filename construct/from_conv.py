@@ -170,8 +170,9 @@ def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
     if not found.convertible and not found.refused and not earlier:
         raise BadModelFile(f"{name}: no convolution found")
     if found.refused and not found.convertible and not strict:
-        more = f"; and {len(found.refused) - 1} more" if len(found.refused) > 1 else ""
-        raise BadModelFile(f"{name}: no convolution could be converted: {one_line(found.refused[0])}{more}")
+        first, *others = found.refused
+        more = f"; and {len(others)} more" if others else ""
+        raise BadModelFile(f"{name}: no convolution could be converted: {one_line(first)}{more}")
     return found
 
 

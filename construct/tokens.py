@@ -93,7 +93,8 @@ class TokenGrid:
                 for n, stuff, pads in zip(size, geometry.stuffing, geometry.pads, strict=True)
             ),
             tuple(
-                s * torch.arange(o) + a for o, s, a in zip(output, geometry.query_stride, geometry.anchor, strict=True)
+                _real(s * np.arange(o) + a)
+                for o, s, a in zip(output, geometry.query_stride, geometry.anchor, strict=True)
             ),
         )
 

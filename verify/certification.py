@@ -217,12 +217,15 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     small, other = probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2]))
     probes = run_executions(module, layer, adversarial_inputs(argument.conv, small, bound), total)
     # On the other grid, where tokens come from: random signs and magnitudes show that, and impulses what each head carries.
-    probes += run_executions(module, layer, adversarial_inputs(argument.conv, other, bound)[-4:-2], total)
-    inputs, local = impulses(argument.conv, other, bound), None
+    random, alone = adversarial_inputs(argument.conv, other, bound)[-4:-2], impulses(argument.conv, other, bound)
+    allowed = total
     if argument.aims is not None and argument.same_taps and argument.one_hot:
         shifts = [aimed.shift for aimed in argument.aims]
-        local = impulse_bound(argument.conv, argument.attention, shifts, inputs, argument.fmt, argument.tokens)
-    probes += run_executions(module, layer, inputs, total if local is None else local)
+        local = impulse_bound(argument.conv, argument.attention, shifts, alone, argument.fmt, argument.tokens)
+        if local is not None:
+            whole = total.reshape(-1, *(1,) * len(other))
+            allowed = np.concatenate([np.broadcast_to(whole, (len(random), *local.shape[1:])), local])
+    probes += run_executions(module, layer, np.concatenate([random, alone]), allowed)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
     broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
     told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"

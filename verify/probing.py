@@ -16,6 +16,7 @@ from verify.budget import WIDEN, Format, stored_rounding, working_rounding
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
 from verify.reading import GridRefused, output_size, tap_of_shift, token_count
+from verify.taps import scaled_permutation_product
 
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
@@ -100,8 +101,13 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int =
     """
     rng = np.random.default_rng(seed)
     d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
-    places = [tuple(0 for _ in grid), tuple(n // 2 for n in grid), tuple(min(n // 2 + 1, n - 1) for n in grid)]
-    places = list(dict.fromkeys([*places, tuple(n - 1 for n in grid)]))
+    places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
+    if conv.weight.size < 2**16:
+        # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
+        steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
+        places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
+        places.append(tuple(0 for _ in grid))
+    places = list(dict.fromkeys(places))
     inputs = np.zeros((1 + len(places), d_in, *grid))
     for x, place in zip(inputs[1:], places, strict=True):
         x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
@@ -129,18 +135,20 @@ def impulse_bound(
     Returns:
         None if a head that carries something looks at no tap.
     """
-    g, kernel = attention.geometry, np.zeros_like(conv.weight)
-    for w_val, w_out, shift in zip(attention.w_val, attention.w_out, shifts, strict=True):
-        tap, carried = tap_of_shift(g, shift), np.matmul(np.abs(w_val), np.abs(w_out))  # (g, i, o)
+    g, weight, kernel = attention.geometry, np.abs(conv.weight), np.zeros_like(conv.weight)
+    for w_val, w_out, shift in zip(np.abs(attention.w_val), np.abs(attention.w_out), shifts, strict=True):
+        carried = scaled_permutation_product(w_val, w_out)  # (g, i, o)
+        carried = np.matmul(w_val, w_out) if carried is None else carried
+        tap = tap_of_shift(g, shift)
         if tap is not None:
             blocks = carried if g.transposed else np.swapaxes(carried, 1, 2)
             kernel[(..., *tap)] += blocks.reshape(-1, blocks.shape[2])
         elif carried.any():
             return None
-    bias = np.zeros(g.out_channels) if conv.bias is None else conv.bias
-    x = np.abs(inputs)
-    size_c = replace(conv, weight=np.abs(conv.weight), bias=np.abs(bias))(x)
-    size_a = replace(conv, weight=kernel, bias=np.abs(attention.b_out))(x)
+    x, bias = np.abs(inputs), 0.0 if conv.bias is None else np.abs(conv.bias).reshape(-1, *(1,) * (inputs.ndim - 2))
+    terms = replace(conv, weight=weight, bias=None)(x)
+    carried = terms if np.array_equal(kernel, weight) else replace(conv, weight=kernel, bias=None)(x)
+    size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(-1, *(1,) * (inputs.ndim - 2))
     # To half precision: once for each tap that meets something, once with the bias, once in the end.
     one = replace(conv, weight=np.ones((1, 1, *conv.kernel_size)), bias=None, groups=1)
     roundings = one((x > 0).any(axis=1, keepdims=True).astype(float)) + 2
