@@ -19,7 +19,15 @@ from verify.aims import Aim, aim
 from verify.argument import Argument, Shift
 from verify.certificate import Certificate, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
-from verify.probing import Probe, adversarial_inputs, impulse_bound, impulses, probe_grids, run_executions
+from verify.probing import (
+    Probe,
+    adversarial_inputs,
+    flushes_to_zero,
+    impulse_bound,
+    impulses,
+    probe_grids,
+    run_executions,
+)
 from verify.reading import output_size, tap_of_shift
 from verify.refutation import Counterexample, Refuter
 from verify.taps import TapDifference
@@ -50,12 +58,17 @@ def certify(
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
         GridRefused: torch's convolution has no output for this grid.
-        ValueError: B or T is not positive and finite, or the layers differ in type, or the bound overflows the type.
+        ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
+            or subnormal numbers are flushed to zero (``torch.set_flush_denormal``).
     """
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
     argument = Argument(conv, mhsa, grid, input_bound, within)
+    if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
+        raise ValueError(
+            "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
+        )
     theirs, ours = argument.geometry, argument.attention.geometry
     for name in ("dims", "in_channels", "out_channels"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -63,6 +76,8 @@ def certify(
             raise Unreadable(told.replace("_", " "))
     if conv.weight.dtype != mhsa.w_val.dtype:
         raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
+    if conv.weight.device != mhsa.w_val.device:
+        raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
     argument.run()
     counter = _counterexample(argument)
     with np.errstate(invalid="ignore"):
@@ -70,7 +85,7 @@ def certify(
     total = np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
     probes = _runs(argument, total)
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         tightness = float(np.where(observed > 0, total / observed, np.inf).min(initial=np.inf))
     return Certificate(
         verdict=_verdict(argument, total, counter, probes),

@@ -219,6 +219,8 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
     base = _base(conv)
+    if "weight" not in conv._parameters and not torch.equal(conv.weight, conv.weight):
+        raise Unreadable("the convolution's weight is another whenever it is read; put it into eval mode")
     geometry = Geometry.read(conv)
     exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:

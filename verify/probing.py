@@ -159,6 +159,15 @@ def impulse_bound(
     return np.stack(bounds) * WIDEN
 
 
+def flushes_to_zero(like: torch.Tensor) -> bool:
+    """Whether arithmetic with tensors of this type and device loses subnormal numbers: see ``torch.set_flush_denormal``."""
+    if not like.dtype.is_floating_point or like.is_meta:
+        return False
+    info = torch.finfo(like.dtype)
+    smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
+    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: compared as a number, it might be flushed again
+
+
 def heaviest_channels(conv: Convolution, count: int) -> list[int]:
     """The output channels with the greatest Σ|W|."""
     d_out = conv.weight.shape[1] * conv.groups if conv.transposed else len(conv.weight)
@@ -208,7 +217,7 @@ def run_executions(
     grid = tuple(x.shape[2:])
     before, nothing = layer.execution, np.zeros(len(layer.b_out))
     probes = []
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         expected = conv_module(x).double().cpu().numpy()
         for name in names or tuple(name for name in EXECUTIONS if name != "auto"):
             layer.execution = name
@@ -226,7 +235,7 @@ def run_executions(
             if found.shape != expected.shape:
                 probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
                 continue
-            with np.errstate(invalid="ignore", divide="ignore"):
+            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 difference = np.abs(found - expected)
                 per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
                 judged = difference if bound.ndim > 1 else per_channel

@@ -1,0 +1,176 @@
+"""Where each head looks: against every shift of a box, in exact arithmetic; and the rounding of the scores."""
+
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from construct import MHSA, ConvGeometry, MHSAWeights
+from construct.shifts import balanced_radix
+from construct.tokens import TokenGrid
+from verify.aims import Aim, aim, box_of, largest_score, numbers_are_distinct, score_rounding, shift_of_number
+from verify.fields import Attention, Geometry
+from verify.reading import query_places, tokens_along
+
+REACH = 3
+MODEST = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, -0.75, 2.0**-30, 1e-3, 0.3])
+
+
+def layer_of(v: torch.Tensor, w_key_pos: torch.Tensor, dims: int, radix: Any = None) -> MHSA:
+    """A layer of kernel 7 with these positions, one channel."""
+    geometry = ConvGeometry(1, 1, (7,) * dims, (1,) * dims, (3,) * dims, "zeros", (1,) * dims, 1)
+    heads, key_dim = v.shape
+    nothing = torch.zeros(heads, 1, key_dim)
+    one = torch.ones(heads, 1, 1, 1)
+    weights = MHSAWeights(nothing, nothing, w_key_pos, torch.zeros(heads, key_dim), v, one, one, torch.zeros(1))
+    return MHSA(geometry, weights, radix=radix)
+
+
+def exact_score(layer: MHSA, delta: tuple[int, ...]) -> Fraction:
+    """v·Ŵ_key r_δ of the one head."""
+    if layer.radix is not None:
+        delta = (sum(r * x for r, x in zip(layer.radix, delta, strict=True)),)
+    r = (sum(x * x for x in delta), *delta)
+    v, w = layer.v[0].tolist(), layer.w_key_pos[0].tolist()
+    return sum(
+        (Fraction(a) * Fraction(b) * c for a, row in zip(v, w, strict=True) for b, c in zip(row, r, strict=True)),
+        Fraction(0),
+    )
+
+
+@st.composite
+def aimed(draw: st.DrawFn) -> MHSA:
+    """One head: v and Ŵ_key random, or a head at a random τ, on the lattice or off it, blurred by the format."""
+    dims = draw(st.integers(1, 3))
+    radix = tuple(7 ** (dims - 1 - i) for i in range(dims)) if draw(st.booleans()) else None
+    d_p = dims + 1 if radix is None else 2
+    if draw(st.booleans()):
+        key_dim = draw(st.integers(1, 4))
+        numbers = draw(st.lists(MODEST, min_size=key_dim * (d_p + 1), max_size=key_dim * (d_p + 1)))
+        table = torch.tensor(numbers).view(1, key_dim, d_p + 1)
+        return layer_of(table[..., 0], table[..., 1:], dims, radix)
+    alpha = draw(st.sampled_from([1.0, 0.37, 1024.0, 1e-3, 1e30, -1.0]))
+    tau = [
+        draw(st.integers(-REACH, REACH)) + draw(st.sampled_from([0.0, 0.25, -0.375, 0.5, 0.4999, -0.1]))
+        for _ in range(dims)
+    ]
+    if radix is not None:
+        tau = [sum(r * x for r, x in zip(radix, tau, strict=True))]
+    v = torch.tensor([[-alpha, *(2 * alpha * t for t in tau)]], dtype=torch.float64)
+    return layer_of(v, torch.eye(d_p)[None], dims, radix)
+
+
+@given(aimed())
+def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_one(layer: MHSA):
+    """Every shift of a box as wide as the kernel or twice: the best is unique and is the aim, and the next is a gap below."""
+    attention = Attention.read(layer)
+    found = aim(attention, 0)
+    dims = len(layer.kernel_size)
+    # With the parabola, the box that the radix can number; the first axis may go on.
+    side = REACH if layer.radix or dims == 3 else 2 * REACH
+    sides = [range(-side, side + 1)] * dims
+    scores = {delta: exact_score(layer, delta) for delta in product(*sides)}
+    best, second = sorted(scores.values())[:-3:-1]
+    if found is None:
+        v = [Fraction(float(x)) for x in layer.v[0]]
+        c = [
+            sum((Fraction(float(w)) * x for w, x in zip(column, v, strict=True)), Fraction(0))
+            for column in layer.w_key_pos[0].T
+        ]
+        tied = [x / (2 * -c[0]) for x in c[1:]] if c[0] else []
+        ties = any(x.denominator == 2 for x in tied)
+        assert c[0] >= 0 or ties
+        return
+    assert found.gap > 0
+    if found.shift not in scores:
+        return  # it looks past the box
+    assert scores[found.shift] == best
+    assert best - second >= found.gap
+    if not any(found.offset):
+        assert found.gap == found.sharpness
+
+
+@given(aimed(), st.integers(4, 9))
+def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int):
+    """What the layer works out in float64, less its greatest, against the exact difference."""
+    attention = Attention.read(layer)
+    found = aim(attention, 0)
+    assume(found is not None)
+    assert found is not None
+    grid = TokenGrid.of(layer.geometry, (n,) * len(layer.kernel_size))
+    assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
+    box = box_of_size(layer, n)
+    assert box == grid.box
+    from construct import encoding
+
+    table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoded(grid))))[0]
+    deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
+    assert table.abs().max() <= float(largest_score(attention, found, box))
+    top = int(np.argmax(table.detach().numpy()))
+    allowed = 2 * score_rounding(attention, found, box)
+    relative = (table - table[top]).tolist()
+    for i in {0, len(deltas) - 1, *range(top % 7, len(deltas), 1 + len(deltas) // 60)}:
+        truth = exact_score(layer, deltas[i]) - exact_score(layer, deltas[top])
+        assert abs(Fraction(relative[i]) - truth) <= allowed
+
+
+def box_of_size(layer: MHSA, n: int) -> tuple[tuple[int, int], ...]:
+    """As a certificate works it out."""
+    g = Geometry.read(layer)
+    places = [query_places(g, axis, n) for axis in range(g.dims)]
+    lengths = [len(tokens_along(g, axis, n)) for axis in range(g.dims)]
+    return box_of([(int(p[0]), int(p[-1])) for p in places], lengths)
+
+
+def test_rounding_is_not_far_above_what_happens():
+    """Off the lattice, in three dimensions, on a wide grid: the bound is within a factor of 100 of what is seen."""
+    worst = 0.0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        v = torch.from_numpy(np.append(-rng.uniform(1, 2), rng.uniform(-9, 9, 3)))[None]
+        layer = layer_of(v, torch.from_numpy(np.eye(4) + rng.integers(-1, 2, (4, 4)) * 0.3)[None], 3)
+        attention = Attention.read(layer)
+        found = aim(attention, 0)
+        if found is None:
+            continue
+        box = ((-40, 40),) * 3
+        deltas = rng.integers(-40, 41, (50, 3))
+        r = torch.from_numpy(np.concatenate([(deltas**2).sum(1, keepdims=True), deltas], axis=1).astype(float))
+        seen = (r @ layer.position_vector()[0]).tolist()
+        off = max(abs(Fraction(s) - exact_score(layer, tuple(map(int, d)))) for s, d in zip(seen, deltas, strict=True))
+        worst = max(worst, float(off / score_rounding(attention, found, box)))
+    assert 0.01 < worst <= 1
+
+
+@given(st.integers(1, 3), st.sampled_from([1.0, 1024.0, 1e6, 1e9]), st.data())
+def test_every_shift_has_its_number_and_every_number_its_shift(dims: int, alpha: float, data: st.DataObject):
+    """The certifier's radix, worked out apart from the builder's: it accepts what the builder makes, and reads it back."""
+    geometry = ConvGeometry(1, 1, (3,) * dims, (1,) * dims, (0,) * dims, "zeros", (1,) * dims, 1)
+    radix = balanced_radix(geometry, alpha)
+    most = radix[-2] // 2 if dims > 1 else 5
+    delta = tuple(data.draw(st.integers(-min(most, 10**6), min(most, 10**6))) for _ in range(dims))
+    number = sum(r * x for r, x in zip(radix, delta, strict=True))
+    assert shift_of_number(number, radix) == delta
+    assert numbers_are_distinct(radix, ((-most, most),) * dims)
+    if dims > 1:
+        assert not numbers_are_distinct(radix, ((-1, 1), *((-most - 1, most),) * (dims - 1)))
+
+
+@given(st.lists(st.integers(-9, 9), min_size=2, max_size=3), st.integers(0, 3))
+def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
+    """Any integers for a radix: if it is accepted, no two shifts of the box share a number."""
+    box = ((-side, side),) * len(radix)
+    numbers = [
+        sum(r * x for r, x in zip(radix, d, strict=True)) for d in product(*(range(lo, hi + 1) for lo, hi in box))
+    ]
+    if numbers_are_distinct(tuple(radix), box):
+        assert len(set(numbers)) == len(numbers)
+
+
+def test_an_aim_says_how_far_off_it_is():
+    found = aim(Attention.read(layer_of(torch.tensor([[-4.0, 10.0]]), torch.eye(2)[None], 1)), 0)
+    assert found == Aim((1,), Fraction(4), (Fraction(1, 4),), Fraction(2), (Fraction(4), Fraction(10)))

@@ -1,0 +1,234 @@
+"""Both leakage bounds against the exact leakage of finite grids, and the sharpness that is derived from them."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from mpmath import mp
+
+from construct import conv_to_mhsa
+from construct.sharpness import ALPHA, alpha_for
+from verify import leakage as leakages
+from verify.leakage import leakage, leakage_on_lattice
+
+DIGITS = 200
+"""1 − ϑ^{−d} at α = 300 loses 130 of them."""
+ALPHAS = st.floats(-3, 2.3).map(lambda exponent: float(10**exponent))
+"""From 0.001 to 200, every order of magnitude as often."""
+OFFSETS = st.fractions(Fraction(-31, 64), Fraction(31, 64), max_denominator=64)
+BOXES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3)
+"""Keys on each axis before and after the one that is looked at."""
+
+
+@pytest.fixture(autouse=True)
+def _precisely():
+    with mp.workdps(DIGITS):
+        yield
+
+
+def exact(value: Any) -> Any:
+    """A float or fraction in high precision, without rounding."""
+    value = Fraction(value)
+    return mp.mpf(value.numerator) / value.denominator
+
+
+def leaked(alpha: Any, offsets: Sequence[Any], box: Sequence[tuple[int, int]]) -> Any:
+    """1 − softmax at δ = round(τ), summed over every key of the box: no product over axes, no formula."""
+    a, fs = exact(alpha), [exact(f) for f in offsets]
+
+    def weight(delta: Sequence[int]) -> Any:
+        return mp.exp(-a * sum((n - f) ** 2 for n, f in zip(delta, fs, strict=True)))
+
+    other = mp.fsum(weight(d) for d in product(*(range(-lo, hi + 1) for lo, hi in box)) if any(d))
+    return other / (other + weight([0] * len(fs)))
+
+
+def wide(alpha: float) -> int:
+    """So many keys on either side that the rest weighs nothing beside a double."""
+    return math.isqrt(int(80 / alpha)) + 2
+
+
+# ---- the bounds hold -------------------------------------------------------------------------------------------------
+
+
+@given(ALPHAS, BOXES)
+def test_bound_on_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]]):
+    """Whatever keys are missing, at a border or a corner, no more leaks than 1 − ϑ(α)^{−d}."""
+    assert leaked(alpha, [0] * len(box), box) <= leakage_on_lattice(alpha, len(box))
+
+
+@given(ALPHAS, BOXES, st.data())
+def test_bound_off_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]], data):
+    """For any real τ, past the key nearest to it."""
+    offsets = data.draw(st.lists(OFFSETS, min_size=len(box), max_size=len(box)))
+    assert leaked(alpha, offsets, box) <= leakage(alpha, offsets)
+
+
+@given(st.floats(0.5, 40), st.integers(1, 2), st.data())
+def test_the_layer_leaks_no_more_than_the_bound(alpha: float, dims: int, data):
+    """The layer's own softmax, τ on the lattice and off it, at every query: borders too."""
+    kind = [torch.nn.Conv1d, torch.nn.Conv2d][dims - 1]
+    layer = conv_to_mhsa(kind(1, 1, 3, padding=1, dtype=torch.float64), alpha=alpha)
+    offset = data.draw(st.sampled_from([0.0, 0.25, -0.375, 0.46875]))
+    with torch.no_grad():
+        layer.v[:, 1] += 2 * alpha * offset
+    weights = layer.attention_probabilities(torch.zeros(1, 1, *[5] * dims, dtype=torch.float64))[0]
+    exact_alpha = -layer.v[0, 0].item()
+    assert (1 - weights.amax(-1)).max() <= leakage(exact_alpha, [offset] + [0] * (dims - 1)) + 2**-40
+
+
+# ---- they are tight ----------------------------------------------------------------------------------------------------
+
+
+@example(0.0101, 1)
+@given(st.floats(0.05, 300), st.integers(1, 3))
+def test_bound_on_the_lattice_is_one_minus_theta(alpha: float, dims: int):
+    """1 − ϑ(α)^{−d} with Jacobi's ϑ from mpmath, to within a few units of the last place, and from above."""
+    theta = mp.jtheta(3, 0, mp.exp(-exact(alpha)))
+    truth = 1 - theta**-dims
+    assert truth <= leakage_on_lattice(alpha, dims) <= truth * (1 + 2**-45)
+
+
+@given(st.floats(0.05, 300), st.lists(OFFSETS, min_size=1, max_size=3))
+def test_bound_off_the_lattice_is_reached_on_a_large_grid(alpha: float, offsets: list[Fraction]):
+    """Over the axes the weights multiply, so each axis is summed alone; beyond its reach nothing weighs anything."""
+    reach = wide(alpha)
+    odds = [leaked(alpha, [f], [(reach, reach)]) for f in offsets]
+    truth = 1 - mp.fprod(1 - part for part in odds)
+    assert truth * (1 - mp.mpf(2) ** -200) <= leakage(alpha, offsets) <= truth * (1 + 2**-40)
+
+
+@given(st.floats(1e-6, 0.2), OFFSETS)
+def test_poisson_and_the_sum_itself_agree(alpha: float, offset: Fraction):
+    """The two ways to evaluate s(α, f), either side of ``SOFT``, contain one number."""
+    assume(alpha > 1e-4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leakages, "SOFT", 0)
+        summed = leakages.tail(alpha, offset)
+        patch.setattr(leakages, "SOFT", 1)
+        transformed = leakages.tail(alpha, offset)
+    assert summed.a <= transformed.b
+    assert transformed.a <= summed.b * (1 + 3 * mp.exp(-(mp.pi**2) / alpha))
+    assert transformed.b <= summed.b * (1 + 2**-30 + 5 * mp.exp(-(mp.pi**2) / alpha))
+
+
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-30, 1e-9, Fraction(1, 10**400)], ids=str)
+def test_the_softest_heads_leak_nearly_everything(alpha):
+    """Answered at once, and never above 1."""
+    assert 0.999 < leakage(alpha, [Fraction(1, 3)]) <= 1
+
+
+@given(ALPHAS, st.floats(1.001, 3), st.integers(1, 3), OFFSETS)
+def test_bounds_are_monotone(alpha: float, factor: float, dims: int, offset: Fraction):
+    """Sharper heads leak less, more axes leak more, and so does a head that looks farther from its key."""
+    assert leakage_on_lattice(alpha * factor, dims) <= leakage_on_lattice(alpha, dims)
+    assert leakage_on_lattice(alpha, dims) <= leakage_on_lattice(alpha, dims + 1)
+    assert leakage(alpha, [0]) <= leakage(alpha, [offset]) * (1 + 2**-40)
+    assert leakage(alpha, [offset * Fraction(9, 10)]) <= leakage(alpha, [offset]) * (1 + 2**-40)
+    assert leakage(alpha, [offset]) == pytest.approx(leakage(alpha, [-offset]), rel=2**-40)
+
+
+@given(st.floats(0.001, 5), BOXES)
+def test_a_larger_grid_leaks_more(alpha: float, box: list[tuple[int, int]]):
+    """What the bound is monotone in, the exact leakage is: so no finite grid reaches it."""
+    larger = [(lo + 1, hi + 1) for lo, hi in box]
+    assert leaked(alpha, [0] * len(box), box) < leaked(alpha, [0] * len(box), larger)
+
+
+@pytest.mark.parametrize("alpha", [0.001, 1, 40, 1024, 1e300], ids=str)
+def test_halfway_between_two_keys_half_leaks_however_sharp(alpha: float):
+    """Bound and truth alike."""
+    assert leakage(alpha, [0.5]) >= 0.5
+    assert leakage(alpha, [0, Fraction(-1, 2)]) >= 0.5
+    assert leaked(alpha, [Fraction(1, 2)], [(0, 1)]) == mp.mpf(1) / 2
+
+
+@pytest.mark.parametrize(
+    ("alpha", "offsets"),
+    [(0, [0]), (-1, [0]), (math.nan, [0]), (1, [0.51]), (1, [0, Fraction(-2, 3)]), (1, [math.nan])],
+    ids=str,
+)
+def test_no_bound_for_what_is_no_head(alpha: float, offsets: list):
+    with pytest.raises(ValueError, match=r"α is|exceeds one half"):
+        leakage(alpha, offsets)
+
+
+def test_no_bound_without_a_dimension():
+    with pytest.raises(ValueError, match="dims is 0"):
+        leakage_on_lattice(1, 0)
+
+
+# ---- the sharpness derived from them -------------------------------------------------------------------------------------
+
+
+@given(st.floats(-12, -0.01).map(lambda exponent: float(10**exponent)), st.integers(1, 3))
+def test_alpha_for_a_tolerance_leaks_at_most_that_and_not_much_less(tolerance: float, dims: int):
+    """Exactly, over an infinite grid; and α is not wastefully large: it leaks at least a third of what is allowed."""
+    alpha = alpha_for(tolerance=tolerance, dims=dims)
+    truth = 1 - mp.jtheta(3, 0, mp.exp(-exact(alpha))) ** -dims
+    assert truth <= exact(tolerance)
+    assert leakage_on_lattice(alpha, dims) <= tolerance
+    assert alpha == pytest.approx(math.log(2)) or truth >= exact(tolerance) / 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "documented"),
+    [(torch.float16, 17.4), (torch.bfloat16, 92.9), (torch.float32, 104), (torch.float64, 746)],
+    ids=str,
+)
+def test_alpha_for_a_format_is_where_torch_gives_exact_zeros(dtype: torch.dtype, documented: float):
+    """From α on, torch's softmax of [0, −α] rounds to [1, 0] in the format; a little below it does not."""
+    alpha = alpha_for(dtype)
+    assert documented - 0.9 < alpha <= documented
+    for more in (1, 1 + 2**-30, 1.01, 2, ALPHA / alpha):
+        assert _softmax(alpha * more, dtype) == [1, 0]
+    assert _softmax(alpha * 0.99, dtype)[1] > 0
+    assert _softmax(documented, dtype, scores=dtype) == [1, 0]
+    eta = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    assert 0 <= exact(eta) / 2 - mp.exp(-exact(alpha)) <= exact(eta) * mp.mpf(2) ** -29
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_default_is_one_hot_in_every_format(dtype: torch.dtype):
+    assert alpha_for(dtype) < ALPHA
+    assert math.frexp(ALPHA)[0] == 0.5
+    assert _softmax(ALPHA, dtype, scores=dtype) == [1, 0]
+
+
+def _softmax(alpha: float, dtype: torch.dtype, scores: torch.dtype = torch.float64) -> list[float]:
+    return torch.softmax(torch.tensor([0, -alpha], dtype=scores), dim=0).to(dtype).tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "either"),
+        ({"dtype": torch.float32, "tolerance": 0.1}, "either"),
+        ({"dtype": torch.int32}, "floating"),
+        ({"tolerance": 0.0}, "between 0 and 1"),
+        ({"tolerance": 1.0}, "between 0 and 1"),
+        ({"tolerance": math.nan}, "between 0 and 1"),
+        ({"tolerance": 0.1, "dims": 0}, "below 1"),
+    ],
+    ids=str,
+)
+def test_alpha_for_nonsense(arguments: dict, complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        alpha_for(**arguments)
+
+
+def test_interval_arithmetic_rounds_outwards():
+    """What all of this stands on: mpmath's intervals contain the exponential, and ``upper`` does not come down."""
+    assert mpmath.iv.exp(-1).a < mp.exp(-1) < mpmath.iv.exp(-1).b
+    third: Any = mpmath.iv.mpf(1)
+    third = third / 3
+    assert Fraction(leakages.upper(third)) >= Fraction(1, 3)
+    assert Fraction(leakages.upper(third)) - Fraction(1, 3) < Fraction(1, 2**53)
+    assert leakages.upper(mpmath.iv.exp(-2000)) == 5e-324
