@@ -269,7 +269,7 @@ def test_output_size_is_taken_and_refused_as_torch_does(conv: Any, batched: bool
 
 
 def test_output_size_is_for_transposed_layers_alone():
-    with pytest.raises(ValueError, match="MHSA: output_size goes only with a transposed layer"):
+    with pytest.raises(TypeError, match="MHSA: output_size goes only with a transposed layer"):  # torch: TypeError too
         conv_to_mhsa(nn.Conv1d(1, 1, 1))(torch.ones(1, 1, 3), output_size=[3])
 
 

@@ -22,7 +22,7 @@ from construct.sharpness import alpha_for
 from verify.certification import certify
 from verify.fields import TENSORS, Geometry, digest
 from verify.reading import GridRefused, output_size
-from verify.strategies import DTYPES, Case, convolutions, least_size, sizes_for
+from verify.strategies import DTYPES, PADDING_MODES, Case, convolutions, least_size, sizes_for
 
 EXAMPLES = settings().max_examples
 TOKENS = 60
@@ -62,12 +62,11 @@ def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
         case = Case(conv, torch.empty(1, conv.in_channels, *grid, dtype=conv.weight.dtype), False, "")
         occurred.update({name: int(there) for name, there in traits(case).items()})
 
-    for d, transposed in product((1, 2, 3), (False, True)):
-        settings(max_examples=EXAMPLES // 2)(
-            given(convolutions(dims=[d], transposed=[transposed]), st.data())(is_proved)
-        )()
+    for d, mode in product((1, 2, 3), (*PADDING_MODES, "transposed")):
+        options: dict[str, Any] = {"transposed": [True]} if mode == "transposed" else {"padding_modes": [mode]}
+        options = {"dims": [d], "transposed": [False], **options}
+        settings(max_examples=EXAMPLES // 5)(given(convolutions(**options), st.data())(is_proved))()
     others = (
-        "replicate 2-D",
         "input ",
         "unbatched",
         "empty batch",

@@ -24,7 +24,7 @@ from construct.tokens import TokenGrid
 from verify.certification import certify
 from verify.strategies import convolutions, least_size, sizes_for
 
-EXAMPLES = settings().max_examples // 6
+EXAMPLES = settings().max_examples // 8
 ENOUGH = 4
 """So many mutants of each kind must count."""
 
