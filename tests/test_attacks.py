@@ -1,0 +1,237 @@
+"""Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.certification import certify
+from verify.fields import Unreadable
+
+
+def frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+# ---- the convolution is not what its fields say ------------------------------------------------------------------------------
+
+
+class Doubled(nn.Conv2d):
+    """Computes something else on one input in a million."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * (2 if bool((input == 0.123).any()) else 1)
+
+
+def _hooked() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+    conv.register_forward_hook(lambda module, args, output: output * (2 if bool((args[0] == 0.123).any()) else 1))
+    return conv
+
+
+def _prehooked() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+    conv.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    return conv
+
+
+def _replaced() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+
+    def doubled(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return nn.Conv2d._conv_forward(conv, input, weight, bias) * 2
+
+    conv._conv_forward = doubled
+    return conv
+
+
+def _padded_otherwise() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")
+    conv._reversed_padding_repeated_twice = [0, 2, 0, 2]
+    return conv
+
+
+def _called_transposed() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 1)
+    conv.transposed = True
+    return conv
+
+
+@pytest.mark.parametrize(
+    "conv", [Doubled(2, 2, 3), _hooked(), _prehooked(), _replaced(), _padded_otherwise(), _called_transposed()]
+)
+def test_a_module_that_computes_more_than_its_fields_say_is_refused(conv: Any):
+    plain = nn.Conv2d(2, 2, conv.kernel_size, padding=conv.padding, padding_mode=conv.padding_mode)
+    plain.load_state_dict(conv.state_dict())
+    with pytest.raises(Unreadable):
+        certify(conv, conv_to_mhsa(plain), grid=(4, 4))
+
+
+# ---- the attention layer does not compute with its stored numbers --------------------------------------------------------------
+
+
+def test_numbers_that_the_layer_would_round_first_are_refused():
+    """W_out in float64 beside W_val in float32: the product of the stored numbers is the tap, that of the rounded ones 0."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(2.0**-40)
+    layer = conv_to_mhsa(conv)
+    layer.w_val = frozen(torch.full_like(layer.w_val, 2.0**110))
+    layer.w_out = frozen(torch.full(layer.w_out.shape, 2.0**-150, dtype=torch.float64))
+    with pytest.raises(Unreadable, match=r"w_out is torch\.float64"):
+        certify(conv, layer, grid=(4,))
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 1))
+    layer.b_out = frozen(layer.b_out.double())
+    with pytest.raises(Unreadable, match=r"b_out is torch\.float64"):
+        certify(nn.Conv1d(1, 1, 1), layer, grid=(4,))
+
+
+def test_content_terms_that_are_zero_times_infinity_are_refused():
+    """u of one head and W_key of another: every term is zero, but X W_key overflows on one input in a million."""
+    conv = nn.Conv1d(20, 1, 2, bias=False)
+    layer = conv_to_mhsa(conv)
+    signs = torch.where(torch.rand(20, generator=torch.Generator().manual_seed(5)) < 0.5, -1.0, 1.0)
+    layer.u.data[0], layer.w_key.data[1] = 1, 3e37 * signs[:, None]
+    with torch.no_grad():
+        assert bool(layer(signs[None, :, None].expand(1, 20, 4)).isnan().any())
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(4,))
+    layer.w_key.data /= 1e6  # harmless
+    assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
+
+
+def test_scores_that_overflow_are_undecided():
+    """α = 2^1010 is exact and one-hot, but α‖δ‖² is not finite on a long grid; small probes cannot see it."""
+    conv = nn.Conv1d(1, 1, 21, padding=10, dtype=torch.float64)
+    layer = conv_to_mhsa(conv, alpha=2.0**1010)
+    certificate = certify(conv, layer, grid=(4000,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "overflow" in certificate.verdict.sentence
+    assert certify(conv, conv_to_mhsa(conv, alpha=2.0**900), grid=(400,)).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    "change", [{"dilation": (4, 4)}, {"padding": (3, 3), "padding_mode": "reflect"}, {"stride": (2, 1)}]
+)
+def test_a_layer_that_cannot_run_is_judged_and_not_stumbled_over(change: dict):
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    layer.geometry = replace(layer.geometry, **change)
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "REFUTED"
+
+
+def test_an_execution_that_raises_leaves_it_undecided(monkeypatch: pytest.MonkeyPatch):
+    def raises(*args: Any) -> Any:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=raises))
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "step 6 (runs)" in certificate.verdict.sentence
+    assert "no kernel for this" in certificate.verdict.sentence
+
+
+def test_want_of_memory_is_noted_but_nothing_run_is_undecided(monkeypatch: pytest.MonkeyPatch):
+    def full(*args: Any) -> Any:
+        raise MemoryError("needs 1 TiB")
+
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=full))
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "PROVED"
+    assert any(probe["note"] == "needs 1 TiB" for probe in certificate.probes)
+    assert not any("dense" in assumption for assumption in certificate.assumptions)
+    for name in EXECUTIONS:
+        monkeypatch.setitem(EXECUTIONS, name, replace(EXECUTIONS[name], run=full))
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "UNDECIDED"
+
+
+def test_a_record_without_executions_is_undecided():
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv)
+    names = [
+        *dict(layer.named_parameters()),
+        "geometry",
+        "radix",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+    ]
+    names += ["padding", "padding_mode", "dilation", "groups", "transposed", "output_padding"]
+    bare = type("Bare", (), {name: getattr(layer, name) for name in names})()
+    certificate = certify(conv, bare, grid=(5,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "no executions" in certificate.verdict.sentence
+
+
+@pytest.mark.parametrize("radix", [(9,), (7.0, 1.0), (9, 1, 1), "91", (9, True)], ids=str)
+def test_a_radix_that_is_none_is_refused(radix: Any):
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(conv, encoding="parabola")
+    layer.radix = radix
+    with pytest.raises(Unreadable, match="radix"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_a_head_off_the_kernel_is_on_some_grids_only():
+    """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
+    conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
+    one = conv_to_mhsa(conv)
+    tensors = {n: t.detach().repeat(3, *[1] * (t.dim() - 1)) for n, t in one.named_parameters() if n != "b_out"}
+    layer = MHSA(one.geometry, MHSAWeights(**tensors, b_out=one.b_out.detach()))
+    layer.v.data[1:, 1] = 2 * 2 * 1024.0
+    layer.w_val.data[2] *= -1
+    certificate = certify(conv, layer, grid=(6,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "off the padded grid" in certificate.verdict.sentence
+
+
+def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch: pytest.MonkeyPatch):
+    """75 taps in bfloat16 allow for more rounding than the whole bias; but not on the zero input."""
+    right = EXECUTIONS["dense"]
+    conv = nn.Conv3d(1, 1, 5, padding=2, dtype=torch.bfloat16)
+    conv.bias.data.fill_(0.125)  # type: ignore[union-attr]
+    layer = conv_to_mhsa(conv)
+    assert certify(conv, layer, grid=(5, 5, 5)).bound.max() > 0.125
+    unbiased = replace(right, run=lambda layer, x, grid: right.run(layer, x, grid) - layer.b_out.to(x.dtype))
+    monkeypatch.setitem(EXECUTIONS, "dense", unbiased)
+    assert certify(conv, layer, grid=(5, 5, 5)).verdict.name == "REFUTED"
+
+
+# ---- the surroundings ------------------------------------------------------------------------------------------------------------
+
+
+def test_autocast_around_the_call_changes_nothing():
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        certificate = certify(conv, layer, grid=(4, 4))
+    assert certificate.verdict.name == "PROVED"
+    assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
+    """The assumption that nothing is flushed is tried out, not only printed."""
+    conv = nn.Conv1d(1, 1, 1, dtype=dtype)
+    layer = conv_to_mhsa(conv)
+    assert torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(ValueError, match="flushed to zero"):
+            certify(conv, layer, grid=(4,))
+    finally:
+        torch.set_flush_denormal(False)
+    assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
+
+
+def test_a_weight_that_changes_when_it_is_read_is_refused():
+    conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3)).train()
+    with pytest.raises(Unreadable, match="eval mode"):
+        certify(conv, conv_to_mhsa(nn.Conv2d(3, 5, 3)), grid=(4, 4))
+    conv.eval()
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"

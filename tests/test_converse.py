@@ -1,0 +1,207 @@
+"""The converse of a certificate: nobody finds an input over the bound, and the bound is not far above what is found."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.certification import certify
+from verify.oracle import Convolution
+from verify.probing import sign_pattern
+from verify.strategies import DTYPES, convolutions, least_size, sizes_for
+
+EXAMPLES = settings().max_examples
+NAMES = [name for name in EXECUTIONS if name != "auto"]
+
+
+def difference(conv: Any, layer: Any, x: torch.Tensor) -> np.ndarray:
+    """|layer − conv| by input and channel, the worst of all executions and positions: (N, D_out)."""
+    worst = np.zeros((len(x), conv.out_channels))
+    with torch.no_grad():
+        expected = conv(x).double()
+        for layer.execution in NAMES:
+            found = (layer(x).double() - expected).abs().flatten(2).amax(2).numpy()
+            assert np.isfinite(found).all()
+            worst = np.maximum(worst, found)
+    return worst
+
+
+def climb(
+    conv: Any, layer: Any, size: tuple[int, ...], bound: float, rng: Any, restarts: int, steps: int
+) -> np.ndarray:
+    """The worst difference by channel that hill-climbing over patterns of ±B finds: (D_out,)."""
+    shape, dtype = (conv.in_channels, *size), conv.weight.dtype
+    fields = Convolution.read(conv)
+    found = np.zeros(conv.out_channels)
+    for restart in range(restarts):
+        signs = rng.choice([-1.0, 1.0], shape)
+        if restart % 2:
+            signs = sign_pattern(fields, int(rng.integers(conv.out_channels)), size)
+        best = 0.0
+        for _ in range(steps):
+            flips = rng.random((16, *shape)) < rng.choice([0.5, 0.1, 2 / signs.size])
+            flips[0] = False
+            tried = np.where(flips, -signs, signs)
+            # Full mantissas round, powers of two may not: the same signs at B and a little below it.
+            sizes = bound * (1 - rng.random((16, *shape)) * rng.choice([0, 2.0**-3, 2.0**-10]))
+            seen = difference(conv, layer, torch.from_numpy(tried * sizes).to(dtype))
+            found = np.maximum(found, seen.max(axis=0))
+            if seen.max() >= best:
+                best, signs = seen.max(), tried[int(np.argmax(seen.max(axis=1)))]
+    return found
+
+
+def search(examples: int, restarts: int, steps: int) -> list[float]:
+    """Bound over worst found, of many random layers."""
+    tightness: list[float] = []
+
+    @settings(max_examples=examples)
+    @given(convolutions(), st.data(), st.sampled_from([1.0, 0.3, 8.0]), st.integers(0, 2**16))
+    def stays_under(conv: Any, data: st.DataObject, bound: float, seed: int):
+        grid = data.draw(sizes_for(conv, tokens=60))
+        smaller = data.draw(st.tuples(*map(st.integers, least_size(conv), grid)))
+        layer = conv_to_mhsa(conv, alpha=data.draw(st.sampled_from([1024.0, 800.0])))
+        certificate = certify(conv, layer, grid=grid, input_bound=bound)
+        assert certificate.verdict.name == "PROVED"
+        rng = np.random.default_rng(seed)
+        for size in {grid, smaller}:
+            found = climb(conv, layer, size, bound, rng, restarts, steps)
+            assert (found <= certificate.bound).all(), (size, found, certificate.bound)
+            found = np.maximum(found, certificate.observed)
+            if found.any():
+                tightness.append(float((certificate.bound / np.where(found > 0, found, np.nan))[found > 0].min()))
+
+    stays_under()
+    return tightness
+
+
+def report(tightness: list[float]) -> None:
+    tightness = sorted(tightness)
+    quarter = len(tightness) // 4
+    print(f"bound over worst found: least {tightness[0]:.3g}, a quarter below {tightness[quarter]:.3g}, ", end="")
+    print(f"half below {tightness[2 * quarter]:.3g}, most {tightness[-1]:.3g} ({len(tightness)} searches)")
+
+
+def test_no_adversarial_input_goes_over_the_bound():
+    """At the grid's own size and at smaller ones, in every execution and format; and it is no idle bound."""
+    tightness = search(EXAMPLES // 4, restarts=2, steps=4)
+    report(tightness)
+    assert len(tightness) > 10
+    assert 1 <= min(tightness) < 10
+
+
+@pytest.mark.deep
+def test_no_adversarial_input_goes_over_the_bound_in_a_long_search():
+    tightness = search(5 * EXAMPLES, restarts=8, steps=25)
+    report(tightness)
+    assert 1 <= min(tightness) < 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tightness_of_a_typical_layer(dtype: torch.dtype):
+    """3×3, 8 → 8 channels: a long search on one layer.  Each term of the bound takes every rounding at its worst."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 8, 3, padding=1, dtype=dtype)
+    layer = conv_to_mhsa(conv)
+    certificate = certify(conv, layer, grid=(6, 6))
+    found = climb(conv, layer, (6, 6), 1.0, np.random.default_rng(0), restarts=4, steps=10)
+    assert (found <= certificate.bound).all()
+    ratio = float((certificate.bound[found > 0] / found[found > 0]).min(initial=np.inf))
+    print(f"{dtype}: bound {certificate.bound.max():.3g}, worst found {found.max():.3g}, tightness {ratio:.3g}")
+    assert ratio < 100 or dtype in (torch.float16, torch.bfloat16)  # both round to the same half, mostly
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(convolutions(dims=[1, 2], transposed=[False], dtypes=[torch.float32, torch.float64]), st.data())
+def test_no_order_of_summation_goes_over_the_bound(conv: Any, data: st.DataObject):
+    """Both functions summed term by term in the layer's own format, in random orders, as no library does."""
+    bound = data.draw(st.sampled_from([1.0, 0.3, 100.0]))
+    layer = conv_to_mhsa(conv, head_dim=data.draw(st.sampled_from([None, "rank"])))
+    grid = least_size(conv)
+    certificate = certify(conv, layer, grid=grid, input_bound=bound)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    number = np.float32 if conv.weight.dtype == torch.float32 else np.float64
+    weight, w_val, w_out = (t.detach().numpy() for t in (conv.weight, layer.w_val, layer.w_out))
+    bias = np.zeros(conv.out_channels, number) if conv.bias is None else conv.bias.detach().numpy()
+    d_in, d_out = w_val.shape[2], w_out.shape[3]
+    taps = weight.reshape(*weight.shape[:2], -1)  # (out, in/g, heads)
+
+    def summed(terms: np.ndarray) -> Any:
+        total = number(0)
+        for term in rng.permutation(terms):
+            total = number(total + term)
+        return total
+
+    for channel in range(conv.out_channels):
+        g, o = divmod(channel, d_out)
+        x = number(
+            bound * (1 - rng.random((w_val.shape[0], d_in)) * 2.0**-3) * rng.choice([-1, 1])
+        )  # what the heads see
+        x = np.where(taps[channel].T * rng.choice([-1.0, 1.0], size=(1, 1)) < 0, -x, x).astype(number)
+        theirs = summed(np.append((taps[channel].T * x).ravel(), bias[channel]))
+        values = np.array([[summed(x[h] * w_val[h, g, :, e]) for e in range(w_val.shape[3])] for h in range(len(x))])
+        ours = summed(np.append((values * w_out[:, g, :, o]).ravel(), bias[channel]))
+        assert abs(float(theirs) - float(ours)) <= certificate.bound[channel]
+
+
+# ---- where the bound would be wrong without each of its parts ------------------------------------------------------------
+
+
+def test_a_weight_beyond_the_bound_would_be_seen():
+    """The search above can find what is there: without the γ of the attention it would go over."""
+    torch.manual_seed(1)
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    layer = conv_to_mhsa(conv)
+    certificate = certify(conv, layer, grid=(4,))
+    with torch.no_grad():
+        layer.w_val *= 1 + 2.0**-20
+    assert (climb(conv, layer, (4,), 1.0, np.random.default_rng(0), 1, 2) > certificate.bound).all()
+
+
+def test_values_that_underflow_between_keys_are_in_the_bound():
+    """Soft heads: T products P·(X W_val), each rounded to a multiple of η, and W_out makes that large."""
+    n, scale = 1000, 2.0**120
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    layer = conv_to_mhsa(conv, alpha=1e-9)
+    tiny = float(np.float32(0.6 * n)) * 2.0**-149
+    with torch.no_grad():
+        layer.w_val.fill_(tiny)
+        layer.w_out.fill_(scale)
+        conv.weight.fill_(tiny * scale)
+    certificate = certify(conv, layer, grid=(n,), within=1e9)
+    assert certificate.verdict.name == "PROVED"
+    x = torch.ones(1, 1, n)
+    x[..., n // 2] = -1
+    over = difference(conv, layer, x).max() / (2 * tiny * scale)  # were nothing lost, at most 1
+    assert over > 1.2
+    assert difference(conv, layer, x).max() <= certificate.bound.max()
+
+
+def test_factors_whose_product_underflows_are_in_the_bound():
+    """Two heads that cancel, of weights so small that W_val W_out is zero in float64, on inputs so large that it shows."""
+    conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        conv.weight.zero_()
+    one = conv_to_mhsa(conv)
+    tensors = {
+        name: t.detach().repeat(2, *[1] * (t.dim() - 1)) for name, t in one.named_parameters() if name != "b_out"
+    }
+    layer = copy.deepcopy(one)
+    for name, tensor in tensors.items():
+        setattr(layer, name, nn.Parameter(tensor, requires_grad=False))
+    layer.heads = 2
+    small = 2.0**-660
+    layer.w_val[:, 0, 0, 0] = torch.tensor([3 * small, -15 * small], dtype=torch.float64)
+    layer.w_out[:, 0, 0, 0] = torch.tensor([5 * small, small], dtype=torch.float64)
+    certificate = certify(conv, layer, grid=(64,), input_bound=2.0**1000)
+    assert certificate.verdict.name == "PROVED"
+    x = torch.rand(1, 1, 64, dtype=torch.float64) * 2.0**1000
+    found = difference(conv, layer, x).max()
+    assert 1e-200 < found <= certificate.bound.max()
