@@ -14,7 +14,9 @@ Arithmetic: positions and scores in float64; values and products in the layer's 
 output is rounded once to the layer's type.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -48,6 +50,31 @@ class Execution:
 
 EXECUTIONS: dict[str, Execution] = {}
 """By name.  The modules of ``construct.execution`` enter themselves here, so this module need not know them."""
+
+_MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
+
+
+def queries_per_block(fitting: int) -> int:
+    """How many queries an execution that works in blocks takes at once: what fits, or fewer inside of :func:`smaller_blocks`.
+
+    Args:
+        fitting: how many would fit into a block of the execution's usual size.
+
+    Returns:
+        At least 1.
+    """
+    most = _MOST_QUERIES.get()
+    return max(1, fitting if most is None else min(fitting, most))
+
+
+@contextmanager
+def smaller_blocks(queries: int) -> Iterator[None]:
+    """Within, no block holds more than so many queries: so that small inputs take several blocks too, as large ones do."""
+    token = _MOST_QUERIES.set(queries)
+    try:
+        yield
+    finally:
+        _MOST_QUERIES.reset(token)
 
 
 class Scores:

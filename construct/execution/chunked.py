@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from construct.attention import EXECUTIONS, MHSA, Execution, Scores
+from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block
 from construct.execution.memory import operands
 from construct.room import require
 from construct.tokens import TokenGrid
@@ -61,7 +61,7 @@ def _bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
 
 def _queries_per_block(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     maps = max(1, batch) if layer.has_content() else 1
-    return max(1, min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
+    return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
 
 
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
