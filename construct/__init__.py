@@ -7,7 +7,19 @@ from construct.errors import UnsupportedLayer
 from construct.files import load
 from construct.geometry import ConvGeometry
 from construct.network import convert
+from construct.stock import from_torch_mha, to_torch_mha
 from construct.weights import MHSAWeights
 from construct.writing import save
 
-__all__ = ["MHSA", "ConvGeometry", "MHSAWeights", "UnsupportedLayer", "conv_to_mhsa", "convert", "load", "save"]
+__all__ = [
+    "MHSA",
+    "ConvGeometry",
+    "MHSAWeights",
+    "UnsupportedLayer",
+    "conv_to_mhsa",
+    "convert",
+    "from_torch_mha",
+    "load",
+    "save",
+    "to_torch_mha",
+]

@@ -20,7 +20,8 @@ README = ROOT / "README.md"
 
 ORDER = (
     *("demo", "errors", "plain_text", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads", "room"),
-    *("weights", "attention", "execution", "support", "builder", "network", "pickles", "files", "writing", "stock"),
+    *("weights", "attention", "execution", "support", "builder", "network", "pickles", "files", "writing"),
+    *("dot_products", "projections", "stock"),
     *("export", "architecture", "options", "table", "terminal", "trial", "from_conv"),
 )
 """The modules of construct, from left to right: left never imports right."""
@@ -190,6 +191,8 @@ CALLS = {
     "construct.convert": "construct.convert(conv)",
     "construct.save": "construct.save(layer, path + '.saved')",
     "construct.load": "construct.save(layer, path + '.loaded'); construct.load(path + '.loaded')",
+    "construct.to_torch_mha": "construct.to_torch_mha(layer, grid=(4,))",
+    "construct.from_torch_mha": "construct.from_torch_mha(construct.to_torch_mha(layer, grid=(4,)))",
     "verify.compare": "verify.compare(conv, layer, torch.ones(1, 1, 4))",
     "verify.check": "with contextlib.suppress(ValueError): verify.check(path, path, path)  # nothing is written there",
     "verify.claims": "verify.claims(only=())",
