@@ -24,14 +24,14 @@ scores are compared.  On every path the weights are exactly one-hot if
 
     α·S < ε/u,       ε the last binary place of α and 2ατ                                                           (exact)
 
-All this is about IEEE products: where torch may take TF32 or bfloat16 for float32 (it must be asked to, by
-``torch.set_float32_matmul_precision``), coordinates are no longer what they are.
+All this is about IEEE products.  Where torch takes TF32 or bfloat16 for float32 (``torch.set_float32_matmul_precision`` asks
+for that, and some kernels of GPUs put a product together from shorter ones), coordinates are no longer what they are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +40,7 @@ from torch import Tensor
 from construct import encoding
 from construct.errors import Refusal, UnsupportedLayer
 from construct.geometry import ConvGeometry
+from construct.room import require
 from construct.sharpness import ALPHA, alpha_for
 from construct.tokens import TokenGrid
 
@@ -160,10 +161,16 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
 
     Raises:
         ValueError: ``grid`` is no size that this geometry takes.
+        NotEnoughMemory: not even the numbers of its tokens would fit.
     """
     whole = isinstance(grid, tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in grid)
     if not whole or len(grid) != geometry.dims:
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
+    lengths = [*map(abs, geometry.token_shape(grid)), *map(abs, geometry.output_size(grid))]
+    tokens = (
+        8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])
+    )  # their positions, sources, and what makes them
+    require(32 * sum(lengths) + tokens, torch.device("cpu"), f"numbering the padded grid of an input of size {grid}")
     try:
         return TokenGrid.of(geometry, grid)
     except RuntimeError as error:  # as a call would put it

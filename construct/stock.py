@@ -137,17 +137,20 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         A module that takes (B, D_in, *grid) or (D_in, *grid) as the convolution does.  Its state dict holds the tensors of its
         ``attention`` alone: they load into any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size.  It
         has the layer's dtype, device and mode.  Projections of values are trained where the layer's are; queries and keys
-        share a tensor with the values, and at full sharpness their gradients are exactly zero.
+        share a tensor with the values, and at full sharpness their gradients are exactly zero.  Training also fills what
+        was zero (groups, positions in the values), and then it is no convolution any more.
 
     Raises:
         UnsupportedLayer: (a ValueError) the layer is none of these, or the format cannot hold the scores of such a grid.
         ValueError: ``grid`` is no spatial size that the layer takes.
-        NotEnoughMemory: the projections, 4·embed_dim² numbers, would not fit.
+        NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
     if not isinstance(layer, MHSA):
         refuse(layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution")
     g, dtype, device = layer.geometry, layer.w_val.dtype, layer.w_val.device
     _check_dtype(layer, dtype)
+    if device.type == "meta":
+        refuse(layer, "it is on the meta device; load real weights first")
     if layer.has_content():
         refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
     tokens = token_grid(g, grid)

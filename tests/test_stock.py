@@ -273,6 +273,8 @@ def test_what_has_no_such_form_is_refused():
         construct.to_torch_mha(conv_to_mhsa(conv, alpha=0.7), (4, 4))
     with refused("parabola is not one-hot"):
         construct.to_torch_mha(conv_to_mhsa(conv, alpha=1.0, encoding="parabola"), (4, 4))
+    with refused("meta device"):
+        construct.to_torch_mha(copy.deepcopy(layer).to("meta"), (4, 4))
     flat = copy.deepcopy(layer)
     with torch.no_grad():
         flat.v[1].zero_()
@@ -308,6 +310,8 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest
     monkeypatch.setattr(room, "available_bytes", lambda device: 2**20)
     with pytest.raises(NotEnoughMemory, match=r"a stock attention of 25 heads of size 128 needs 0.2 GiB"):
         construct.to_torch_mha(layer, (8, 8))
+    with pytest.raises(NotEnoughMemory, match="numbering the padded grid"):
+        construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(1, 1, 1)), (2**40, 2**40))
     monkeypatch.undo()
     module = construct.to_torch_mha(conv_to_mhsa(nn.Conv1d(1, 1, 3)), (1000,))
     monkeypatch.setattr(room, "available_bytes", lambda device: 2**20)
