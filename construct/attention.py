@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -37,9 +36,10 @@ class Execution:
     """One way to evaluate Eq. 3: the same function by another route.
 
     Attributes:
-        run: (layer, tokens (B, T, D_in) in the working type, grid) → outputs (B, queries, D_out).
+        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working one;
+            raises NotEnoughMemory before it allocates what does not fit.
         memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
-            shapes alone.
+            shapes and from where the heads look.
         meaning: one line for people.
     """
 
@@ -278,8 +278,7 @@ class MHSA(nn.Module):
         """
         x, _ = self._batched(x)
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
-        tokens = grid.gather(x).to(working_dtype(x.dtype))
-        return torch.softmax(Scores(self, tokens, grid)(), dim=-1)
+        return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
 
     # ---- the call ----------------------------------------------------------------------------------------------------
 
@@ -313,27 +312,12 @@ class MHSA(nn.Module):
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
         execution = EXECUTIONS[self.execution]
-        needed = self._room_for_tokens(geometry, size, x)
-        require(needed, x.device, f"laying out the padded grid of an input of size {size}")
+        along = sum(max(0, n) for n in (*geometry.token_shape(size), *geometry.output_size(size)))
+        require(32 * along, x.device, f"numbering the padded grid of an input of size {size}")
         grid = TokenGrid.of(geometry, size)
-        needed += execution.memory(self, len(x), grid)
-        require(
-            needed,
-            x.device,
-            f"{self.execution} attention of {self.heads} heads over {grid.asked} queries and {grid.keys} keys",
-        )
-        tokens = grid.gather(x).to(working_dtype(x.dtype))
-        y = execution.run(self, tokens, grid)
-        y = y.to(x.dtype).transpose(1, 2).unflatten(2, grid.query_shape)  # (B, D_out, *output)
+        y = execution.run(self, x, grid).to(x.dtype)
         y = y.contiguous(memory_format=_memory_format(x))
         return y if batched else y[0]
-
-    def _room_for_tokens(self, geometry: ConvGeometry, size: tuple[int, ...], x: Tensor) -> int:
-        """Bytes of the tokens, as they are gathered and in the working type, and of the grid's index vectors."""
-        keys, asked = (max(0, prod(shape)) for shape in (geometry.token_shape(size), geometry.output_size(size)))
-        sizes = 2 * x.element_size() + working_dtype(x.dtype).itemsize
-        along = sum(max(0, n) for n in (*geometry.token_shape(size), *geometry.output_size(size)))
-        return len(x) * keys * self.in_channels * sizes + 8 * (keys + 2 * asked + 4 * along)
 
     def _batched(self, input: Tensor) -> tuple[Tensor, bool]:
         """Check an input as torch's convolution does, and give it a batch axis."""

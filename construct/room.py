@@ -29,13 +29,17 @@ def available_bytes(device: torch.device) -> int | None:
     return min(bounds) if bounds else None
 
 
+SMALL = 2**26
+"""Up to this much (64 MiB), nobody asks: the question itself takes longer than a small layer."""
+
+
 def require(needed: int, device: torch.device, what: str) -> None:
     """Refuse, before anything is allocated, what cannot fit.
 
     Raises:
         NotEnoughMemory: ``needed`` bytes are more than there are; the message gives both figures.
     """
-    available = available_bytes(device)
+    available = available_bytes(device) if needed > SMALL else None
     if available is not None and needed > available:
         raise NotEnoughMemory(f"MHSA: {what} needs {gib(needed)}, and {gib(available)} are free on {device}")
 

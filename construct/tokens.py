@@ -120,6 +120,10 @@ class TokenGrid:
 
     def gather(self, x: Tensor) -> Tensor:
         """Lay the input out as tokens: (B, C, *size) → (B, T, C), with the zero tokens in place."""
+        return self.padded(x).flatten(2).transpose(1, 2)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """The input with its padding: (B, C, *size) → (B, C, *shape)."""
         for axis, source in enumerate(self.sources, start=2):
             places = source.numpy()
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
@@ -130,7 +134,26 @@ class TokenGrid:
                 # Filled, not multiplied by 0: a zero token stays zero whatever it would have copied.
                 mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
                 x = x.masked_fill(mask, 0)
-        return x.flatten(2).transpose(1, 2)
+        return x
+
+    @cached_property
+    def affine(self) -> tuple[tuple[int, int], ...] | None:
+        """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
+        found = []
+        for source in self.sources:
+            places = source.numpy()
+            real = np.flatnonzero(places >= 0)
+            if not len(real):
+                found.append((len(places), 1))  # zeros only: every input lies beyond the grid
+                continue
+            first = int(real[0])
+            # A single token tells no distance: one so long that every other input lies beyond the grid.
+            step = int(real[1]) - first if len(real) > 1 else len(places)
+            begin = first - step * int(places[first])
+            if not np.array_equal(real, begin + step * places[real]):
+                return None
+            found.append((begin, step))
+        return tuple(found)
 
     # ---- relative shifts -----------------------------------------------------------------------------------------
     # Scores depend on δ = k − q alone, so they are worked out once for every δ of the box that occurs, and looked up.
@@ -141,6 +164,24 @@ class TokenGrid:
         """The least and greatest δ along each axis."""
         return tuple(
             (-int(query.numpy()[-1]), n - 1 - int(query.numpy()[0]))
+            for n, query in zip(self.shape, self.queries, strict=True)
+        )
+
+    @cached_property
+    def first(self) -> tuple[int, ...]:
+        """The token that asks for the first output, an axis each."""
+        return tuple(int(query.numpy()[0]) for query in self.queries)
+
+    @cached_property
+    def step(self) -> tuple[int, ...]:
+        """The distance from one query to the next, an axis each; 1 where there is but one."""
+        return tuple(int(query.numpy()[1] - query.numpy()[0]) if len(query) > 1 else 1 for query in self.queries)
+
+    @cached_property
+    def always(self) -> tuple[tuple[int, int], ...]:
+        """The least and greatest δ along each axis at which *every* query finds a key."""
+        return tuple(
+            (-int(query.numpy()[0]), n - 1 - int(query.numpy()[-1]))
             for n, query in zip(self.shape, self.queries, strict=True)
         )
 

@@ -1,6 +1,7 @@
 """The contract of an execution.  A new one is covered by entering itself into ``EXECUTIONS``."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from truths import exact, excess, paper, random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa, room
-from construct.attention import EXECUTIONS, working_dtype
+from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked
 from construct.tokens import TokenGrid
@@ -209,15 +210,17 @@ class TestContract:
 
     def test_it_refuses_before_allocating_what_does_not_fit(self, execution: str, monkeypatch: pytest.MonkeyPatch):
         """With both figures in the message."""
-        monkeypatch.setattr(room, "available_bytes", lambda device: 2**27)
         layer, length = conv_to_mhsa(nn.Conv1d(64, 64, 3), execution=execution), 2**14
         grid = TokenGrid.of(layer.geometry, (length,))
-        tokens, needed = torch.ones(16, length, 64), EXECUTIONS[execution].memory(layer, 16, grid)
-        message = rf"^MHSA: .* needs {needed / 2**30:.1f} GiB, and 0.1 GiB are free on cpu$"
+        x, needed = torch.ones(16, 64, length), EXECUTIONS[execution].memory(layer, 16, grid)
+        monkeypatch.setattr(room, "available_bytes", lambda device: needed // 2)
+        message = (
+            rf"^MHSA: .* needs {re.escape(room.gib(needed))}, and {re.escape(room.gib(needed // 2))} are free on cpu$"
+        )
 
         def refused() -> torch.Tensor:
             with pytest.raises(NotEnoughMemory, match=message):
-                EXECUTIONS[execution].run(layer, tokens, grid)
+                EXECUTIONS[execution].run(layer, x, grid)
             return torch.ones(1)  # something that is seen in any case
 
         assert 0 < peak_bytes(refused) < 2**16
@@ -235,11 +238,11 @@ class TestContract:
                 for tensor in (layer.w_qry, layer.w_key, layer.u):
                     tensor.fill_(0.01)
         grid = TokenGrid.of(layer.geometry, shape[2:])
-        tokens = grid.gather(normal(*shape).to(working_dtype(dtype))).clone()
-        estimate = EXECUTIONS[execution].memory(layer, len(tokens), grid)
+        x = normal(*shape).to(dtype)
+        estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
         with torch.set_grad_enabled(grad):
-            EXECUTIONS[execution].run(layer, tokens, grid)  # what stays from call to call is there already
-            real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, tokens, grid))
+            EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
+            real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 4 * real
 
 
@@ -257,8 +260,13 @@ def test_dense_refuses_a_large_image_at_once():
     assert peak_bytes(refused) < 2**28  # the tokens, and two indices of each
 
 
-def test_auto_is_dense_while_it_is_small_and_chunked_beyond():
+def test_auto_is_axial_where_attention_factorises_and_else_dense_while_it_is_small():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1))
-    assert choose(layer, 1, TokenGrid.of(layer.geometry, (16, 16))) == "dense"
-    assert choose(layer, 1, TokenGrid.of(layer.geometry, (96, 96))) == "chunked"
-    assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, TokenGrid.of(layer.geometry, (96, 96))))
+    small, large = (TokenGrid.of(layer.geometry, (side, side)) for side in (16, 96))
+    assert choose(layer, 1, small) == choose(layer, 1, large) == "axial"
+    with torch.no_grad():
+        layer.u.fill_(1.0)
+        layer.w_key.fill_(1.0)
+    assert choose(layer, 1, small) == "dense"
+    assert choose(layer, 1, large) == "chunked"
+    assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, large))

@@ -6,26 +6,30 @@ A new execution is a module here that enters itself into ``EXECUTIONS``; the con
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution
-from construct.execution import chunked, dense
+from construct.execution import axial, chunked, dense
 from construct.tokens import TokenGrid
 
 DENSE_BYTES = 2**28
-"""Up to this much (256 MiB), ``auto`` takes the paper's equations as they stand; beyond, blocks of queries."""
+"""Up to this much (256 MiB), content attention is evaluated by the paper's equations as they stand; beyond, in blocks."""
 
 
 def choose(layer: MHSA, batch: int, grid: TokenGrid) -> str:
-    """The execution that ``auto`` uses for this call."""
+    """The execution that ``auto`` uses for this call: ``axial`` wherever attention factorises."""
+    if axial.covers(layer, grid):
+        return "axial"
     return "dense" if dense.memory(layer, batch, grid) <= DENSE_BYTES else "chunked"
 
 
-def _run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
-    return EXECUTIONS[choose(layer, len(tokens), grid)].run(layer, tokens, grid)
+def _run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
 
 
 def _memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return EXECUTIONS[choose(layer, batch, grid)].memory(layer, batch, grid)
 
 
-EXECUTIONS["auto"] = Execution(_run, _memory, "dense while it is small, else chunked")
+EXECUTIONS["auto"] = Execution(
+    _run, _memory, "axial wherever attention factorises, else dense while small, else chunked"
+)
 
-__all__ = ["EXECUTIONS", "choose", "chunked", "dense"]
+__all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense"]

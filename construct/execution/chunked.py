@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block
+from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block, working_dtype
 from construct.execution.memory import operands
 from construct.room import require
 from construct.tokens import TokenGrid
@@ -15,17 +15,18 @@ BLOCK_BYTES = 2**25
 """Aim for blocks of attention of this size (32 MiB); a block is never less than one query."""
 
 
-def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
-    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; tokens (B, T, D_in) → (B, queries, D_out).
+def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         NotEnoughMemory: not even one head and one block fit.
     """
     require(
-        memory(layer, len(tokens), grid),
-        tokens.device,
+        memory(layer, len(x), grid),
+        x.device,
         f"chunked attention over {grid.asked} queries and {grid.keys} keys",
     )
+    tokens = grid.gather(x).to(working_dtype(x.dtype))
     scores, w_val, w_out = Scores(layer, tokens, grid), layer.w_val, layer.w_out
     step = _queries_per_block(layer, len(tokens), grid)
     blocks = []
@@ -33,9 +34,9 @@ def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
         queries = slice(start, start + step)
         total = layer.b_out.to(tokens.dtype)
         for head in range(layer.heads):
-            total = total + _bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries)
+            total = total + bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries)
         blocks.append(total)
-    return torch.cat(blocks, dim=1)
+    return torch.cat(blocks, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
 
 def one_head(w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries: slice) -> Tensor:
@@ -50,7 +51,7 @@ def one_head(w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries:
     return torch.einsum("bqge,geo->bqgo", attended, w_out.to(x.dtype)).flatten(2)
 
 
-def _bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
+def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     """Call; while gradients are recorded keep no attention map for them but work it out again in the backward pass."""
     if torch.is_grad_enabled():
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

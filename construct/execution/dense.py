@@ -3,23 +3,24 @@
 import torch
 from torch import Tensor
 
-from construct.attention import EXECUTIONS, MHSA, Execution, Scores
+from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
 from construct.execution.memory import operands
 from construct.room import require
 from construct.tokens import TokenGrid
 
 
-def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
-    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; tokens (B, T, D_in) → (B, queries, D_out).
+def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         NotEnoughMemory: the attention maps do not fit.
     """
     require(
-        memory(layer, len(tokens), grid),
-        tokens.device,
+        memory(layer, len(x), grid),
+        x.device,
         f"dense attention of {layer.heads} heads, {grid.asked} queries and {grid.keys} keys",
     )
+    tokens = grid.gather(x).to(working_dtype(x.dtype))
     probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)  # (b or 1, h, q, t)
     x = tokens.unflatten(2, (layer.groups, -1))  # (b, t, g, i)
     values = torch.einsum("btgi,hgie->bhtge", x, layer.w_val.to(x.dtype))
@@ -27,7 +28,8 @@ def run(layer: MHSA, tokens: Tensor, grid: TokenGrid) -> Tensor:
         attended = torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
     else:
         attended = torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
-    return torch.einsum("bhqge,hgeo->bqgo", attended, layer.w_out.to(x.dtype)).flatten(2) + layer.b_out.to(x.dtype)
+    y = torch.einsum("bhqge,hgeo->bqgo", attended, layer.w_out.to(x.dtype)).flatten(2) + layer.b_out.to(x.dtype)
+    return y.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:

@@ -6,7 +6,8 @@ from construct.attention import MHSA
 
 
 def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
-    """Bytes of what batched products make of their operands: tokens and weights, cast and laid out anew, and projections.
+    """Bytes of the tokens, as they are gathered and in the working type, and of what batched products make of their operands:
+    tokens and weights, cast and laid out anew, and projections.
 
     Args:
         layer: whose weights.
@@ -16,7 +17,7 @@ def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
         heads: evaluated at once.
     """
     size = torch.promote_types(layer.w_val.dtype, torch.float32).itemsize
-    tokens = batch * keys * layer.in_channels
+    tokens = batch * keys * layer.in_channels * 2
     weights = 2 * heads * (layer.w_val[0].numel() + layer.w_out[0].numel())
     if not layer.has_content():
         return size * (tokens + weights)

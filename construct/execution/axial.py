@@ -1,0 +1,193 @@
+"""Position-only attention at about the cost of the convolution: the softmax factorised over the axes.
+
+The quadratic score is a sum over axes, c·r_δ = Σ_i (c_0 δ_i² + c_i δ_i), so its exponential is a product, and over a
+rectangular grid the normaliser is one too:
+
+    P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
+
+for every c, sharp or soft, on or off the lattice.  Two ways from there:
+
+* a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.shifted`;
+* any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
+
+Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and worked out again whenever these change.  What
+does not factorise (content; the parabola where it is soft) is handed to ``chunked``, and ``MHSA.explain`` says so.
+"""
+
+import torch
+from torch import Tensor
+
+from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
+from construct.execution import chunked, shifted
+from construct.execution.chunked import bounded
+from construct.execution.derivatives import Adjoint, Forward
+from construct.execution.merging import Merge, merged
+from construct.execution.plan import Plan, Sight, plan_for, tokens_of
+from construct.room import require
+from construct.tokens import TokenGrid
+
+NEGLIGIBLE = 2.0**-100
+"""Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
+certificate's bound counts them (:mod:`verify.budget`)."""
+FACTOR_BYTES = 2**25
+"""Factors are made in blocks of queries of about this size (32 MiB)."""
+
+
+def covers(layer: MHSA, grid: TokenGrid) -> bool:
+    """Whether the attention factorises, or is established to be a shift, for every head."""
+    return not layer.has_content() and (layer.radix is None or not plan_for(layer, grid).soft)
+
+
+def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    """Eq. 3: x (B, D_in, *n) → (B, D_out, *o).
+
+    Raises:
+        NotEnoughMemory: even so, it does not fit.
+    """
+    if not covers(layer, grid):
+        return chunked.run(layer, x, grid)
+    require(
+        memory(layer, len(x), grid),
+        x.device,
+        f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
+    )
+    plan = plan_for(layer, grid)
+    dtype = working_dtype(x.dtype)
+    w = _merged(layer, dtype)
+    bias = layer.b_out.to(dtype).view(layer.groups, -1)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, bias, layer.v, layer.w_key_pos))
+    if not (recorded or plan.soft):
+        return _image(_copied(x, grid, plan, w, bias))
+    y = bias
+    if plan.sharp:
+        sight, chosen = Sight.of(grid, plan, tuple(x.shape[2:])), _of(w, plan.sharp)
+        seen = sight.tokens(x, grid, layer.groups)
+        if sight.stuffed:
+            y = y + Adjoint.apply(seen, chosen.mT, sight.shifts, dtype)
+        else:
+            y = y + Forward.apply(seen, chosen, sight.shifts, dtype)
+        if layer.v.requires_grad or layer.w_key_pos.requires_grad:
+            y = y + 0 * layer.position_vector()[list(plan.sharp)].sum().to(
+                dtype
+            )  # gradients are 0 here, and not absent
+    if plan.soft:
+        y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
+    return _image(y)
+
+
+def _copied(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, bias: Tensor) -> Tensor:
+    """All heads being shifts, and nothing recorded: (B, *o, groups, D) in the layer's type, laid out as the input is."""
+    groups, width = w.shape[1], w.shape[3]
+    sight = Sight.of(grid, plan, tuple(x.shape[2:]))
+    seen = sight.tokens(x, grid, groups)
+    if x.stride(1) == 1 and x.shape[1] > 1:  # channels last
+        out = x.new_empty(len(x), *grid.query_shape, groups, width)
+    else:
+        out = x.new_empty(len(x), groups, width, *grid.query_shape).movedim((1, 2), (-2, -1))
+    if sight.stuffed:
+        shifted.adjoint(seen, _of(w, plan.sharp).mT, sight.shifts, out, bias)
+    else:
+        shifted.forward(seen, _of(w, plan.sharp), sight.shifts, out, bias)
+    return out
+
+
+def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
+    """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
+    c = layer.position_vector()[list(heads)]
+    learning = torch.is_grad_enabled() and c.requires_grad
+    names = [(head,) * len(grid.shape) for head in heads]
+    if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
+        values = c.tolist()
+        names = [tuple((row[0], row[axis + 1]) for axis in range(len(grid.shape))) for row in values]
+
+    def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
+        if axis == len(grid.shape):
+            total = torch.stack([w[heads[member]] for member in members]).sum(0)
+            return (tokens_of(x, len(total)).unsqueeze(-2) @ total).squeeze(-2)
+        shared: dict[object, list[int]] = {}
+        for member in members:
+            shared.setdefault(names[member][axis], []).append(member)
+        parts = [
+            attend(_along(x, c[group[0], 0], c[group[0], axis + 1], grid, axis), group, axis + 1)
+            for group in shared.values()
+        ]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+    return attend(x, list(range(len(heads))), 0)
+
+
+def _along(x: Tensor, square: Tensor, linear: Tensor, grid: TokenGrid, axis: int) -> Tensor:
+    """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
+    keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
+    queries = grid.queries[axis].to(x.device).double()
+    rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)))
+    blocks = [
+        bounded(_factor_times, x, square, linear, keys, queries[start : start + rows], axis + 2)
+        for start in range(0, len(queries), rows)
+    ]
+    return torch.cat(blocks, axis + 2) if len(blocks) > 1 else blocks[0]
+
+
+def _factor_times(x: Tensor, square: Tensor, linear: Tensor, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
+    """A block of rows of P_i, times X along ``axis``."""
+    delta = keys[None, :] - queries[:, None]
+    p = torch.softmax(square.to(x.device) * delta * delta + linear.to(x.device) * delta, dim=1).to(x.dtype)
+    p = p.masked_fill(p < NEGLIGIBLE, 0)
+    seen = p.detach().ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
+    least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))
+    there = x.narrow(axis, least, most - least).movedim(axis, 0)
+    y = (p[:, least:most] @ there.flatten(1)).unflatten(1, there.shape[1:])
+    return y.movedim(0, axis)
+
+
+def _merged(layer: MHSA, dtype: torch.dtype) -> Tensor:
+    """W_h of all heads, (heads, groups, C, D)."""
+    w_val, w_out = layer.w_val.to(dtype), layer.w_out.to(dtype)
+    if torch.is_grad_enabled() and (w_val.requires_grad or w_out.requires_grad):
+        both = Merge.apply(w_val, w_out)
+        assert isinstance(both, Tensor)
+        return both
+    return merged(w_val, w_out)
+
+
+def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
+    """The matrices of some heads; w itself if these are all."""
+    return w if heads == tuple(range(len(w))) else w[list(heads)]
+
+
+def _image(y: Tensor) -> Tensor:
+    """(B, *o, groups, D) → (B, groups·D, *o)."""
+    return y.movedim((-2, -1), (1, 2)).flatten(1, 2)
+
+
+def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Bytes of the merged weights, a block of tokens and outputs, the output, and what padding and soft heads take besides."""
+    if not covers(layer, grid):
+        return chunked.memory(layer, batch, grid)
+    plan = plan_for(layer, grid)
+    dtype = layer.w_val.dtype
+    size, stored = working_dtype(dtype).itemsize, dtype.itemsize
+    w_val, w_out = layer.w_val, layer.w_out
+    matrices = w_val.shape[0] * w_val.shape[1] * w_val.shape[2] * w_out.shape[3] * size
+    total = (w_val.numel() + w_out.numel()) * size if dtype != working_dtype(dtype) else 0
+    recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+    total += 2 * matrices
+    outputs = batch * grid.asked * layer.out_channels
+    total += outputs * (2 * size + stored if recorded or plan.soft else stored)
+    if plan.sharp:
+        sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
+        total += size * shifted.memory(
+            sight.shifts, batch, layer.groups, w_val.shape[2], w_out.shape[3], stored != size, sight.stuffed
+        )
+    if plan.soft:
+        longest = max(grid.keys, grid.asked)
+        total += (2 + len(grid.shape)) * batch * longest * layer.in_channels * size + 2 * outputs * size
+        total += sum(3 * 8 * min(FACTOR_BYTES // 8, n * len(q)) for n, q in zip(grid.shape, grid.queries, strict=True))
+    elif grid.affine is None:
+        total += 2 * batch * grid.keys * layer.in_channels * stored
+    return total
+
+
+EXECUTIONS["axial"] = Execution(
+    run, memory, "the softmax factorised over the axes: exact, at about a convolution's cost"
+)

@@ -1,0 +1,125 @@
+"""Which heads are pure shifts on a grid, and between which tokens: read off ``v`` and ``w_key_pos``, in every call."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from torch import Tensor
+
+from construct import encoding
+from construct.attention import MHSA
+from construct.execution.layout import Shifts
+from construct.shifts import shifts_are_distinct
+from construct.tokens import TokenGrid
+
+CERTAIN = 746.0
+"""A score so far below the greatest one has the attention exp(−746), which is 0 in float64."""
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each head does on one grid.
+
+    Attributes:
+        sharp: heads that are pure shifts.
+        deltas: their shifts δ.
+        soft: the other heads.
+    """
+
+    sharp: tuple[int, ...]
+    deltas: tuple[tuple[int, ...], ...]
+    soft: tuple[int, ...]
+
+
+def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
+    """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
+    c = layer.position_vector().detach().cpu().numpy()
+    return _plan(c.tobytes(), len(c), layer.radix, grid.box, grid.always)
+
+
+@lru_cache(maxsize=1024)
+def _plan(data: bytes, heads: int, radix: tuple[int, ...] | None, box: Ranges, always: Ranges) -> Plan:
+    """Every head's shift, where it is established.
+
+    Args:
+        data: c, float64 (heads, D_p).
+        heads: how many.
+        radix: of the parabola, or None.
+        box: the shifts δ that occur, an axis each.
+        always: those that every query finds a key at.
+    """
+    c = np.frombuffer(data).reshape(heads, -1)
+    axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
+    if radix is None:
+        found = [_peak(c[:, :1] * n * n + c[:, axis + 1, None] * n) for axis, n in enumerate(axes)]
+    elif shifts_are_distinct(radix, box):
+        numbers = encoding.number(np.meshgrid(*axes, indexing="ij"), radix).ravel()
+        at = _peak(c[:, :1] * numbers * numbers + c[:, 1:] * numbers)
+        places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
+        found = [np.where(at < 0, -1, place) for place in places]
+    else:
+        found = [np.full(heads, -1)] * len(box)
+    sharp, deltas = [], []
+    for head in range(heads):
+        delta = tuple(int(at[head]) + least for at, (least, _) in zip(found, box, strict=True))
+        known = all(at[head] >= 0 for at in found)
+        if known and all(least <= n <= most for n, (least, most) in zip(delta, always, strict=True)):
+            sharp.append(head)
+            deltas.append(delta)
+    return Plan(tuple(sharp), tuple(deltas), tuple(h for h in range(heads) if h not in set(sharp)))
+
+
+def _peak(scores: np.ndarray) -> np.ndarray:
+    """Where each row has its maximum, if all else gets attention 0 in float64; else −1.  (heads, n) → (heads,)."""
+    at = scores.argmax(axis=1)
+    rows = np.arange(len(scores))
+    top = scores[rows, at]
+    rest = scores.copy()
+    rest[rows, at] = -np.inf
+    # The scores themselves are rounded: three operations of relative error 2⁻⁵³, on numbers up to the largest.
+    doubt = np.abs(scores).max(axis=1) * 2.0**-50
+    with np.errstate(invalid="ignore"):
+        certain = top - rest.max(axis=1) >= CERTAIN + doubt  # False where a score is not a number
+    return np.where(certain & np.isfinite(scores).all(axis=1), at, -1)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How the sharp heads see their tokens.
+
+    Attributes:
+        shifts: between what is seen and the outputs.
+        padded: whether the padded input is seen, because padding copies inputs; else the input itself, with zeros around.
+        stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
+    """
+
+    shifts: Shifts
+    padded: bool
+    stuffed: bool
+
+    @classmethod
+    def of(cls, grid: TokenGrid, plan: Plan, size: tuple[int, ...]) -> "Sight":
+        """For an input of spatial size ``size``."""
+        affine, padded = grid.affine, False
+        stuffed = affine is not None and any(step > 1 for _, step in affine)
+        if affine is None or (stuffed and any(step > 1 for step in grid.step)):
+            affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
+        ahead = [
+            tuple(q + n - begin for q, n, (begin, _) in zip(grid.first, delta, affine, strict=True))
+            for delta in plan.deltas
+        ]
+        if not stuffed:
+            return cls(Shifts(tuple(ahead), grid.step, size, grid.query_shape), padded, False)
+        behind = tuple(tuple(-n for n in offset) for offset in ahead)
+        return cls(Shifts(behind, tuple(step for _, step in affine), grid.query_shape, size), False, True)
+
+    def tokens(self, x: Tensor, grid: TokenGrid, groups: int) -> Tensor:
+        """What is seen of x (B, D_in, *n): (B, *n, groups, C)."""
+        return tokens_of(grid.padded(x) if self.padded else x, groups)
+
+
+def tokens_of(x: Tensor, groups: int) -> Tensor:
+    """(B, D_in, *n) → (B, *n, groups, C), a view."""
+    return x.unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))

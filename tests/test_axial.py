@@ -1,0 +1,270 @@
+"""Attention factorised over the axes: the same function as the paper's, whatever v and w_key_pos say."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from truths import random_layer
+
+from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct.attention import smaller_blocks
+from construct.execution import axial, layout, shifted
+from construct.execution.layout import Shifts
+from construct.execution.merging import is_identity
+from construct.execution.plan import plan_for
+from construct.tokens import TokenGrid
+from verify.calls import convolution_calls
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+
+def without_content(layer: MHSA) -> MHSA:
+    """The same layer, its attention depending on positions alone."""
+    with torch.no_grad():
+        for tensor in (layer.w_qry, layer.w_key, layer.u):
+            tensor.zero_()
+    return layer.requires_grad_(False)
+
+
+def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By ``axial`` and by ``dense``."""
+    found = []
+    for layer.execution in ("axial", "dense"):
+        found.append(layer(x))
+    return found[0], found[1]
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([None, 1, 7]))
+def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries: int | None):
+    """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, and twice at one place."""
+    rng = np.random.default_rng(seed)
+    layer = without_content(conv_to_mhsa(case.conv))
+    with torch.no_grad():
+        d, heads = layer.geometry.dims, layer.heads
+        alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
+        tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
+        aimed = -alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1)
+        keep = rng.random(heads) < 0.5
+        layer.v.copy_(torch.where(torch.from_numpy(keep)[:, None], layer.v, torch.from_numpy(aimed)))
+        x = case.x.double()
+        if not x.numel():
+            return
+        with smaller_blocks(queries) if queries else smaller_blocks(10**9):
+            found, expected = both(layer, x)
+    size = (layer.w_val.abs().sum() * layer.w_out.abs().amax() * x.abs().amax()).item() + 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * size)
+
+
+def test_soft_heads_share_factors_and_are_right_on_long_grids():
+    layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
+    x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
+    with torch.no_grad():
+        found, expected = both(layer, x)
+    assert not plan_for(layer, TokenGrid.of(layer.geometry, (40, 33))).sharp
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
+    """For α up to the limit, and a hair below it; at a border where the key that a head wants is missing."""
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1))
+    grid = TokenGrid.of(layer.geometry, (9,))
+    assert plan_for(layer, grid).deltas == ((-1,), (0,), (1,))
+    with torch.no_grad():
+        layer.v.mul_(747 / 1024)
+        assert plan_for(layer, grid).sharp == (0, 1, 2)
+        layer.v.mul_(745 / 747)
+        assert plan_for(layer, grid).soft == (0, 1, 2)
+        layer.v.mul_(1024 / 745)
+        layer.v[1, 1] = 2 * 1024.0 * 2  # two to the right: the last query would want a key beyond the padding
+    assert plan_for(layer, grid).soft == (1,)
+    with torch.no_grad():
+        layer.v[1, 1] = 1024.0  # halfway between two keys
+    assert plan_for(layer, grid).soft == (1,)
+    with torch.no_grad():
+        layer.v[1, 1] = torch.nan
+    assert plan_for(layer, grid).soft == (1,)
+    assert layer(torch.ones(1, 1, 9)).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["v", "w_key_pos", "w_val", "w_out", "b_out"])
+def test_edits_that_leave_no_trace_are_seen(name: str):
+    """Through ``.data`` and through numpy, between two calls with the same input."""
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    x = torch.randn(1, 3, 6, 6)
+    before = layer(x)
+    tensor = getattr(layer, name)
+    version = tensor._version
+    tensor.data[-1] *= -2
+    tensor.detach().numpy()[0] += 1
+    assert tensor._version == version
+    found, expected = both(layer, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (before - found).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
+def test_training_is_that_of_dense(name: str):
+    """Gradients for values, outputs, bias, α and τ, and for the input; second derivatives too."""
+    conv: Any = {
+        "2-D": nn.Conv2d(2, 3, (2, 3), padding=1),
+        "stride": nn.Conv2d(4, 2, 3, stride=2, padding=2, groups=2, dilation=2),
+        "transposed": nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1),
+        "depthwise": nn.Conv1d(3, 6, 3, padding=1, groups=3),
+        "reflect": nn.Conv1d(2, 2, 3, padding=2, padding_mode="reflect"),
+        "soft": nn.Conv2d(2, 2, 2, padding=1),
+    }[name].double()
+    layer = conv_to_mhsa(conv, alpha=1.5) if name == "soft" else conv_to_mhsa(conv)
+    layer.v.requires_grad_()
+    layer.w_key_pos.requires_grad_()
+    x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
+    names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
+    found, expected = both(layer, x)
+    pull = torch.randn_like(found)
+    wanted = [x, *(getattr(layer, n) for n in names)]
+    ours = torch.autograd.grad((found * pull).sum(), wanted)
+    theirs = torch.autograd.grad((expected * pull).sum(), wanted)
+    for label, a, b in zip(("x", *names), ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, label=label: f"{label}: {text}")
+    layer.execution = "axial"
+
+    def call(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, tensors, strict=True)), (x,))
+
+    inputs = [t.detach().clone().requires_grad_() for t in wanted]
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+
+
+def test_frozen_factors_are_left_alone_and_trained_ones_trained():
+    layer = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1))
+    layer.w_out.requires_grad_(False)
+    layer(torch.randn(1, 4, 5, 5)).sum().backward()
+    assert layer.w_out.grad is None
+    assert layer.v.grad is None
+    assert layer.w_val.grad is not None
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_layout_of_the_output_is_that_of_the_input(layout: Any, grad: bool):
+    conv = nn.Conv2d(8, 6, 3, stride=2, padding=1)
+    x = torch.randn(2, 8, 9, 9).contiguous(memory_format=layout)
+    with torch.set_grad_enabled(grad):
+        y = conv_to_mhsa(conv)(x)
+        assert y.is_contiguous(memory_format=layout)
+        torch.testing.assert_close(y, conv(x), rtol=1e-5, atol=1e-5)
+
+
+def test_it_needs_no_attention_map_and_no_convolution():
+    """A picture of 600 × 600: dense attention would take about ten terabytes."""
+    conv = nn.Conv2d(3, 4, 5, padding=2)
+    layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 600, 600)
+    with torch.no_grad():
+        assert not convolution_calls(lambda: layer(x))
+        torch.testing.assert_close(layer(x), conv(x), rtol=1e-4, atol=1e-5)
+        assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**25
+
+
+@given(st.integers(1, 5), st.integers(0, 3), st.sampled_from(["identity", "one off", "tiny", "minus zero", "diagonal"]))
+@settings(max_examples=EXAMPLES // 2)
+def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
+    blocks = torch.eye(n).repeat(3, 2, 1, 1)
+    rng = np.random.default_rng(seed)
+    h, g, i, j = (int(rng.integers(k)) for k in (3, 2, n, n))
+    assert is_identity(blocks)
+    off = i != j
+    if kind == "one off":
+        blocks[h, g, i, j] = 2.0
+        off = True
+    elif kind == "tiny":
+        blocks[h, g, i, j] += 2.0**-149
+    elif kind == "minus zero":
+        off = False  # −0 is read as no zero here: the product below is taken, and is right
+        blocks[h, g, i, j] *= 1
+    elif kind == "diagonal":
+        blocks[h, g, i, i] = 1 + 2.0**-23
+        off = True
+    else:
+        off = False
+    assert is_identity(blocks) == (not off)
+
+
+def test_a_layer_can_still_be_copied_and_saved_after_it_ran(tmp_path):
+    layer = conv_to_mhsa(nn.Conv2d(2, 2, 3))
+    x = torch.randn(1, 2, 5, 5)
+    expected = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    torch.save(layer, tmp_path / "layer.pt")
+    assert torch.equal(torch.load(tmp_path / "layer.pt", weights_only=False)(x), expected)
+
+
+def test_random_layers_without_content_equal_dense_too():
+    for seed in range(20):
+        geometry = ConvGeometry(4, 6, (2, 3), (2, 1), (1, 2), "circular", (1, 2), 2)
+        layer = without_content(random_layer(geometry, heads=3, head_dim=2, key_dim=5, seed=seed))
+        x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+        with torch.no_grad():
+            torch.testing.assert_close(*both(layer, x), rtol=1e-11, atol=1e-11)
+
+
+# ---- the three maps of shifted heads ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(st.data())
+def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
+    """In integers, against plain sums over queries; in blocks of any size."""
+    d = data.draw(st.integers(1, 3))
+    groups, channels, width, images, heads = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3, 4))
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(data.draw(st.integers(least, most)) for _ in range(d))
+
+    shifts = Shifts(tuple(vector(-4, 5) for _ in range(heads)), vector(1, 3), vector(1, 6), vector(1, 5))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-4, 5, shape)).double()
+
+    x, y = draw(images, *shifts.size, groups, channels), draw(images, *shifts.output, groups, width)
+    w, bias = draw(heads, groups, channels, width), draw(groups, width)
+    forward, backward, weights = torch.zeros_like(y) + bias, torch.zeros_like(x), torch.zeros_like(w)
+    for o in np.ndindex(shifts.output):
+        for head, offset in enumerate(shifts.offsets):
+            t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
+            if all(0 <= p < n for p, n in zip(t, shifts.size, strict=True)):
+                here, there = (slice(None), *o), (slice(None), *t)
+                forward[here] += torch.einsum("bgc,gcd->bgd", x[there], w[head])
+                backward[there] += torch.einsum("bgd,gcd->bgc", y[here], w[head])
+                weights[head] += torch.einsum("bgc,bgd->gcd", x[there], y[here])
+    found_y, found_x = torch.full_like(y, torch.nan), torch.full_like(x, torch.nan)
+    with smaller_blocks(data.draw(st.sampled_from([1, 5, 30, 10**9]))):
+        shifted.forward(x, w, shifts, found_y, bias)
+        shifted.adjoint(y, w, shifts, found_x)
+        found_w = shifted.weights(x, y, shifts, torch.float64)
+    assert torch.equal(found_y, forward)
+    assert torch.equal(found_x, backward)
+    assert torch.equal(found_w, weights)
+
+
+@pytest.mark.parametrize("few", [0, 10**6], ids=["strided views", "side by side"])
+@pytest.mark.parametrize("run", [1, 10**6], ids=["single heads", "runs"])
+def test_every_way_to_multiply_gives_the_same(few: int, run: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layout, "FEW", few)
+    monkeypatch.setattr(layout, "RUN", run)
+    for stride, groups in ((1, 1), (2, 1), (3, 2)):
+        conv = nn.Conv2d(4, 6, (3, 5), stride=stride, padding=2, groups=groups)
+        with torch.no_grad():
+            conv.weight.copy_((8 * conv.weight).round())
+            conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
+            x = torch.randint(-5, 6, (2, 4, 9, 11)).float()
+            for order in (None, torch.randperm(15).tolist()):
+                assert torch.equal(conv_to_mhsa(conv, order=order)(x), conv(x))
