@@ -21,7 +21,7 @@ from construct.dot_products import DTYPES, Aim, head_size, positions, refuse, so
 from construct.geometry import ConvGeometry
 from construct.projections import read_kernel
 from construct.room import require
-from construct.shifts import shift_of_number
+from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.tokens import TokenGrid
 
 
@@ -288,7 +288,8 @@ def _of_number(layer: MHSA, grid: TokenGrid, head: int, aim: Aim) -> Aim:
     assert layer.radix is not None
     if not aim.is_sharp(layer.w_val.dtype):
         refuse(layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form")
-    layer.encoded(grid)  # numbers the shifts of this grid, or says that it cannot
+    if not shifts_are_distinct(layer.radix, grid.box):
+        refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
     tau = shift_of_number(int(aim.tau[0]), layer.radix)
     for t, n, queries in zip(tau, grid.shape, grid.queries, strict=True):
         if not 0 <= int(queries[0]) + t <= int(queries[-1]) + t < n:

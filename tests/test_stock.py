@@ -278,6 +278,8 @@ def test_what_has_no_such_form_is_refused():
     flat = copy.deepcopy(layer)
     with torch.no_grad():
         flat.v[1].zero_()
+    with refused(r"head 0 is not one-hot .* not exact"):
+        construct.to_torch_mha(conv_to_mhsa(conv, alpha=2.0**-140), (4, 4))  # 1/√D times that would underflow
     with refused("head 1 has no centre"):
         construct.to_torch_mha(flat, (4, 4))
     with torch.no_grad():
@@ -286,17 +288,21 @@ def test_what_has_no_such_form_is_refused():
         construct.to_torch_mha(flat, (4, 4))
 
 
-def test_a_parabola_that_looks_off_the_grid_is_refused():
-    _, layer = small()
-    parabola = conv_to_mhsa(nn.Conv2d(2, 3, 2, padding=1), encoding="parabola")
-    bare = MHSA(
-        ConvGeometry(2, 3, (1, 1), (1, 1), (0, 0), "zeros", (1, 1), 1),
-        MHSAWeights(**{name: tensor.detach() for name, tensor in parabola.named_parameters()}),
-        radix=parabola.radix,
-    )
-    with refused("off the padded grid"):
-        construct.to_torch_mha(bare, (4, 4))
-    assert construct.to_torch_mha(layer, (4, 4))
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_a_parabola_that_looks_off_the_grid_is_refused(order: list[int]):
+    """There the next key by number need not be the next by distance."""
+    parabola = conv_to_mhsa(nn.Conv1d(2, 3, 3, padding=1), encoding="parabola", order=order)
+    weights = MHSAWeights(**{name: tensor.detach() for name, tensor in parabola.named_parameters()})
+    bare = MHSA(ConvGeometry(2, 3, (1,), (1,), (0,), "zeros", (1,), 1), weights, radix=parabola.radix)
+    with refused(r"head 0 of the parabola looks at \(-?1,\), off the padded grid"):
+        construct.to_torch_mha(bare, (4,))
+
+
+def test_a_parabola_that_cannot_number_the_grid_is_refused():
+    layer = conv_to_mhsa(nn.Conv3d(1, 1, 1), encoding="parabola")
+    assert construct.to_torch_mha(layer, (1, 1, 50))
+    with refused("cannot number the shifts"):
+        construct.to_torch_mha(layer, (1, 1, 100))
 
 
 @pytest.mark.parametrize("grid", [(4,), (4, 4, 4), [4, 4], 4, (4, 0), (4.0, 4), (True, 4), None])
@@ -498,6 +504,7 @@ FAULTS = {
     "a query hears content": ("in_proj_weight", lambda a: (0, 0), "one fixed shift"),
     "a key hears content": ("in_proj_weight", lambda a: (a.embed_dim, 1), "one fixed shift"),
     "a key's square": ("in_proj_weight", lambda a: (a.embed_dim, 4), "one fixed shift"),
+    "a query's own square": ("in_proj_weight", lambda a: (1, 4), "one fixed shift"),
     "a value hears positions": ("in_proj_weight", lambda a: (2 * a.embed_dim, 3), "let positions through"),
     "a shift": ("in_proj_bias", lambda a: (1,), "between positions|no tap"),
     "a sharpness": ("in_proj_bias", lambda a: (0,), "one fixed shift"),
@@ -515,6 +522,55 @@ def test_a_planted_fault_is_found(name: str, by: Any):
         entry.copy_(torch.nextafter(entry, torch.tensor(torch.inf)) if by == "an ulp" else entry + by)
     with refused("not finite" if by != by else reason):
         construct.from_torch_mha(module)
+
+
+def test_a_soft_layer_is_no_convolution():
+    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(2, 3, 2), alpha=1.0), (4, 4))
+    with refused(r"head 0 is not surely one-hot on \(4, 4\) tokens in torch.float32: α = 1"):
+        construct.from_torch_mha(module)
+
+
+def test_an_attention_without_scores_is_no_convolution():
+    module = construct.to_torch_mha(small()[1], (4, 4))
+    with torch.no_grad():
+        module.attention.in_proj_bias.zero_()
+        module.attention.in_proj_weight[: module.attention.embed_dim] = 0
+    with refused("head 0 does not look at one fixed shift"):
+        construct.from_torch_mha(module)
+
+
+def test_a_subclass_is_refused():
+    class Odd(stock.StockAttention):
+        pass
+
+    module = construct.to_torch_mha(small()[1], (4, 4))
+    module.__class__ = Odd
+    with refused("its class is not the one"):
+        construct.from_torch_mha(module)
+
+
+def test_groups_that_mix_are_found():
+    layer = conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2))
+    module = construct.to_torch_mha(layer, (4,))
+    with torch.no_grad():
+        module.attention.out_proj.weight[3, 0] = 1e-30
+    with refused("group 1 of 2 hears channels of another"):
+        construct.from_torch_mha(module)
+
+
+def test_heads_that_look_alike_add_up_and_silent_ones_may_look_anywhere():
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    a = module.attention
+    with torch.no_grad():
+        aims = a.in_proj_bias.view(3, 4, -1)[0]
+        aims[1] = aims[0]
+        a.out_proj.weight.view(a.embed_dim, 4, -1)[:, 2] = 0
+        aims[2] = torch.rand_like(aims[2])
+    expected = conv.weight.detach().double().flatten(2)
+    expected[..., 0] += expected[..., 1]
+    expected[..., 1:3] = 0
+    assert torch.equal(construct.from_torch_mha(module).weight, expected.float().view_as(conv.weight))
 
 
 def test_two_heads_that_change_places_are_another_kernel():
