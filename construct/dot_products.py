@@ -90,10 +90,10 @@ class Aim:
         return self.alpha * (1 - 2 * n / (1 - n) * self.size(reach)) >= alpha_for(dtype)
 
     def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
-        """The condition (exact) of the module's docstring, with room for the products with √D and 1/√D."""
+        """The condition (exact) of the module's docstring, D a power of 16, with room for the products with √D and 1/√D."""
         number = torch.finfo(dtype)
         stored = [x for x in (self.alpha, *(2 * self.alpha * t for t in self.tau)) if x]
-        if not _is_power_of_16(head_dim) or any(x.denominator & (x.denominator - 1) for x in stored):
+        if any(x.denominator & (x.denominator - 1) for x in stored):
             return False
         place = min(Fraction(x.numerator & -x.numerator, x.denominator) for x in stored)
         largest = abs(self.alpha) * max(self.size(reach), Fraction(1)) + max(map(abs, stored))
@@ -180,7 +180,3 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
 def refuse(module: object, reason: str) -> NoReturn:
     """Raise the one error of this kind: the class, and why not."""
     raise UnsupportedLayer([Refusal("", type(module).__name__, reason)])
-
-
-def _is_power_of_16(n: int) -> bool:
-    return n.bit_count() == 1 and n.bit_length() % 4 == 1

@@ -254,6 +254,14 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
         )  # the scale's own is common to all
 
 
+def test_scores_that_would_overflow_are_not_exact():
+    half = (Fraction(1, 2),)
+    assert Aim(Fraction(2**110), half).is_exact((2**8,), torch.float64, 16)
+    assert not Aim(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
+    assert Aim(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
+    assert not Aim(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
+
+
 # ---- refusals of the way out -------------------------------------------------------------------------------------------
 
 
