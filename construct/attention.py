@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from construct import encoding
 from construct.geometry import ConvGeometry
-from construct.room import require
 from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
@@ -230,7 +229,7 @@ class MHSA(nn.Module):
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
-        return torch.einsum("hkp,hk->hp", self.w_key_pos.double(), self.v.double())
+        return torch.matmul(self.v.double().unsqueeze(1), self.w_key_pos.double()).squeeze(1)
 
     def encoded(self, grid: TokenGrid) -> tuple[Tensor, ...]:
         """What the encoding r is applied to, for every shift of the grid's box: the shift itself, or its number.
@@ -264,8 +263,9 @@ class MHSA(nn.Module):
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
             return True
-        qry, key, u = (bool(p.any()) for p in (self.w_qry, self.w_key, self.u))
-        return (qry and key) or (qry and bool(self.w_key_pos.any())) or (u and key)
+        if bool(self.w_qry.any()):
+            return bool(self.w_key.any()) or bool(self.w_key_pos.any())
+        return bool(self.u.any()) and bool(self.w_key.any())
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
         """The attention P of every head, over all tokens of the padded grid: what ``dense`` uses, for people to look at.
@@ -312,8 +312,6 @@ class MHSA(nn.Module):
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
         execution = EXECUTIONS[self.execution]
-        along = sum(max(0, n) for n in (*geometry.token_shape(size), *geometry.output_size(size)))
-        require(32 * along, x.device, f"numbering the padded grid of an input of size {size}")
         grid = TokenGrid.of(geometry, size)
         y = execution.run(self, x, grid).to(x.dtype)
         y = y.contiguous(memory_format=_memory_format(x))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from construct.geometry import ConvGeometry
+from construct.room import require
 
 
 def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:
@@ -78,10 +79,13 @@ class TokenGrid:
 
         Raises:
             RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
+            NotEnoughMemory: not even the numbers of the tokens along the axes fit.
         """
         if any(n < 1 for n in size):
             raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
         output = geometry.output_size(size)
+        along = sum(max(0, n) for n in (*geometry.token_shape(size), *output))
+        require(32 * along, torch.device("cpu"), f"numbering the padded grid of an input of size {size}")
         if any(o < 1 for o in output):
             raise RuntimeError(
                 f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "

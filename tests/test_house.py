@@ -19,7 +19,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 README = ROOT / "README.md"
 
 ORDER = (
-    *("demo", "errors", "plain_text", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads", "room"),
+    *("demo", "errors", "plain_text", "room", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads"),
     *("weights", "attention", "execution", "support", "builder", "network", "pickles", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "options", "table", "terminal", "trial", "from_conv"),

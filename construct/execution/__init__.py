@@ -7,6 +7,7 @@ from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution
 from construct.execution import axial, chunked, dense
+from construct.execution.plan import axial_plan
 from construct.tokens import TokenGrid
 
 DENSE_BYTES = 2**28
@@ -15,12 +16,15 @@ DENSE_BYTES = 2**28
 
 def choose(layer: MHSA, batch: int, grid: TokenGrid) -> str:
     """The execution that ``auto`` uses for this call: ``axial`` wherever attention factorises."""
-    if axial.covers(layer, grid):
+    if axial_plan(layer, grid) is not None:
         return "axial"
     return "dense" if dense.memory(layer, batch, grid) <= DENSE_BYTES else "chunked"
 
 
 def _run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    plan = axial_plan(layer, grid)
+    if plan is not None:
+        return axial.run_plan(layer, x, grid, plan)
     return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
 
 

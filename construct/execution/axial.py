@@ -14,6 +14,8 @@ Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and 
 does not factorise (content; the parabola where it is soft) is handed to ``chunked``, and ``MHSA.explain`` says so.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from construct.execution import chunked, shifted
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
-from construct.execution.plan import Plan, Sight, plan_for, tokens_of
+from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -33,25 +35,23 @@ FACTOR_BYTES = 2**25
 """Factors are made in blocks of queries of about this size (32 MiB)."""
 
 
-def covers(layer: MHSA, grid: TokenGrid) -> bool:
-    """Whether the attention factorises, or is established to be a shift, for every head."""
-    return not layer.has_content() and (layer.radix is None or not plan_for(layer, grid).soft)
-
-
 def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     """Eq. 3: x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         NotEnoughMemory: even so, it does not fit.
     """
-    if not covers(layer, grid):
-        return chunked.run(layer, x, grid)
+    plan = axial_plan(layer, grid)
+    return chunked.run(layer, x, grid) if plan is None else run_plan(layer, x, grid, plan)
+
+
+def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
+    """As :func:`run`, with its plan."""
     require(
-        memory(layer, len(x), grid),
+        memory_of(layer, len(x), grid, plan),
         x.device,
         f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
     )
-    plan = plan_for(layer, grid)
     dtype = working_dtype(x.dtype)
     w = _merged(layer, dtype)
     bias = layer.b_out.to(dtype).view(layer.groups, -1)
@@ -67,9 +67,8 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
         else:
             y = y + Forward.apply(seen, chosen, sight.shifts, dtype)
         if layer.v.requires_grad or layer.w_key_pos.requires_grad:
-            y = y + 0 * layer.position_vector()[list(plan.sharp)].sum().to(
-                dtype
-            )  # gradients are 0 here, and not absent
+            aims = layer.position_vector()[list(plan.sharp)]
+            y = y + 0 * aims.sum().to(dtype)  # their gradients are 0 here, and not absent
     if plan.soft:
         y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
     return _image(y)
@@ -162,29 +161,35 @@ def _image(y: Tensor) -> Tensor:
 
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     """Bytes of the merged weights, a block of tokens and outputs, the output, and what padding and soft heads take besides."""
-    if not covers(layer, grid):
-        return chunked.memory(layer, batch, grid)
-    plan = plan_for(layer, grid)
-    dtype = layer.w_val.dtype
-    size, stored = working_dtype(dtype).itemsize, dtype.itemsize
-    w_val, w_out = layer.w_val, layer.w_out
-    matrices = w_val.shape[0] * w_val.shape[1] * w_val.shape[2] * w_out.shape[3] * size
-    total = (w_val.numel() + w_out.numel()) * size if dtype != working_dtype(dtype) else 0
+    plan = axial_plan(layer, grid)
+    return chunked.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, grid, plan)
+
+
+def memory_of(layer: MHSA, batch: int, grid: TokenGrid, plan: Plan) -> int:
+    """As :func:`memory`, with its plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
-    total += 2 * matrices
-    outputs = batch * grid.asked * layer.out_channels
+    shape = (*layer.w_val.shape, layer.w_out.shape[3])
+    return _memory(shape, layer.w_val.dtype, recorded, batch, grid, plan)
+
+
+@lru_cache(maxsize=1024)
+def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: int, grid: TokenGrid, plan: Plan) -> int:
+    heads, groups, channels, head_dim, width = shape
+    size, stored = working_dtype(dtype).itemsize, dtype.itemsize
+    total = 2 * heads * groups * channels * width * size  # the merged weights, and once more in another order
+    if size != stored:
+        total += heads * groups * head_dim * (channels + width) * size
+    outputs = batch * grid.asked * groups * width
     total += outputs * (2 * size + stored if recorded or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
-        total += size * shifted.memory(
-            sight.shifts, batch, layer.groups, w_val.shape[2], w_out.shape[3], stored != size, sight.stuffed
-        )
+        total += size * shifted.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
     if plan.soft:
-        longest = max(grid.keys, grid.asked)
-        total += (2 + len(grid.shape)) * batch * longest * layer.in_channels * size + 2 * outputs * size
-        total += sum(3 * 8 * min(FACTOR_BYTES // 8, n * len(q)) for n, q in zip(grid.shape, grid.queries, strict=True))
+        total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
+        total += 2 * outputs * size
+        total += sum(24 * min(FACTOR_BYTES // 8, n * len(q)) for n, q in zip(grid.shape, grid.queries, strict=True))
     elif grid.affine is None:
-        total += 2 * batch * grid.keys * layer.in_channels * stored
+        total += 2 * batch * grid.keys * groups * channels * stored
     return total
 
 

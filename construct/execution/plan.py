@@ -33,6 +33,14 @@ class Plan:
     soft: tuple[int, ...]
 
 
+def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
+    """What each head does, if the attention factorises, or is established to be a shift, for every head; else None."""
+    if layer.has_content():
+        return None
+    plan = plan_for(layer, grid)
+    return plan if layer.radix is None or not plan.soft else None
+
+
 def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
     c = layer.position_vector().detach().cpu().numpy()
@@ -100,6 +108,7 @@ class Sight:
     stuffed: bool
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, grid: TokenGrid, plan: Plan, size: tuple[int, ...]) -> "Sight":
         """For an input of spatial size ``size``."""
         affine, padded = grid.affine, False
