@@ -263,9 +263,9 @@ class MHSA(nn.Module):
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
             return True
-        if bool(self.w_qry.any()):
-            return bool(self.w_key.any()) or bool(self.w_key_pos.any())
-        return bool(self.u.any()) and bool(self.w_key.any())
+        if _any(self.w_qry):
+            return _any(self.w_key) or _any(self.w_key_pos)
+        return _any(self.u) and _any(self.w_key)
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
         """The attention P of every head, over all tokens of the padded grid: what ``dense`` uses, for people to look at.
@@ -361,6 +361,13 @@ class MHSA(nn.Module):
         parts += [f"{name}={getattr(g, name)!r}" for name, usual in defaults.items() if getattr(g, name) != usual]
         parts += [f"heads={self.heads}", f"head_dim={self.w_val.shape[3]}", f"execution={self.execution!r}"]
         return ", ".join(parts)
+
+
+def _any(tensor: Tensor) -> bool:
+    """Whether anything is not zero; asked in every call, and numpy is the quickest to tell."""
+    if tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64):
+        return bool(tensor.detach().numpy().any())
+    return bool(tensor.any())
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

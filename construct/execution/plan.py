@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from construct import encoding
@@ -33,6 +35,11 @@ class Plan:
     soft: tuple[int, ...]
 
 
+_KEPT: dict[Any, Plan] = {}
+MOST_KEPT = 1024
+"""Plans are kept by what they were made from; so many."""
+
+
 def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
     """What each head does, if the attention factorises, or is established to be a shift, for every head; else None."""
     if layer.has_content():
@@ -43,22 +50,27 @@ def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
 
 def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    c = layer.position_vector().detach().cpu().numpy()
-    return _plan(c.tobytes(), len(c), layer.radix, grid.box, grid.always)
+    numbers = tuple(t.detach().cpu().view(torch.uint8).numpy().tobytes() for t in (layer.v, layer.w_key_pos))
+    asked = (numbers, layer.v.dtype, layer.w_key_pos.dtype, layer.heads, layer.radix, grid.box, grid.always)
+    kept = _KEPT.get(asked)
+    if kept is None:
+        if len(_KEPT) >= MOST_KEPT:
+            _KEPT.clear()
+        c = layer.position_vector().detach().cpu().numpy()
+        kept = _KEPT[asked] = _plan(c, layer.radix, grid.box, grid.always)
+    return kept
 
 
-@lru_cache(maxsize=1024)
-def _plan(data: bytes, heads: int, radix: tuple[int, ...] | None, box: Ranges, always: Ranges) -> Plan:
+def _plan(c: np.ndarray, radix: tuple[int, ...] | None, box: Ranges, always: Ranges) -> Plan:
     """Every head's shift, where it is established.
 
     Args:
-        data: c, float64 (heads, D_p).
-        heads: how many.
+        c: float64 (heads, D_p).
         radix: of the parabola, or None.
         box: the shifts δ that occur, an axis each.
         always: those that every query finds a key at.
     """
-    c = np.frombuffer(data).reshape(heads, -1)
+    heads = len(c)
     axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
     if radix is None:
         found = [_peak(c[:, :1] * n * n + c[:, axis + 1, None] * n) for axis, n in enumerate(axes)]
