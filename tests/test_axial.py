@@ -257,14 +257,23 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
 
 @pytest.mark.parametrize("few", [0, 10**6], ids=["strided views", "side by side"])
 @pytest.mark.parametrize("run", [1, 10**6], ids=["single heads", "runs"])
-def test_every_way_to_multiply_gives_the_same(few: int, run: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("queries", [6, 10**9])
+def test_every_way_to_multiply_gives_the_same(few: int, run: int, queries: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layout, "FEW", few)
     monkeypatch.setattr(layout, "RUN", run)
-    for stride, groups in ((1, 1), (2, 1), (3, 2)):
-        conv = nn.Conv2d(4, 6, (3, 5), stride=stride, padding=2, groups=groups)
+    for kernel, padding, stride, groups in (
+        ((3, 5), 2, 1, 1),
+        ((3, 5), 2, 2, 1),
+        ((3, 5), 2, 3, 2),
+        (1, 0, 2, 1),
+        (2, 0, 2, 1),
+    ):
+        conv = nn.Conv2d(4, 6, kernel, stride=stride, padding=padding, groups=groups)
         with torch.no_grad():
             conv.weight.copy_((8 * conv.weight).round())
             conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
             x = torch.randint(-5, 6, (2, 4, 9, 11)).float()
-            for order in (None, torch.randperm(15).tolist()):
-                assert torch.equal(conv_to_mhsa(conv, order=order)(x), conv(x))
+            for order in (None, torch.randperm(conv.weight[0, 0].numel()).tolist()):
+                for given in (x, x.contiguous(memory_format=torch.channels_last)):
+                    with smaller_blocks(queries):
+                        assert torch.equal(conv_to_mhsa(conv, order=order)(given), conv(given))

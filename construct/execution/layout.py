@@ -17,15 +17,19 @@ from torch import Tensor
 from construct.attention import queries_per_block
 
 Ints = tuple[int, ...]
+View = tuple[Ints, Ints, int]
+"""Shape, strides and offset."""
 
-BLOCK = 2**18
-"""Numbers in a block's tokens and outputs together: 1 MiB of float32, what a core's second cache holds."""
+BLOCK = 2**19
+"""Numbers in a block's tokens and outputs together: 2 MiB of float32, about what a core's second cache holds."""
 TILE = 2**11
 """Depthwise weights are repeated to about this many numbers, for long inner loops."""
 RUN = 384
 """Runs are joined up to this many numbers, R·C: longer rows make no product faster."""
-FEW = 64
-"""Up to so many numbers a run, or queries a block, tokens are copied side by side for one product over all heads."""
+FEW = 32
+"""Up to so many numbers a run, tokens are copied side by side for one product over all heads."""
+SMALL = 2**17
+"""So they are if the copy is no larger than this many numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Shifts:
     step: Ints
     size: Ints
     output: Ints
+
+    @cached_property
+    def kept(self) -> dict[tuple[int, ...], "Layout"]:
+        """Layouts made for these shifts."""
+        return {}
 
     @cached_property
     def least(self) -> Ints:
@@ -77,6 +86,7 @@ class Layout:
 
     def __init__(self, shifts: Shifts, images: int, rows: int, split_last: bool, longest: int):
         self.shifts, self.images = shifts, images
+        self.kept: dict[Ints, list[tuple[Run, View, View]]] = {}
         dims = len(shifts.step)
         self.split = tuple(s if axis < dims - 1 or split_last else 1 for axis, s in enumerate(shifts.step))
         self.ahead = shifts.step[-1] // self.split[-1]  # tokens from one query to the next
@@ -94,7 +104,8 @@ class Layout:
         self.plane_tokens = prod(shape) * self.ahead
         self.planes: list[Ints] = []
         self.runs = self._runs(longest)
-        self.every = ceil(max(len(run.heads) for run in self.runs) / self.ahead)
+        self.longest = max(len(run.heads) for run in self.runs)
+        self.every = ceil(self.longest / self.ahead)
         self.computed = ceil(self.wanted / self.every) * self.every
         # The last view begins at query every − 1 and ends where query computed − 1 sees its run's last token.
         seen = max(run.plane * self.plane_tokens + run.token + len(run.heads) for run in self.runs)
@@ -134,7 +145,8 @@ class Layout:
             (groups, tokens, C)
         """
         places = self._places(first)
-        buffer = scratch.zeroed((self, places), x.shape[-2], self.tokens + more, x.shape[-1])
+        into = tuple(place and tuple(axis for axis, _ in place) for place in places)
+        buffer = scratch.zeroed((self, into), x.shape[-2], self.tokens + more, x.shape[-1])
         groups, _, channels = buffer.shape
         lengths = (*self.room[:-1], self.room[-1] * self.ahead)
         for number, place in enumerate(places):
@@ -161,8 +173,16 @@ class Layout:
         return tuple(places)
 
     def few(self, channels: int) -> bool:
-        """Whether products are so narrow or so short that one product over all heads is worth a copy of the tokens."""
-        return channels * max(len(run.heads) for run in self.runs) <= FEW or self.computed <= FEW
+        """Whether products are so narrow, or so few, that one product over all heads is worth a copy of the tokens."""
+        copied = self.images * prod(self.queries) * len(self.shifts.offsets) * channels
+        return channels * self.longest <= FEW or (copied <= SMALL and len(self.runs) > 1)
+
+    def in_order(self, groups: int) -> bool:
+        """Whether what is computed are the wanted outputs, all and in their order, with nothing between them."""
+        return groups == 1 and self.every == 1 and self.room[1:] == self.queries[1:] and self._no_rows_between()
+
+    def _no_rows_between(self) -> bool:
+        return self.room[0] == self.queries[0] or self.images == 1
 
     def outputs(self, flat: Tensor) -> Tensor:
         """The wanted rows of the flat outputs (groups, computed, D), as (images, *queries, groups, D)."""
@@ -174,26 +194,31 @@ class Layout:
             flat.storage_offset(),
         )
 
-    def view(self, buffer: Tensor, run: Run, start: int) -> Tensor:
-        """What a run's heads see at every ``every``-th query from ``start`` on: (groups, computed/every, R·C), no copy.
+    def products(self, groups: int, channels: int, width: int) -> list[tuple[Run, View, View]]:
+        """What each product reads and adds to: a run, its view of the tokens, and that of the outputs.
 
-        Without the first axis for one group: matrix products of two axes are faster.
+        Views are shapes, strides and offsets, made once.  Tokens are (groups, tokens, C), outputs (groups, computed, D); a view
+        is (groups, computed/every, R·C) or (groups, computed/every, D), without the first axis for one group, because products
+        of two axes are quicker.
         """
-        groups, tokens, channels = buffer.shape
-        token = run.plane * self.plane_tokens + run.token + start * self.ahead
-        shape = (self.computed // self.every, len(run.heads) * channels)
-        strides = (self.every * self.ahead * channels, 1)
-        if groups == 1:
-            return buffer.as_strided(shape, strides, token * channels)
-        return buffer.as_strided((groups, *shape), (tokens * channels, *strides), token * channels)
-
-    def part(self, flat: Tensor, start: int) -> Tensor:
-        """The outputs of those queries, of (groups, computed, D); shaped as :meth:`view`."""
-        groups, _, width = flat.shape
-        shape, strides = (self.computed // self.every, width), (self.every * width, 1)
-        if groups == 1:
-            return flat.as_strided(shape, strides, start * width)
-        return flat.as_strided((groups, *shape), (self.computed * width, *strides), start * width)
+        asked = (groups, channels, width)
+        if asked not in self.kept:
+            found: list[tuple[Run, View, View]] = []
+            count = self.computed // self.every
+            for run in self.runs:
+                for start in range(self.every):
+                    token = run.plane * self.plane_tokens + run.token + start * self.ahead
+                    seen = (
+                        (groups, count, len(run.heads) * channels),
+                        (self.tokens * channels, self.every * self.ahead * channels, 1),
+                        token * channels,
+                    )
+                    into = ((groups, count, width), (self.computed * width, self.every * width, 1), start * width)
+                    if groups == 1:
+                        seen, into = ((v[0][1:], v[1][1:], v[2]) for v in (seen, into))
+                    found.append((run, seen, into))
+            self.kept[asked] = found
+        return self.kept[asked]
 
 
 def run_length(channels: int) -> int:
@@ -201,10 +226,12 @@ def run_length(channels: int) -> int:
     return max(1, RUN // channels)
 
 
-@lru_cache(maxsize=256)
 def laid_out(shifts: Shifts, images: int, rows: int, split_last: bool, longest: int) -> Layout:
     """As :class:`Layout`; worked out once."""
-    return Layout(shifts, images, rows, split_last, longest)
+    asked = (images, rows, split_last, longest)
+    if asked not in shifts.kept:
+        shifts.kept[asked] = Layout(shifts, *asked)
+    return shifts.kept[asked]
 
 
 def blocks(shifts: Shifts, images: int, queries: int) -> Iterator[tuple[slice, slice]]:

@@ -146,12 +146,18 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
             found = torch.matmul(beside, stacked[order])
             found = found.view(groups, plan.images, *plan.queries, width).movedim(0, -2)
         else:
-            flat = scratch("outputs", groups, plan.computed, width)
-            for number, run in enumerate(plan.runs):
+            there = _flat(target) if plan.in_order(groups) and target.dtype == w.dtype else None
+            flat = scratch("outputs", groups, plan.computed, width) if there is None else there[None]
+            first = flat.storage_offset()
+            for run, seen, (shape, strides, offset) in plan.products(groups, channels, width):
                 if run.heads not in stacked:
                     stacked[run.heads] = _stack(w, run.heads)
-                for start in range(plan.every):
-                    _accumulate(plan.part(flat, start), plan.view(tokens, run, start), stacked[run.heads], number > 0)
+                into = flat.as_strided(shape, strides, first + offset)
+                _accumulate(into, tokens.as_strided(*seen), stacked[run.heads], run is not plan.runs[0])
+            if there is not None:
+                if bias is not None:
+                    there += bias
+                continue
             found = plan.outputs(flat)
         _finish(found, bias, target)
 
@@ -277,13 +283,12 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
         tokens = plan.fill(scratch, part, rows.start)
         flat = scratch("outputs", groups, plan.computed, width).zero_()
         plan.outputs(flat)[...] = y[images, rows]
-        for run in plan.runs:
-            for start in range(plan.every):
-                seen, pulled = plan.view(tokens, run, start), plan.part(flat, start)
-                if alone:
-                    total[run.heads[0], :, 0] += (seen.T[..., None] * pulled).sum(1)
-                    continue
-                found = torch.matmul(seen.mT, pulled).view(groups, len(run.heads), channels, width)
-                for place, head in enumerate(run.heads):
-                    total[head] += found[:, place]
+        for run, seen, into in plan.products(tokens.shape[0], tokens.shape[2], width):
+            given, pulled = tokens.as_strided(*seen), flat.as_strided(*into)
+            if alone:
+                total[run.heads[0], :, 0] += (given.T[..., None] * flat).sum(1)
+                continue
+            found = torch.matmul(given.mT, pulled).view(groups, len(run.heads), channels, width)
+            for place, head in enumerate(run.heads):
+                total[head] += found[:, place]
     return total
