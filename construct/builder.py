@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from construct import encoding as encodings
 from construct import heads
 from construct.attention import MHSA
+from construct.folding import settled
 from construct.geometry import ConvGeometry
 from construct.room import require
 from construct.sharpness import ALPHA
 from construct.shifts import HeadBijection, balanced_radix
-from construct.support import at_rest, geometry_of
+from construct.support import geometry_of
 from construct.weights import MHSAWeights
 
 
@@ -45,9 +46,9 @@ def conv_to_mhsa(
         NotEnoughMemory: the weights of that many heads would not fit.
     """
     geometry = geometry_of(conv)
-    with at_rest(conv):
-        weight: Tensor = conv.weight  # type: ignore[assignment]
-        bias: Tensor | None = conv.bias  # type: ignore[assignment]
+    with settled(conv) as still:
+        weight: Tensor = still.weight
+        bias: Tensor | None = still.bias
     layer = kernel_to_mhsa(
         weight,
         bias,

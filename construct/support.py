@@ -5,8 +5,6 @@ describes is checked against it: a file can lie about its attributes.
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import index
 from typing import Any
 
@@ -15,7 +13,9 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from construct.errors import Refusal, UnsupportedLayer
+from construct.folding import is_parametrized, is_remaking, settled
 from construct.geometry import ConvGeometry
+from construct.plain_text import described
 
 BASES: tuple[type[_ConvNd], ...] = (
     nn.Conv1d,
@@ -25,7 +25,14 @@ BASES: tuple[type[_ConvNd], ...] = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+CODE = ("forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "__getattr__", "__getattribute__")
+"""What decides about the outcome of a call."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -33,8 +40,14 @@ def is_convolution(module: nn.Module) -> bool:
     """Whether this module is a convolution, convertible or not: torch's own, or another class that looks like one."""
     if isinstance(module, _ConvNd):
         return True
-    own_kernel = hasattr(module, "kernel_size") and hasattr(module, "weight")
-    return own_kernel and "conv" in type(module).__name__.lower() and not any(module.children())
+    if isinstance(module, torch.jit.ScriptModule):
+        return "conv" in str(module.original_name).lower() and not any(module.children())
+    if "conv" not in type(module).__name__.lower() or not (
+        hasattr(module, "kernel_size") and hasattr(module, "weight")
+    ):
+        return False
+    # With children it may be a block around a convolution, unless it has a kernel of its own (as deformable ones do).
+    return module._parameters.get("weight") is not None or not any(module.children())
 
 
 def geometry_of(conv: nn.Module) -> ConvGeometry:
@@ -43,44 +56,53 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     Raises:
         UnsupportedLayer: with the one reason why this module cannot be.
     """
-    with at_rest(conv):
-        reason = _class_reason(conv) or _value_reason(conv)
-        if reason is None:
-            try:
-                return _read_geometry(conv)
-            except ValueError as error:
-                reason = str(error)
+    reason = _class_reason(conv)
+    if reason is None:
+        try:
+            with settled(conv) as still:
+                reason = _value_reason(still)
+                if reason is None:
+                    return _read_geometry(still)
+        except ValueError as error:
+            reason = str(error)
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
-
-
-@contextmanager
-def at_rest(conv: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode while it is read: in training, a mere look at a weight under ``spectral_norm`` moves it."""
-    modes = [(module, module.training) for module in conv.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _class_reason(conv: Any) -> str | None:
     base = next((base for base in BASES if isinstance(conv, base)), None)
     if base is None:
-        return "not one of torch's convolutions" if is_convolution(conv) else "not a convolution"
-    for method in ("forward", "_conv_forward"):
-        if method in vars(conv):
-            return f"its {method} is replaced on the instance"
-        # A lazy layer that has seen data, and a parametrized one, inherit both and pass.
-        if inspect.getattr_static(type(conv), method, None) is not inspect.getattr_static(base, method, None):
-            return f"its class has a {method} of its own"
-    if nn.parameter.is_lazy(conv.weight):
+        return _foreign(conv)
+    for name in CODE:
+        if name in vars(conv):
+            return f"its {name} is replaced on the instance"
+        # A lazy layer that has seen data, and a parametrized one, inherit all of it and pass.
+        if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
+            return f"its class has a {name} of its own"
+    for name in ("weight", "bias"):
+        if hasattr(type(conv), name) and not is_parametrized(conv, name):
+            return f"its class has a {name} of its own"
+    try:
+        with settled(conv) as still:
+            lazy = nn.parameter.is_lazy(still.weight)
+    except Exception as error:  # whatever a parametrization of the user's own raises
+        return f"its weight cannot be worked out: {described(error)}"
+    if lazy:
         return "its weights do not exist yet; run one batch through the network first"
-    if any(vars(conv).get(hooks) for hooks in HOOKS):  # after the line above: a lazy layer has hooks of torch's own
-        return "it has hooks, which would be lost; remove them first"
+    for hooks, kind in HOOKS.items():  # after the lines above: a lazy layer has hooks of torch's own
+        for hook in vars(conv).get(hooks, {}).values():
+            if not (kind == "forward pre-hook" and is_remaking(hook)):
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
     return None
+
+
+def _foreign(module: nn.Module) -> str:
+    """Why something that is none of torch's six convolutions is not converted."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript; convert the Python network that it was made from"
+    if "quantized" in type(module).__module__:
+        return "it is quantised; convert the floating-point network that it was made from"
+    return "not one of torch's convolutions" if is_convolution(module) else "not a convolution"
 
 
 def _value_reason(conv: Any) -> str | None:
@@ -90,6 +112,8 @@ def _value_reason(conv: Any) -> str | None:
             continue
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             return f"its {name} is not a dense tensor"
+        if type(tensor) is not torch.Tensor and not issubclass(type(tensor), nn.Parameter):
+            return f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
         if tensor.is_meta:
             return f"its {name} is on the meta device; load real weights first"
         if tensor.dtype.is_complex:

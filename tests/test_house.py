@@ -20,7 +20,8 @@ README = ROOT / "README.md"
 
 ORDER = (
     *("demo", "errors", "plain_text", "room", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads"),
-    *("weights", "attention", "execution", "support", "builder", "network", "pickles", "files", "writing"),
+    *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
+    *("pickles", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "options", "table", "terminal", "trial", "from_conv"),
 )

@@ -1,0 +1,57 @@
+"""Weights that several modules share: they stay shared where attention layers can share them, and else it is said."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from construct.attention import MHSA
+from construct.folding import folded
+from construct.walk import every_module
+
+
+def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
+    """Let layers whose convolutions share one weight (or bias) share it too, so that they stay tied in training."""
+    seen: dict[tuple[object, ...], MHSA] = {}
+    for conv, layer in replacements.items():
+        g = layer.geometry
+        # A parametrized weight is made anew at each look: no parameter, and its id says nothing.
+        if "weight" in conv._parameters:
+            first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
+            order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
+            if first is not layer and order_agrees:
+                layer.w_val, layer.w_out = first.w_val, first.w_out
+        if conv._parameters.get("bias") is not None:
+            layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
+
+
+def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tuple[str, str]]:
+    """(path, remark) for every parameter that modules of the original share and those of its conversion do not.
+
+    A transposed convolution stores its kernel with the channels exchanged, and groups are stored as blocks: an attention
+    layer cannot share these with others of another kind.  After :func:`share_tied`.
+    """
+    owners: dict[int, list[tuple[str, int]]] = {}
+    """parameter → every (where, what it becomes)."""
+    inside: set[int] = set()
+    for path, module in every_module(model):
+        layer = replacements.get(module)
+        if layer is None and id(module) in inside:  # a parametrization, told of with its convolution
+            continue
+        if layer is not None and folded(module):
+            inside.update(id(part) for part in module.modules())
+            found = [(name, p, id(layer)) for name, p in module.named_parameters(remove_duplicate=False)]
+        else:
+            own = {} if layer is None else {"weight": id(layer.w_val), "bias": id(layer.b_out)}
+            found = [(name, p, own.get(name, 0)) for name, p in module._parameters.items() if p is not None]
+        for name, parameter, becomes in found:
+            owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, becomes))
+    remarks = []
+    for (first, target), *others in owners.values():
+        apart = [where for where, other in others if other != target]
+        if apart:
+            path, _, name = first.rpartition(".")
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            remarks.append(
+                (path, f"{name} was shared with {apart[0]}{more}, and is no longer: both start from its value")
+            )
+    return remarks

@@ -1,0 +1,99 @@
+"""Everything that a network holds: modules where torch does not look, and references to their methods.
+
+torch passes over a module in a plain container (``named_modules`` does not list it), but a forward may well call it; and it may
+call ``self.step = self.conv.forward``, which is no module at all.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+_REGISTERS = frozenset(vars(nn.Module()))
+"""What every module keeps for torch: its children, parameters, hooks."""
+
+_SERIES = (list, tuple, set, frozenset)
+
+
+def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module and the first path to it: those that torch registers, then those that are held in another way."""
+    found = list(model.named_modules())
+    seen = {id(module) for _, module in found}
+    for path, module in found:  # grows on the way
+        yield path, module
+        for inner_path, inner in _held(path, module):
+            if isinstance(inner, nn.Module):
+                fresh = [(p, m) for p, m in inner.named_modules(prefix=inner_path) if id(m) not in seen]
+                seen.update(id(m) for _, m in fresh)
+                found += fresh
+
+
+def every_method(model: nn.Module) -> Iterator[tuple[str, MethodType]]:
+    """Every method of some module that the network holds (``self.step = self.conv.forward``), with its path."""
+    for path, module in every_module(model):
+        for inner_path, inner in _held(path, module):
+            if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
+                yield inner_path, inner
+
+
+def every_closure(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module that is caught in a function which the network holds, with the path of the function.
+
+    A copy of the network holds the very same function, and with it the original module.
+    """
+    for path, module in every_module(model):
+        for inner_path, inner in _held(path, module):
+            if isinstance(inner, FunctionType):
+                yield from ((inner_path, value) for value in _caught(inner) if isinstance(value, nn.Module))
+
+
+def _caught(function: FunctionType) -> Iterator[object]:
+    """What a function carries with it."""
+    values: list[object] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    for _, value in _unpacked([("", value) for value in values]):
+        yield value.__self__ if isinstance(value, MethodType) else value
+
+
+def _held(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
+    """The modules, methods and functions that a module holds otherwise than as its children."""
+    own = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
+    for inner_path, value in _unpacked(own):
+        yield inner_path, value
+        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+            yield f"{inner_path}.__self__", value.__self__
+
+
+def _unpacked(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
+    """The modules, methods and functions in a nesting of plain containers, each with its path (``layers[2]``)."""
+    stack, seen = list(reversed(values)), set[int]()
+    while stack:  # no recursion, and each container once: it may be deep, or hold itself
+        path, value = stack.pop()
+        if isinstance(value, nn.Module | MethodType | FunctionType):
+            yield path, value
+            continue
+        inside = _inside(path, value)
+        if inside is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        stack += reversed([(inner, x) for inner, x in inside if not isinstance(x, str | bytes | int | float)])
+
+
+def _inside(path: str, value: Any) -> list[tuple[str, Any]] | None:
+    """What a container holds; None if it is none."""
+    if isinstance(value, dict):
+        return [(f"{path}[{key!r}]", x) for key, x in value.items()]
+    if isinstance(value, _SERIES):
+        return [(f"{path}[{i}]", x) for i, x in enumerate(value)]
+    if isinstance(value, functools.partial):
+        return [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
+    if isinstance(value, SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return [(f"{path}.{name}", x) for name, x in getattr(value, "__dict__", {}).items()]
+    return None
