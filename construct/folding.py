@@ -93,7 +93,7 @@ def plain(conv: nn.Module) -> nn.Module:
     if not folded(conv):
         return conv
     base = next(cls for cls in type(conv).__mro__ if cls.__module__ == nn.Conv2d.__module__)
-    made = base.__new__(base)
+    made: Any = object.__new__(base)
     nn.Module.__init__(made)
     registers = vars(made).keys()
     with settled(conv) as still, torch.no_grad():

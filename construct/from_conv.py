@@ -8,9 +8,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
-import torch
 from torch import Tensor, nn
 
 from construct.architecture import module_from_file, named_module, with_state
@@ -18,14 +17,15 @@ from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
 from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
-from construct.network import Survey, every_module, share_tied, substitute, survey
+from construct.judging import Checkers, judged
+from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from construct.options import parse
 from construct.plain_text import described, one_line, shown
 from construct.sharpness import ALPHA, alpha_for
 from construct.support import geometry_of
-from construct.table import LayerRow, NetworkRow, Report, network_dict, print_json, print_table
-from construct.terminal import Advance, progress, undisturbed
-from construct.trial import end_to_end, network_row, outputs_and_calls, seeded_inputs
+from construct.table import NetworkRow, Report, network_dict, print_json, print_table
+from construct.terminal import progress, undisturbed
+from construct.ties import untied
 from construct.writing import check_destination, write
 
 
@@ -69,16 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-class Checkers(NamedTuple):
-    """The modules of ``verify`` that the work needs."""
-
-    sampling: ModuleType
-    calls: ModuleType
-    layers: ModuleType
-    documents: ModuleType
-    propagation: ModuleType
-
-
 def _run(options: Namespace, checkers: Checkers) -> Report:
     """Read, survey, convert, check, certify, write."""
     regular_file(options.model)
@@ -89,6 +79,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         check_destination(document, options.model, options.force, checkers.documents.is_document)
     source = read(options.model)
     model = _network(source, options)
+    model, wrappers = unwrapped(model)
     found = _surveyed(model, source, options.strict)
     with progress(len(found.convertible) * (1 + options.samples if options.input_size else 2)) as advance:
         replacements: dict[nn.Module, MHSA] = {}
@@ -96,9 +87,10 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             replacements[conv] = _converted(conv, options)
             advance(path)
         share_tied(replacements)
+        remarks = [*remarks_on(model, wrappers), *found.remarks(), *untied(model, replacements)]
         converted = substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
-        layers, network = _judged(model, converted, pairs, options, checkers, advance)
+        layers, network = judged(model, converted, pairs, options, checkers, advance)
     verdicts = [row.verdict for row in layers]
     writable = bool(layers) and not any(verdict.name == "REFUTED" for verdict in verdicts)
     if writable:
@@ -115,6 +107,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         layers=layers,
         network=network,
         refused=found.refused,
+        remarks=tuple(remarks),
         earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
         samples=options.samples,
         seed=options.seed,
@@ -184,73 +177,6 @@ def _converted(conv: nn.Module, options: Namespace) -> MHSA:
     if not bool(layer.v.isfinite().all()):
         raise BadModelFile(f"--alpha {alpha:.4g} is beyond {layer.v.dtype}, in which positions are kept (give less)")
     return layer
-
-
-def _judged(
-    model: nn.Module,
-    converted: nn.Module,
-    pairs: dict[str, tuple[nn.Module, MHSA]],
-    options: Namespace,
-    checkers: Checkers,
-    advance: Advance,
-) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
-    """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
-    sampling, calls = checkers.sampling, checkers.calls
-    checks: dict[str, Any] = {}
-    network = None
-    if options.input_size:
-        inputs = seeded_inputs(model, options)
-        with sampling.evaluating(model, converted), torch.no_grad():
-            before = outputs_and_calls(model, inputs, calls, options)
-            size = "x".join(map(str, options.input_size))
-            what = f"the network's activations on {options.samples} random inputs of {size} (seed {options.seed})"
-            checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
-            after = outputs_and_calls(converted, inputs, calls, options)
-    rows = []
-    for path, (conv, layer) in pairs.items():
-        if path not in checks:
-            x = sampling.generated_inputs(conv, options.samples, options.seed)
-            what = f"{options.samples} generated inputs of {'x'.join(map(str, x.shape[1:]))} (seed {options.seed})"
-            what += "; not exercised by the network" if options.input_size else ""
-            with sampling.evaluating(conv, layer):
-                check = sampling.check_call(conv, layer, x, what)
-            advance(path)
-        else:
-            check = checks[path]
-        certificate, verdict = None, check.verdict
-        if not options.no_certify:
-            certificate, verdict = checkers.layers.certify_layer(
-                conv, layer, check, options.input_bound, leaking=options.tolerance is not None
-            )
-        exercised = path in checks if options.input_size else None
-        rows.append(_layer_row(path, layer, check, certificate, verdict, exercised))
-    if options.input_size:
-        bounds: tuple[Any, ...] = ()
-        if not options.no_certify and options.tolerance is None:
-            certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
-            with sampling.evaluating(model, converted):
-                bounds = end_to_end(checkers.propagation, (model, converted), inputs, pairs, certificates)
-        network = network_row(before, after, options.input_size, bounds)
-    return tuple(rows), network
-
-
-def _layer_row(path: str, layer: MHSA, check: Any, certificate: Any, verdict: Any, exercised: bool | None) -> LayerRow:
-    alpha, sentence = float(layer.centres()[0].min()), verdict.sentence
-    sharp = alpha_for(torch.promote_types(layer.w_val.dtype, torch.float32))
-    if verdict.name == "REFUTED" and not alpha >= sharp:
-        sentence += f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {sharp:.4g} on they do not)"
-    return LayerRow(
-        path=path,
-        geometry=layer.geometry,
-        heads=layer.heads,
-        head_dim=layer.w_val.shape[3],
-        alpha=alpha,
-        check=check,
-        certificate=certificate,
-        verdict=verdict,
-        sentence=sentence,
-        exercised=exercised,
-    )
 
 
 def _counted(layers: int) -> str:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
@@ -75,9 +75,9 @@ def _held_elsewhere(model: nn.Module, convolutions: Iterable[nn.Module]) -> dict
             held[conv] = (
                 f"the function {path} holds it, and would go on calling it (let it take the module as an argument)"
             )
-    for path, method in every_method(model):
-        if method.__self__ in wanted and not hasattr(MHSA, method.__func__.__name__):
-            held[method.__self__] = f"{path} is its method {method.__func__.__name__}, which an attention layer has not"
+    for path, conv, method in every_method(model):
+        if conv in wanted and not hasattr(MHSA, method.__func__.__name__):
+            held[conv] = f"{path} is its method {method.__func__.__name__}, which an attention layer has not"
     return held
 
 
@@ -89,9 +89,14 @@ def substitute(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) ->
     self.conv.forward``) becomes that of the value.
     """
     memo: dict[int, object] = {id(conv): layer for conv, layer in replacements.items()}
-    for _, method in every_method(model):
-        if method.__self__ in replacements:
-            memo[id(method)] = getattr(replacements[method.__self__], method.__func__.__name__)
+    for _, module in every_module(model):
+        for value in vars(module).values():
+            # An older weight_norm leaves a result of autograd behind, which torch would not copy.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    for _, module, method in every_method(model):
+        if module in replacements:
+            memo[id(method)] = getattr(replacements[module], method.__func__.__name__)
     return copy.deepcopy(model, memo)
 
 
@@ -123,8 +128,6 @@ def convert(
         UnsupportedLayer: ``strict``, and some convolutions cannot be converted; its rows list every one of them.
     """
     model, wrappers = unwrapped(model)
-    for path, kind in wrappers:
-        log.warning("unwrapped: %s", f"{path}: {kind}" if path else kind)
     found = survey(model, filter_fn)
     if found.refused and strict:
         raise UnsupportedLayer(found.refused)
@@ -132,6 +135,18 @@ def convert(
         log.warning("left unconverted: %s", row)
     replacements = {conv: conv_to_mhsa(conv, alpha=alpha, execution=execution) for conv in found.convertible.values()}
     share_tied(replacements)
-    for path, remark in [*found.remarks(), *untied(model, replacements)]:
+    taken = [(path, f"{kind} taken off") for path, kind in wrappers]
+    for path, remark in [*taken, *found.remarks(), *untied(model, replacements)]:
         log.warning("%s", f"{path}: {remark}" if path else remark)
     return substitute(model, replacements)
+
+
+def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(path, remark) about the network: the wrappers taken off, and what its mode means for a comparison."""
+    remarks = [(path, f"{kind} taken off; put it around the converted network again") for path, kind in wrappers]
+    random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+    if any(isinstance(module, random) and module.training for module in model.modules()):
+        remarks.append(
+            ("", "in training mode: compared in eval mode; batch normalisation and dropout are as they were")
+        )
+    return remarks

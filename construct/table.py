@@ -33,6 +33,7 @@ class LayerRow:
         certificate: for all inputs (a ``Certificate`` of ``verify.certificate``); None if there is none.
         verdict: the last word on the layer.
         sentence: of the verdict.
+        folded: what its weight was worked out by (``"weight_norm of weight"``).
         exercised: whether the network called it; None if the network was not run.
     """
 
@@ -45,6 +46,7 @@ class LayerRow:
     certificate: Any
     verdict: Any
     sentence: str
+    folded: tuple[str, ...]
     exercised: bool | None
 
 
@@ -80,6 +82,7 @@ class Report:
         layers: the converted ones.
         network: None if it was not run.
         refused: what was left unconverted, and why.
+        remarks: (path, what else the conversion did there).
         earlier: attention layers that were there already.
         samples: how many inputs.
         seed: of the inputs.
@@ -93,6 +96,7 @@ class Report:
     layers: tuple[LayerRow, ...]
     network: NetworkRow | None
     refused: tuple[Refusal, ...]
+    remarks: tuple[tuple[str, str], ...]
     earlier: int
     samples: int
     seed: int
@@ -159,6 +163,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         "network": None if network is None else network_dict(network),
         "already_converted": report.earlier,
         "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
+        "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
+        "checked": checked_layers(report),
         "samples": report.samples,
         "seed": report.seed,
         "output": None if report.output is None else str(report.output),
@@ -176,6 +182,7 @@ def network_dict(network: NetworkRow) -> dict[str, Any]:
         "max_abs": _number(network.max_abs),
         "relative": _number(network.relative),
         "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
+        "convolutions": {"executed": network.calls_before, "converted": network.calls_before - network.calls_after},
         "end_to_end": {
             name: {
                 "verdict": bound.verdict.name,
@@ -200,6 +207,7 @@ def _layer_dict(row: LayerRow) -> dict[str, Any]:
         **{name: _number(getattr(check, name)) for name in ("interior", "border", "bound", "ratio")},
         "calls": check.calls,
         "exercised": row.exercised,
+        "folded": list(row.folded),
         "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
         "certificate": None if certificate is None else _certificate_dict(certificate),
         "verdict": {"name": row.verdict.name, "sentence": row.sentence},
@@ -249,10 +257,14 @@ def _lines(report: Report) -> list[str]:
         elif not row.verdict.good:
             lines.append(f"{_place(row.path)}: {row.verdict.name}: {row.sentence}")
         if row.exercised is False:
-            lines.append(f"{_place(row.path)}: not exercised by the network, so checked on generated inputs")
-    checked = sum(row.check.verdict.name == "CHECKED" for row in report.layers)
+            lines.append(
+                f"{_place(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
+                "checked; tried on generated inputs"
+            )
     if report.layers:
-        lines.append(f"on samples: {checked} of {len(report.layers)} layers CHECKED, equal within rounding")
+        lines.append(
+            f"on samples: {checked_layers(report)} of {len(report.layers)} layers CHECKED, equal within rounding"
+        )
     network = report.network
     if network is not None:
         size = "x".join(map(str, network.input_size))
@@ -264,13 +276,15 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"network: {difference}, on {report.samples} random inputs of {size}")
         lines += [f"network: {bound.verdict}" for bound in network.bounds]
         lines.append(
-            f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted"
+            f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted "
+            f"({network.calls_before} executed, {network.calls_before - network.calls_after} converted)"
         )
     elif report.layers:
         lines.append("network: not run; give --input-size C S1 ... Sd to check on its own activations")
     if network is not None and network.calls_after and not report.refused:
         lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
     lines += [f"left unconverted: {_place(row.path)}: {shown(row.kind)}: {shown(row.reason)}" for row in report.refused]
+    lines += [f"{_place(path)}: {shown(remark)}" for path, remark in report.remarks]
     if report.earlier:
         lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
     lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
@@ -284,6 +298,11 @@ def _lines(report: Report) -> list[str]:
         why = "a layer is REFUTED" if report.layers else why
         lines.append(f"written: nothing, because {why}")
     return lines
+
+
+def checked_layers(report: Report) -> int:
+    """How many layers the samples checked; one that the network's run did not come by is none of them."""
+    return sum(row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers)
 
 
 def proved_text(row: LayerRow) -> str:

@@ -1,7 +1,8 @@
 """A network and its conversion run side by side on generated inputs: the figures of the network as a whole."""
 
+import dataclasses
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ def outputs_and_calls(
         size = " ".join(map(str, options.input_size))
         raise BadModelFile(
             f"{shown(str(options.model))}: the network does not run on an input of size {size}: {described(error)} "
-            "(give another --input-size)"
+            "(give another --input-size, or none: then every layer is checked alone)"
         ) from error
     return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
 
@@ -44,8 +45,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     """Every tensor in what a network returns."""
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, dict):
+    elif isinstance(output, Mapping):
         yield from _tensors(list(output.values()))
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        yield from _tensors([getattr(output, field.name) for field in dataclasses.fields(output)])
     elif isinstance(output, list | tuple):
         for part in output:
             yield from _tensors(part)

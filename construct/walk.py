@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-_REGISTERS = frozenset(vars(nn.Module()))
-"""What every module keeps for torch: its children, parameters, hooks."""
+_REGISTERS = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+"""What every module keeps for torch: its children, parameters, hooks; and what ``compile`` leaves, which no copy gets."""
 
 _SERIES = (list, tuple, set, frozenset)
 
@@ -31,12 +31,12 @@ def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 found += fresh
 
 
-def every_method(model: nn.Module) -> Iterator[tuple[str, MethodType]]:
-    """Every method of some module that the network holds (``self.step = self.conv.forward``), with its path."""
+def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:
+    """Every method that the network holds (``self.step = self.conv.forward``), with its path and the module that it is of."""
     for path, module in every_module(model):
         for inner_path, inner in _held(path, module):
             if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
-                yield inner_path, inner
+                yield inner_path, inner.__self__, inner
 
 
 def every_closure(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -23,13 +23,13 @@ ORDER = (
     *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
     *("pickles", "files", "writing"),
     *("dot_products", "projections", "stock"),
-    *("export", "architecture", "options", "table", "terminal", "trial", "from_conv"),
+    *("export", "architecture", "options", "table", "terminal", "trial", "judging", "from_conv"),
 )
 """The modules of construct, from left to right: left never imports right."""
 
 LONGER = {
     "construct/attention.py": 390,
-    "construct/table.py": 320,
+    "construct/table.py": 340,
     "verify/proofs_leakage.py": 320,
     "verify/strategies.py": 330,
 }

@@ -153,6 +153,13 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def called(model: nn.Module, x: Any) -> Any:
+    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    if isinstance(x, tuple):
+        return model(*x)
+    return model(**x) if isinstance(x, Mapping) else model(x)
+
+
 def check_on_activations(
     model: nn.Module,
     pairs: Mapping[str, tuple[nn.Module, nn.Module]],
@@ -165,7 +172,7 @@ def check_on_activations(
     Args:
         model: the original network; it is run in eval mode and left as it was.
         pairs: path → (convolution inside ``model``, its attention layer).
-        inputs: of the network, one call each.
+        inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
         progress: told the path of a layer whenever a call of it has been compared.
 
@@ -187,9 +194,11 @@ def check_on_activations(
     try:
         with evaluating(model, *(layer for _, layer in pairs.values())), torch.no_grad():
             for path, (conv, layer) in pairs.items():
-                handles.append(conv.register_forward_hook(hook(path, layer), with_kwargs=True))
+                # Before any other hook: what is compared is what the convolution itself returned.
+                handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+                handles.append(handle)
             for x in inputs:
-                model(x)
+                called(model, x)
     finally:
         for handle in handles:
             handle.remove()

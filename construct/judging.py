@@ -1,0 +1,112 @@
+"""A conversion judged: every layer on samples and by its certificate, the network as a whole, and what a row says of it."""
+
+from argparse import Namespace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from construct.attention import MHSA
+from construct.folding import folded, plain
+from construct.network import substitute
+from construct.sharpness import alpha_for
+from construct.table import LayerRow, NetworkRow
+from construct.terminal import Advance
+from construct.trial import end_to_end, network_row, outputs_and_calls, seeded_inputs
+from construct.walk import every_module
+
+
+class Checkers(NamedTuple):
+    """The modules of ``verify`` that the work needs."""
+
+    sampling: ModuleType
+    calls: ModuleType
+    layers: ModuleType
+    documents: ModuleType
+    propagation: ModuleType
+
+
+def judged(
+    model: nn.Module,
+    converted: nn.Module,
+    pairs: dict[str, tuple[nn.Module, MHSA]],
+    options: Namespace,
+    checkers: Checkers,
+    advance: Advance,
+) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
+    """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
+    sampling, calls = checkers.sampling, checkers.calls
+    checks: dict[str, Any] = {}
+    network = None
+    if options.input_size:
+        inputs = seeded_inputs(model, options)
+        with sampling.evaluating(model, converted), torch.no_grad():
+            before = outputs_and_calls(model, inputs, calls, options)
+            size = "x".join(map(str, options.input_size))
+            what = f"the network's activations on {options.samples} random inputs of {size} (seed {options.seed})"
+            checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
+            after = outputs_and_calls(converted, inputs, calls, options)
+    rows = []
+    for path, (conv, layer) in pairs.items():
+        if path not in checks:
+            x = sampling.generated_inputs(conv, options.samples, options.seed)
+            what = f"{options.samples} generated inputs of {'x'.join(map(str, x.shape[1:]))} (seed {options.seed})"
+            what += "; not exercised by the network" if options.input_size else ""
+            with sampling.evaluating(conv, layer):
+                check = sampling.check_call(conv, layer, x, what)
+            advance(path)
+        else:
+            check = checks[path]
+        certificate, verdict = None, check.verdict
+        if not options.no_certify:
+            certificate, verdict = checkers.layers.certify_layer(
+                plain(conv), layer, check, options.input_bound, leaking=options.tolerance is not None
+            )
+        exercised = path in checks if options.input_size else None
+        rows.append(_layer_row(path, (conv, layer), check, certificate, verdict, exercised))
+    if options.input_size:
+        bounds: tuple[Any, ...] = ()
+        if not options.no_certify and options.tolerance is None:
+            certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
+            subject, known = _folded_away(model, pairs)
+            with sampling.evaluating(subject, converted):
+                bounds = end_to_end(checkers.propagation, (subject, converted), inputs, known, certificates)
+        network = network_row(before, after, options.input_size, bounds)
+    return tuple(rows), network
+
+
+def _folded_away(
+    model: nn.Module, pairs: dict[str, tuple[nn.Module, MHSA]]
+) -> tuple[nn.Module, dict[str, tuple[nn.Module, MHSA]]]:
+    """The network with every parametrized convolution as a plain one: what bounds from end to end can speak of."""
+    plains = {conv: plain(conv) for conv, _ in pairs.values() if folded(conv)}
+    if not plains:
+        return model, pairs
+    known = {path: (plains.get(conv), layer) for path, (conv, layer) in pairs.items()}
+    alike = substitute(model, plains)
+    others = {path: module for path, module in every_module(alike)}
+    return alike, {path: (conv or others[path], layer) for path, (conv, layer) in known.items()}
+
+
+def _layer_row(
+    path: str, pair: tuple[nn.Module, MHSA], check: Any, certificate: Any, verdict: Any, exercised: bool | None
+) -> LayerRow:
+    conv, layer = pair
+    alpha, sentence = float(layer.centres()[0].min()), verdict.sentence
+    sharp = alpha_for(torch.promote_types(layer.w_val.dtype, torch.float32))
+    if verdict.name == "REFUTED" and not alpha >= sharp:
+        sentence += f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {sharp:.4g} on they do not)"
+    return LayerRow(
+        path=path,
+        geometry=layer.geometry,
+        heads=layer.heads,
+        head_dim=layer.w_val.shape[3],
+        alpha=alpha,
+        check=check,
+        certificate=certificate,
+        verdict=verdict,
+        sentence=sentence,
+        folded=folded(conv),
+        exercised=exercised,
+    )

@@ -1,0 +1,764 @@
+"""Modules to survive: subclasses, hooks, parametrizations, sharing, wrappers, and what the check does not see.
+
+The numbers are those of the list of nasty inputs.  Rows that other files show:
+
+22 attributes that lie: test_networks (UNCONVERTIBLE: every ..._lies, stride, padding, bias_short, axes; other spellings pass)
+29 float64 and its sharpness: test_networks (float64_is_as_good_as_float64), test_geometry (alpha_for_a_format)
+30 frozen, train mode: test_networks (frozen_stays_frozen, every_module_keeps_its_own_mode, a_weight_that_moves_when_looked_at)
+31-33 every option of a geometry: test_properties (layer_equals_convolution_within_rounding_and_every_option_occurs)
+34, 35 wrong, empty, unbatched inputs: test_attention (accepts_what_torch_accepts_and_refuses_what_torch_refuses)
+36 memory layouts: here, and test_networks (channels_last, a_network_converts_wherever_its_weights_lie_in_memory)
+37 transposed, output_size: test_attention (output_size_is_taken_and_refused_as_torch_does), test_networks (U-Net)
+43-49 values: test_nasty_values
+"""
+
+import copy
+import functools
+import json
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import construct
+import verify
+from construct import MHSA, UnsupportedLayer
+from construct.folding import folded, plain
+from construct.from_conv import main
+from construct.wrappers import unwrapped
+from verify.calls import convolution_calls
+from verify.sampling import check_call, check_on_activations
+
+
+def image(batch: int = 2, channels: int = 3) -> Tensor:
+    return torch.randn(batch, channels, 9, 8, generator=torch.Generator().manual_seed(1))
+
+
+def convert(model: nn.Module, **options: Any) -> Any:
+    return construct.convert(model, **options)
+
+
+def refusals(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """path → (class, reason) of what cannot be converted."""
+    with pytest.raises(UnsupportedLayer) as caught:
+        convert(model)
+    return {row.path: (row.kind, row.reason) for row in caught.value.rows}
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "construct.network"]
+
+
+def command(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# ---- 23: own code on a convolution -----------------------------------------------------------------------------------
+
+
+class Own(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+class OwnWeight(nn.Conv2d):
+    """Standardised, by a property in place of the parameter."""
+
+    weight = property(lambda self: self._parameters["weight"] - self._parameters["weight"].mean())  # type: ignore[assignment]
+
+
+def with_own_weight() -> nn.Module:
+    conv = nn.Conv2d(3, 3, 1)
+    conv.__class__ = OwnWeight
+    return conv
+
+
+class OwnCall(nn.Conv2d):
+    def __call__(self, input: Tensor) -> Tensor:
+        return -super().__call__(input)
+
+
+class OwnPadding(nn.ConvTranspose2d):
+    def _output_padding(self, *args: Any, **kwargs: Any) -> list[int]:
+        return [0, 0]
+
+
+class Named(nn.Conv2d):
+    """Only its constructor is its own, and something that no call comes to."""
+
+    def __init__(self, d_in: int, d_out: int):
+        super().__init__(d_in, d_out, 3, padding=1, bias=False)
+        self.note = "as torchvision's Conv3DSimple"
+
+    def fan(self) -> int:
+        return self.in_channels * 9
+
+
+def test_row_23_a_subclass_that_inherits_what_computes_is_converted() -> None:
+    conv = Named(3, 4)
+    assert check_call(conv, convert(nn.Sequential(conv))[0], image(), "an image").verdict.name == "CHECKED"
+
+
+@pytest.mark.parametrize(
+    ("conv", "reason"),
+    [
+        (Own(3, 3, 1), "its class has a forward of its own"),
+        (with_own_weight(), "its class has a weight of its own"),
+        (OwnCall(3, 3, 1), "its class has a __call__ of its own"),
+        (OwnPadding(3, 3, 1), "its class has a _output_padding of its own"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_row_23_a_subclass_with_code_of_its_own_is_refused_by_name(conv: nn.Module, reason: str) -> None:
+    assert refusals(nn.Sequential(OrderedDict(block=conv))) == {"block": (type(conv).__name__, reason)}
+
+
+def test_row_23_a_forward_in_the_instance_is_refused() -> None:
+    conv: Any = nn.Conv2d(3, 3, 1)
+    conv.forward = functools.partial(nn.Conv2d.forward, conv)
+    assert refusals(nn.Sequential(conv))["0"][1] == "its forward is replaced on the instance"
+
+
+def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def normalise(module: Any, args: Any) -> None:
+    with torch.no_grad():
+        module.weight.div_(module.weight.norm())
+
+
+@pytest.mark.parametrize(
+    ("register", "hook", "told"),
+    [
+        ("register_forward_hook", double, "a forward hook (double)"),
+        ("register_forward_pre_hook", normalise, "a forward pre-hook (normalise)"),
+        ("register_full_backward_hook", double, "a backward hook (double)"),
+        ("register_full_backward_pre_hook", normalise, "a backward pre-hook (normalise)"),
+    ],
+)
+def test_row_23_hooks_are_refused_by_name(register: str, hook: Any, told: str) -> None:
+    """A hook may change what the layer computes, or its weight, as ``normalise`` does; no proof about the layer covers that."""
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    getattr(model[0], register)(hook)
+    assert refusals(model)["0"][1].startswith(f"it has {told}")
+
+
+def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), image()
+    model[1].register_forward_hook(double)
+    net = convert(model)
+    torch.testing.assert_close(net(x), model(x))
+    assert bool((net(x) - 2 * net[0](x).relu()).abs().max() == 0)
+
+
+# ---- 24, 25: nothing there yet, or something else --------------------------------------------------------------------
+
+
+def test_row_24_lazy_and_meta_say_what_to_do_first() -> None:
+    found = refusals(nn.ModuleDict({"lazy": nn.LazyConv2d(4, 3), "meta": nn.Conv2d(3, 4, 3, device="meta")}))
+    assert "run one batch" in found["lazy"][1]
+    assert "load real weights first" in found["meta"][1]
+
+
+class CondConv2d(nn.Module):
+    """A kernel for every image, mixed from four; built as timm's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel_size, self.weight = (3, 3), nn.Parameter(torch.randn(4, 3 * 3 * 9) / 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mix = torch.softmax(x.mean((2, 3)) @ torch.ones(3, 4), 1) @ self.weight
+        return torch.cat([nn.functional.conv2d(i[None], k.view(3, 3, 3, 3)) for i, k in zip(x, mix, strict=True)])
+
+
+class DeformConv2d(nn.Module):
+    """A kernel of its own, and a convolution inside that says where to look; built as mmcv's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel_size, self.weight = (3, 3), nn.Parameter(torch.randn(3, 3, 3, 3) / 9)
+        self.conv_offset = nn.Conv2d(3, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight) + self.conv_offset(x)
+
+
+class ConvBlock(nn.Module):
+    """No convolution, but a holder of one, with an attribute or two of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel_size, self.conv = (3, 3), nn.Conv2d(3, 3, 3)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning", "ignore:.*torch.ao.quantization:DeprecationWarning")
+def test_row_25_other_convolutions_are_left_and_listed(caplog: pytest.LogCaptureFixture) -> None:
+    quantised = torch.ao.nn.quantized.Conv2d(3, 3, 3)
+    model = nn.ModuleDict(
+        {"cond": CondConv2d(), "deform": DeformConv2d(), "quantised": quantised, "block": ConvBlock()}
+    )
+    found = refusals(model)
+    assert {path: kind for path, (kind, _) in found.items()} == {
+        "cond": "CondConv2d",
+        "deform": "DeformConv2d",
+        "quantised": "Conv2d",
+    }
+    assert "quantised" in found["quantised"][1]
+    net = convert(model, strict=False)
+    assert isinstance(net["deform"].conv_offset, MHSA)
+    assert isinstance(net["block"].conv, MHSA)
+    assert len(said(caplog)) == 3
+
+
+NETWORKS = """
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+import warnings
+import test_nasty_modules as nasty
+
+def left():
+    return nn.Sequential(nn.Conv2d(3, 3, 3), nasty.CondConv2d())
+
+def normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(
+            nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4),
+            parametrizations.spectral_norm(nn.Conv2d(4, 4, 1)), nn.Conv2d(4, 2, 1),
+        )
+
+tied = nasty.TiedAcross
+compiled = lambda: nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3)))
+dictionary = nasty.Dictionary
+two = nasty.TwoInputs
+partly = nasty.PartlyFunctional
+aux = nasty.Auxiliary
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes the state dict of a network of the file above; returns the command line for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    (tmp_path / "nets.py").write_text(NETWORKS)
+
+    def written(name: str) -> tuple[object, ...]:
+        names: dict[str, Any] = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            exec((tmp_path / "nets.py").read_text(), names)
+            model = names[name]()
+        torch.save(model.state_dict(), tmp_path / f"{name}.pt")
+        return (tmp_path / f"{name}.pt", "--model-file", f"nets.py:{name}")
+
+    return written
+
+
+def test_row_25_the_command_lists_what_it_left_and_is_strict(state: Any, capsys: Any) -> None:
+    options = (*state("left"), "--input-size", 3, 8, 8)
+    code, out, err = command(capsys, *options)
+    assert (code, err) == (0, "")
+    assert "left unconverted: 1: CondConv2d: not one of torch's convolutions" in out
+    assert "convolution calls: 2 in the original, 1 in the converted (2 executed, 1 converted)" in out
+    code, out, _ = command(capsys, *options, "--strict", "--json")
+    assert code == 1
+    assert [row["class"] for row in json.loads(out)["left_unconverted"]] == ["CondConv2d"]
+
+
+# ---- 26: weights that are worked out ---------------------------------------------------------------------------------
+
+
+class Symmetric(nn.Module):
+    def forward(self, kernel: Tensor) -> Tensor:
+        return kernel + kernel.flip(-1)
+
+
+class HalfMethod(prune.BasePruningMethod):
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        mask = default_mask.clone()
+        mask.view(-1)[::2] = 0
+        return mask
+
+
+def twice_pruned(conv: nn.Module) -> nn.Module:
+    return prune.ln_structured(prune.l1_unstructured(conv, "weight", 0.3), "weight", 0.3, 2, dim=0)
+
+
+def both_chained(conv: nn.Module) -> nn.Module:
+    parametrizations.weight_norm(conv)
+    parametrize.register_parametrization(conv, "weight", Symmetric())
+    parametrize.register_parametrization(conv, "bias", nn.Softplus())
+    return conv
+
+
+FOLDED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "weight_norm": (parametrizations.weight_norm, ("weight_norm of weight",)),
+    "spectral_norm": (parametrizations.spectral_norm, ("spectral_norm of weight",)),
+    "orthogonal": (parametrizations.orthogonal, ("orthogonal of weight",)),
+    "chain": (both_chained, ("weight_norm of weight", "Symmetric of weight", "Softplus of bias")),
+    "old weight_norm": (nn.utils.weight_norm, ("weight_norm of weight",)),
+    "old spectral_norm": (nn.utils.spectral_norm, ("spectral_norm of weight",)),
+    "pruned": (lambda conv: prune.l1_unstructured(conv, "weight", 0.4), ("pruning (L1Unstructured) of weight",)),
+    "pruned bias": (lambda conv: prune.random_unstructured(conv, "bias", 2), ("pruning (RandomUnstructured) of bias",)),
+    "pruned twice": (twice_pruned, ("pruning (L1Unstructured) of weight", "pruning (LnStructured) of weight")),
+    "own method": (lambda conv: HalfMethod.apply(conv, "weight") and conv, ("pruning (HalfMethod) of weight",)),
+}
+KINDS = [
+    lambda: nn.Conv2d(3, 4, 3, padding=1),
+    lambda: nn.Conv2d(3, 6, 2, groups=3, padding_mode="circular", padding=1),
+    lambda: nn.ConvTranspose2d(3, 4, 3, stride=2),
+]
+
+
+def made(name: str, kind: Any = KINDS[0]) -> Any:
+    torch.manual_seed(0)
+    conv = kind()
+    FOLDED[name][0](conv)
+    for (
+        parameter
+    ) in conv.parameters():  # as training does: what an older way has left as ``weight`` is now of yesterday
+        with torch.no_grad():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return conv
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("name", FOLDED)
+def test_row_26_the_weight_of_eval_mode_is_converted_and_it_is_said(
+    name: str, kind: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    conv, x = made(name, KINDS[kind]), image()
+    model = nn.Sequential(OrderedDict(block=conv)).train()
+    kept = copy.deepcopy(model.state_dict())
+    net = convert(model)
+    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert folded(conv) == FOLDED[name][1]
+    assert said(caplog) == [f"block: parametrization folded into its eval-mode weight: {', '.join(FOLDED[name][1])}"]
+    assert {key.rpartition(".")[2] for key in net.state_dict()} >= {"w_val", "b_out"}
+    model.eval()
+    assert check_call(conv, net.block, x, "an image").verdict.name == "CHECKED"
+    alike = plain(conv)
+    assert type(alike) is type(KINDS[kind]())
+    with torch.no_grad():
+        assert torch.equal(alike(x), conv(x))
+    assert verify.certify(alike, net.block, grid=(9, 8), input_bound=4.0).verdict.name == "PROVED"
+    assert (folded(alike), plain(alike)) == ((), alike)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", FOLDED)
+def test_row_26_a_folded_layer_trains_if_what_it_was_made_from_did(name: str) -> None:
+    conv = made(name)
+    assert conv.training
+    with torch.no_grad():
+        assert convert(conv).w_val.requires_grad
+    conv.requires_grad_(False)
+    layer = convert(conv)
+    assert not layer.w_val.requires_grad
+    assert not layer.b_out.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_row_26_an_older_weight_norm_elsewhere_does_not_stop_the_copy() -> None:
+    """After a call it leaves a result of autograd as ``weight``, which ``copy.deepcopy`` refuses."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.utils.weight_norm(nn.Linear(4, 2))
+    )
+    model(image()).sum().backward()
+    net = convert(model)
+    torch.testing.assert_close(net(image()), model(image()))
+    assert net[3].weight_g is not model[3].weight_g
+
+
+class Failing(nn.Module):
+    def forward(self, kernel: Tensor) -> Tensor:
+        raise KeyError("no such\nkey")
+
+
+def test_row_26_a_parametrization_that_fails_is_refused_in_one_line() -> None:
+    conv = nn.Conv2d(3, 3, 1)
+    parametrize.register_parametrization(conv, "weight", Failing(), unsafe=True)
+    assert "cannot be worked out" in refusals(nn.Sequential(conv))["0"][1]
+
+
+def test_row_26_the_command_says_so_and_proves_it(state: Any, capsys: Any) -> None:
+    options = (*state("normed"), "--input-size", 3, 8, 8)
+    code, out, err = command(capsys, *options)
+    assert (code, err) == (0, "")
+    assert "0: parametrization folded into its eval-mode weight: weight_norm of weight" in out
+    assert "2: parametrization folded into its eval-mode weight: spectral_norm of weight" in out
+    assert "compared in eval mode; batch normalisation and dropout are as they were" in out
+    facts = json.loads(command(capsys, *options, "--json")[1])
+    assert [layer["folded"] for layer in facts["layers"]] == [
+        ["weight_norm of weight"],
+        ["spectral_norm of weight"],
+        [],
+    ]
+    assert [layer["verdict"]["name"] for layer in facts["layers"]] == ["PROVED"] * 3
+    assert facts["network"]["end_to_end"]["given_inputs"]["verdict"] == "PROVED"
+
+
+# ---- 27: shared and tied ---------------------------------------------------------------------------------------------
+
+
+def test_row_27_a_shared_module_is_checked_at_both_of_its_call_sites() -> None:
+    """Where they differ in size, padding is read at other places; the record has both calls."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = self.alias = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.alias(x)[..., 2:7, ::3])
+
+    model = Twice()
+    net = convert(model)
+    assert net.head is net.alias
+    (check,) = check_on_activations(model, {"head": (model.head, net.head)}, [image()], "an image").values()
+    assert (check.calls, check.grid, check.verdict.name) == (2, (9, 8), "CHECKED")
+
+
+class TiedAcross(nn.Module):
+    """Autoencoders tie a convolution to the transposed one; another has groups; the last use is no convolution's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 6, 3, bias=False)
+        self.again = nn.Conv2d(3, 6, 3, stride=2, bias=False)
+        self.up = nn.ConvTranspose2d(6, 3, 3, bias=False)
+        self.grouped = nn.Conv2d(6, 6, 3, groups=2, bias=False)
+        self.again.weight = self.up.weight = self.grouped.weight = self.down.weight
+        self.scale = nn.Conv2d(3, 3, 1)
+        self.shift = self.scale.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.shift is not None
+        return self.scale(self.up(self.grouped(nn.functional.pad(self.down(x), (1, 1, 1, 1))))) + self.shift.mean()
+
+
+def test_row_27_ties_that_come_undone_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = TiedAcross()
+    net = convert(model)
+    assert net.down.w_val is net.again.w_val
+    assert net.up.w_val is not net.down.w_val
+    assert sorted(said(caplog)) == [
+        "down: weight was shared with up.weight and 1 more, and is no longer: both start from its value",
+        "shift was shared with scale.bias, and is no longer: both start from its value",
+    ]
+    torch.testing.assert_close(net(image()), model(image()))
+
+
+def test_row_27_parametrized_ties_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    pair = first, second = [parametrizations.weight_norm(nn.Conv2d(3, 3, 1, bias=False)) for _ in range(2)]
+    second.get_submodule("parametrizations.weight").original1 = first.get_parameter("parametrizations.weight.original1")
+    convert(nn.Sequential(*pair))
+    told = "0.parametrizations.weight: original1 was shared with 1.parametrizations.weight.original1, and is no longer"
+    assert any(line.startswith(told) for line in said(caplog))
+
+
+def test_row_27_the_command_tells_of_undone_ties(state: Any, capsys: Any) -> None:
+    code, out, _ = command(capsys, *state("tied"), "--input-size", 3, 9, 8)
+    assert code == 0
+    assert "down: weight was shared with up.weight and 1 more, and is no longer" in out
+    assert "again: not exercised by the check" in out
+
+
+# ---- 28: formats -----------------------------------------------------------------------------------------------------
+
+
+def test_row_28_complex_is_refused() -> None:
+    assert (
+        refusals(nn.Sequential(nn.Conv2d(1, 1, 1, dtype=torch.complex64)))["0"][1]
+        == "its weight is complex, which is not covered"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_row_28_half_precision_has_its_bound_and_its_scores_never_overflow(dtype: torch.dtype) -> None:
+    """α·(‖δ‖² + ‖τ‖²) passes 65504 at a distance of 8 already; scores are float64, and rounding is certified."""
+    conv = nn.Conv1d(2, 2, 5, dilation=3, padding=6, dtype=dtype)
+    layer = construct.conv_to_mhsa(conv)
+    x = torch.randn(1, 2, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    probabilities = layer.attention_probabilities(x)
+    assert bool(((probabilities == 0) | (probabilities == 1)).all())
+    assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"
+    certificate = verify.certify(conv, layer, grid=(300,), input_bound=8.0)
+    assert certificate.verdict.name == "PROVED"
+    assert 0 < float(certificate.bound.max()) < 1
+
+
+class Strange(Tensor):
+    """As DTensor, quantised or fake tensors: a subclass whose numbers may be elsewhere."""
+
+
+def test_row_28_a_weight_that_is_no_plain_tensor_is_refused() -> None:
+    conv = nn.Conv2d(3, 3, 1)
+    conv._parameters["weight"] = torch.rand(3, 3, 1, 1).as_subclass(Strange)  # type: ignore[assignment]
+    assert "its weight is a Strange, not a plain tensor" in refusals(nn.Sequential(conv))["0"][1]
+
+
+# ---- 36, 38: layouts and sizes ---------------------------------------------------------------------------------------
+
+
+def test_row_36_expanded_and_overlapping_inputs() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer, x = convert(conv), image()
+    for view in (x[:1].expand(4, -1, -1, -1), x[..., ::2], x.transpose(2, 3), x[:, :1].expand(-1, 3, -1, -1)):
+        assert check_call(conv, layer, view, "a view").verdict.name == "CHECKED"
+
+
+def test_row_38_another_size_than_the_one_certified() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = convert(conv)
+    certificate = verify.certify(conv, layer, grid=(5, 6), input_bound=4.0)
+    assert certificate.grid == (5, 6)
+    assert "up to (5, 6)" in str(certificate)  # it says what it covers
+    assert check_call(conv, layer, torch.randn(1, 3, 23, 4), "another size").verdict.name == "CHECKED"
+
+
+# ---- 39: wrappers ----------------------------------------------------------------------------------------------------
+
+
+def block() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.DataParallel, compiled, lambda model: compiled(nn.DataParallel(model))],
+    ids=["parallel", "compiled", "both"],
+)
+def test_row_39_a_wrapper_around_the_network_is_taken_off(wrap: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = block(), image()
+    net = convert(wrap(model))
+    assert type(net) is nn.Sequential
+    assert isinstance(net[0], MHSA)
+    assert any(line.endswith("taken off") for line in said(caplog))
+    torch.testing.assert_close(net(x), model(x))
+    assert not convolution_calls(net, x)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled], ids=["parallel", "compiled"])
+def test_row_39_a_wrapper_inside_the_network_is_taken_off(wrap: Any) -> None:
+    inner = block()
+    wrapped = wrap(inner)
+    model = nn.ModuleDict({"backbone": wrapped, "again": nn.ModuleList([wrapped, inner]), "head": nn.Conv2d(4, 1, 1)})
+    net: Any = convert(model)
+    assert type(net["backbone"]) is nn.Sequential
+    assert net["backbone"] is net["again"][0] is net["again"][1]
+    assert isinstance(net["backbone"][0], MHSA)
+    assert model["backbone"] is wrapped
+    torch.testing.assert_close(net["backbone"](image()), inner(image()))
+    assert unwrapped(inner) == (inner, [])
+
+
+def test_row_39_compiled_in_place() -> None:
+    model, x = block(), image()
+    model.compile(backend="eager")
+    net = convert(model)
+    assert not convolution_calls(net, x)
+    torch.testing.assert_close(net(x), model(x))
+
+
+def test_row_39_sharded_weights_are_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Sequential(nn.Linear(2, 2))
+
+    assert "sharded" in refusals(nn.Sequential(FullyShardedDataParallel()))["0"][1]
+
+
+def test_row_39_torchscript_is_refused_by_name() -> None:
+    class Script(torch.jit.ScriptModule):
+        """Stands for what torch.jit.script makes of a convolution: torch 2.13 warns when it is asked to."""
+
+        original_name = "Conv2d"  # type: ignore[assignment]
+
+    assert "TorchScript" in refusals(nn.Sequential(Script()))["0"][1]
+
+
+def test_row_39_the_command_takes_a_wrapper_off(state: Any, capsys: Any) -> None:
+    code, out, _ = command(capsys, *state("compiled"), "--input-size", 3, 8, 8)
+    assert code == 0
+    assert "DataParallel taken off" in out
+
+
+# ---- 40: what goes in and out of a network ---------------------------------------------------------------------------
+
+
+class Dictionary(nn.Module):
+    """Nested dictionaries and tuples out, one of them a dataclass-like container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return {"features": [y, (y.relu(), {"mean": y.mean()})], "name": "no tensor"}
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
+        return self.conv(x * mask) * scale
+
+
+def test_row_40_nested_outputs_are_compared(state: Any, capsys: Any) -> None:
+    code, out, _ = command(capsys, *state("dictionary"), "--input-size", 3, 8, 8, "--json")
+    assert code == 0
+    network = json.loads(out)["network"]
+    assert network["max_abs"] is not None
+    assert network["convolutions"] == {"executed": 1, "converted": 1}
+
+
+def test_row_40_several_inputs_need_examples_and_the_layers_need_none(state: Any, capsys: Any) -> None:
+    options = state("two")
+    code, _, err = command(capsys, *options, "--input-size", 3, 8, 8)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "mask" in err
+    assert "every layer is checked alone" in err
+    code, out, _ = command(capsys, *options)
+    assert code == 0
+    assert "conv: PROVED" in out
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(image(), torch.ones(9, 8)), {"x": image(), "mask": torch.zeros(9, 8), "scale": 2.0}],
+    ids=["args", "kwargs"],
+)
+def test_row_40_example_inputs_of_any_form(inputs: Any) -> None:
+    model = TwoInputs()
+    net = convert(model)
+    checks = check_on_activations(model, {"conv": (model.conv, net.conv)}, [inputs], "examples")
+    assert (checks["conv"].calls, checks["conv"].verdict.name) == (1, "CHECKED")
+
+
+# ---- 41, 42: what the check did not see ------------------------------------------------------------------------------
+
+
+class Auxiliary(nn.Module):
+    """A head for training only, as Inception's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.aux = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return (y, self.aux(y)) if self.training else y
+
+
+class PartlyFunctional(nn.Module):
+    """A weight without a module, and a convolution called past its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.kernel = nn.Conv2d(3, 4, 3), nn.Parameter(torch.rand(4, 4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(self.conv(x), self.kernel)
+
+
+@pytest.mark.parametrize("certify", [(), ("--no-certify",)], ids=["certified", "sampled"])
+def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(certify: Any, state: Any, capsys: Any) -> None:
+    options = (*state("aux"), "--input-size", 3, 8, 8, *certify)
+    code, out, _ = command(capsys, *options)
+    assert code == 0
+    assert "aux: not exercised by the check" in out
+    assert "on samples: 1 of 2 layers CHECKED" in out
+    facts = json.loads(command(capsys, *options, "--json")[1])
+    assert facts["checked"] == 1
+    assert [layer["exercised"] for layer in facts["layers"]] == [True, False]
+    assert "aux.w_val" in torch.load("aux.mhsa.pt", weights_only=True)
+
+
+def test_row_42_functional_convolutions_are_counted_and_strict_fails(state: Any, capsys: Any) -> None:
+    options = (*state("partly"), "--input-size", 3, 8, 8)
+    code, out, _ = command(capsys, *options)
+    assert code == 0
+    assert "(2 executed, 1 converted)" in out
+    assert "left unconverted: convolutions that the network calls as functions" in out
+    assert command(capsys, *options, "--strict")[0] == 1
+    assert json.loads(command(capsys, *options, "--json")[1])["network"]["convolutions"] == {
+        "executed": 2,
+        "converted": 1,
+    }
+
+
+# ---- references to methods and functions -----------------------------------------------------------------------------
+
+
+class Held(nn.Module):
+    """The convolution is called by every reference but its own name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.step = self.conv.forward
+        self.calls = {"a": [self.conv.__call__], "b": functools.partial(self.conv.forward)}
+        self.options = SimpleNamespace(hidden=nn.Conv2d(3, 3, 1))
+        self.other = nn.Conv2d(3, 3, 1).forward  # reached in no other way
+
+    def forward(self, x: Tensor) -> Tensor:
+        for call in (self.step, self.calls["a"][0], self.calls["b"], self.options.hidden, self.other):
+            x = torch.tanh(call(x))
+        return x
+
+
+def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
+    model, x = Held(), image()
+    net = convert(model)
+    assert net.step.__self__ is net.conv
+    with torch.no_grad():
+        assert sum(convolution_calls(model, x).values()) == 5
+        assert not convolution_calls(net, x)
+        torch.testing.assert_close(net(x), model(x))
+        net.conv.b_out.fill_(7.0)
+        assert not torch.allclose(net(x), model(x))
+
+
+def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
+    first, second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+    model: Any = nn.Sequential(first, second, nn.Conv2d(3, 3, 1))
+    model.late = lambda x: first(x)
+    model.inner = second._conv_forward
+    found = refusals(model)
+    assert found.keys() == {"0", "1"}
+    assert "the function late holds it" in found["0"][1]
+    assert "inner is its method _conv_forward" in found["1"][1]
+    net = convert(model, strict=False)
+    assert isinstance(net[2], MHSA)
