@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from construct.checkpoints import fitting
 from construct.errors import BadModelFile
 from construct.files import regular_file
 from construct.network import convert
@@ -55,8 +56,10 @@ def module_from_file(spec: str) -> nn.Module:
     return _made(spec, run, name)
 
 
-def with_state(model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: str) -> nn.Module:
-    """Load a state dict into its network, strictly, and in the state dict's own number formats.
+def with_state(
+    model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: str
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a state dict into its network, strictly, and in the state dict's own number formats; and say what was taken off.
 
     Where the state dict already holds an attention layer in the place of a convolution, the network gets one too.
 
@@ -64,6 +67,7 @@ def with_state(model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: 
         BadModelFile: they do not fit.
     """
     try:
+        state, notes = fitting(dict(state), model.state_dict().keys())
         if any(key.endswith("w_key_pos") for key in state):
             model = convert(model, filter_fn=lambda _, place: f"{place}.w_key_pos".removeprefix(".") in state)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -74,7 +78,7 @@ def with_state(model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: 
         raise BadModelFile(
             f"{shown(str(path))}: does not fit {shown(spec)}: {described(error)} (give the network that it was saved from)"
         ) from error
-    return model
+    return model, notes
 
 
 def _split(spec: str, form: str) -> tuple[str, str]:

@@ -1,31 +1,43 @@
 """Model files, read without running anything that they hold.
 
 What can be read: what ``torch.save`` wrote of a module made of torch.nn classes and of this project's attention layers, or
-of a state dict.  The content decides, not the file's name.  Reading is ``torch.load(weights_only=True)`` with a list of exact
-classes, and there is no other way in: a file that needs more is refused, and its classes are named without being loaded.
+of a state dict, and safetensors.  The content decides, not the file's name.  Reading is ``torch.load(weights_only=True)`` with
+a list of exact classes, after a walk that judges every size; a file that needs more is refused, and its classes are named
+without being loaded.  Only a file that the user trusts by word may run code.
 """
 
 import hashlib
+import logging
 import os
 import stat
 import warnings
 import zipfile
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
+from construct.checkpoints import unwrap
+from construct.containers import check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
 from construct.network import every_module
-from construct.pickles import BROKEN, ZIP, allowing, foreign_classes
+from construct.pickle_walk import Odd, walk_bytes, walk_legacy
+from construct.pickles import allowing, foreign_names, imported
 from construct.plain_text import described, one_line, shown
+from construct.trusted import trusted
 from construct.weights import NAMES, MHSAWeights
 
-NEEDS_ARCHITECTURE = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
+log = logging.getLogger(__name__)
+
+NEEDS_ARCHITECTURE = (
+    "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "
+    "or --stride and --padding to convert its kernels alone"
+)
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,24 @@ class ModelFile:
         path: of the file.
         sha256: of its bytes, in hexadecimal.
         content: a module, or a state dict.
+        notes: what was assumed or passed over, a sentence each.
+        metadata: of a safetensors file, texts by name.
     """
 
     path: Path
     sha256: str
     content: nn.Module | dict[str, Tensor]
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def load(path: str | os.PathLike[str]) -> nn.Module:
+def load(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> nn.Module:
     """Read a module: this project's output, or any module made of torch.nn classes.  Nothing that the file holds is run.
 
     Args:
         path: of a file that ``construct.save`` or ``torch.save`` wrote.
+        allow: exact names (``package.module.Class``) that the file may name beyond torch.nn; their packages are imported.
+        trust: whether the file may run code of its own.
 
     Returns:
         The module, on the CPU.
@@ -56,10 +74,12 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
         BadModelFile: there is no such file, it is no model, it is damaged, it holds classes that are not allowed, or it is
             a state dict.
     """
-    content = read(path).content
-    if not isinstance(content, nn.Module):
+    found = read(path, allow=allow, trust=trust)
+    for note in found.notes:
+        log.warning("%s: %s", shown(str(path)), note)
+    if not isinstance(found.content, nn.Module):
         raise BadModelFile(f"{shown(str(path))}: {NEEDS_ARCHITECTURE}")
-    return content
+    return found.content
 
 
 def regular_file(path: str | os.PathLike[str]) -> Path:
@@ -82,73 +102,120 @@ def regular_file(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def read(path: str | os.PathLike[str]) -> ModelFile:
-    """Read a module or a state dict; nothing that the file holds is run.
+def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> ModelFile:
+    """Read a module or a state dict; nothing that the file holds is run, unless it is trusted.
 
     Raises:
         BadModelFile: see :func:`load`.
     """
     path, name = regular_file(path), shown(str(path))
+    named = imported(allow)
+    notes: list[str] = []
+    metadata: dict[str, str] = {}
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            kind = kind_of(file, size, name)
+            suffix = path.suffix.lower()
+            if kind == "zip":
+                kind = check_archive(file, size, name)
+            if kind == "safetensors":
+                metadata = check_safetensors(file, size, name)
+            elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
+                # Who asks for one of these formats does so to have no pickle.
+                raise BadModelFile(
+                    f"{name}: a pickle, though its name ends in {suffix} (rename it if you want it read)"
+                )
+            if (suffix == ".safetensors") != (kind == "safetensors") and suffix in _SUFFIXES:
+                notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
-            content = _read_open(file, name)
+            content: object
+            if kind == "safetensors":
+                content = _safetensors(file, name)
+            elif trust:
+                content = trusted(file, kind, name)
+                notes.append("trusted: it was loaded with whatever code it holds")
+            elif kind == "pt2":
+                raise BadModelFile(
+                    f"{name}: a program of torch.export, and to load one can run code that it holds "
+                    "(--trust if you know who made it, or save the nn.Module or its state dict)"
+                )
+            else:
+                content = _restricted(file, size, kind, name, named)
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
-    return ModelFile(path, digest, content)
+    content, unwrapped = unwrap(content, name)
+    return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata)
 
 
-def _read_open(file: BinaryIO, name: str) -> nn.Module | dict[str, Tensor]:
-    start = file.read(4)
-    file.seek(0)
-    if not start:
-        raise BadModelFile(f"{name}: the file is empty (save the model again)")
-    if start == ZIP:
-        _check_archive(file, name)
-    elif start[:1] != b"\x80":
-        raise BadModelFile(f"{name}: not a model file (give a file that torch.save wrote)")
-    with allowing() as ours:
-        foreign = foreign_classes(file, ours)
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
+_KINDS = {
+    "safetensors": "safetensors",
+    "torch.save": "of torch.save",
+    "pickle": "of torch.save as it was before 1.6",
+    "pt2": "a program of torch.export",
+}
+
+
+def _restricted(file: BinaryIO, size: int, kind: str, name: str, named: Mapping[str, Any]) -> object:
+    """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
+    with allowing(named) as ours:
+        foreign = foreign_names(file, ours | named.keys())
         if foreign:
             raise BadModelFile(
                 f"{name}: holds classes that are not allowed: {one_line(', '.join(foreign))} "
-                "(save a state dict and give --arch or --model-file)"
+                "(save a state dict and give --arch or --model-file; or --allow each class by its name, if you know it)"
             )
         file.seek(0)
         try:
+            if kind == "pickle":
+                walk_legacy(file, size, ours, named)
+            else:
+                _walk_archive(file, ours, named)
+            file.seek(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about old protocols; what matters is whether it can be read
-                content = torch.load(file, map_location="cpu", weights_only=True)
+                return torch.load(file, map_location="cpu", weights_only=True)
         except MemoryError:
             raise
         except Exception as error:  # whatever a damaged stream makes of torch's reader
             # Not torch's own words: they advise to load the file unsafely.
+            what = f": {one_line(error)}" if isinstance(error, Odd) else ""
             raise BadModelFile(
-                f"{name}: the file is truncated, or not a model that can be read safely "
+                f"{name}: the file is truncated, or not a model that can be read safely{what} "
                 "(save the model again with torch.save)"
             ) from error
-    return _recognised(content, name)
 
 
-def _check_archive(file: BinaryIO, name: str) -> None:
-    """Refuse an archive that is torn, changed on the way (torch does not look), or not one of torch.save."""
+def _walk_archive(file: BinaryIO, classes: Collection[str], named: Collection[str]) -> None:
+    with zipfile.ZipFile(file) as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+        place = next(member for member in sizes if member.endswith("/data.pkl"))
+        folder = place.removesuffix("data.pkl")
+        if sizes.get(f"{folder}byteorder", 0) > 6 or (
+            f"{folder}byteorder" in sizes and archive.read(f"{folder}byteorder") != b"little"
+        ):
+            raise Odd("its numbers are not little-endian")
+        walker = walk_bytes(archive.read(place), classes, named)
+    for key, storage in walker.storages.items():
+        stored = sizes.get(f"{folder}data/{key}")
+        if stored != storage.count * storage.width:
+            raise Odd(f"storage {key} needs {storage.count * storage.width} bytes, and {stored or 0} are there")
+
+
+def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            damaged, members = archive.testzip(), archive.namelist()
-    except BROKEN as error:
-        raise BadModelFile(f"{name}: the file is truncated or damaged (copy or download it again)") from error
-    finally:
-        file.seek(0)
-    if damaged is not None:
-        raise BadModelFile(
-            f"{name}: CRC mismatch in {shown(damaged.partition('/')[2])}: the file has changed since it was written "
-            "(copy or download it again)"
-        )
-    if any(member.endswith("/constants.pkl") for member in members):
-        raise BadModelFile(f"{name}: a TorchScript archive (save the nn.Module itself, or its state dict)")
-    if not any(member.endswith("/data.pkl") for member in members):
-        raise BadModelFile(f"{name}: a zip archive, but not a model file (give a file that torch.save wrote)")
+        from safetensors.torch import load as loaded
+    except ImportError as error:
+        raise BadModelFile(f"{name}: to read safetensors takes a package (pip install safetensors)") from error
+    try:
+        return loaded(file.read())
+    except MemoryError:
+        raise
+    except Exception as error:  # its own class of error, which is not public
+        raise BadModelFile(f"{name}: not safetensors: {described(error)} (save it again)") from error
 
 
 def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
@@ -163,10 +230,7 @@ def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
             raise BadModelFile(f"{name}: its layers contradict themselves: {described(error)}") from error
         return content
     if isinstance(content, dict) and content:
-        if all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
-            return content
-        keys = ", ".join(repr(key) for key in list(content)[:4]) + (", ..." if len(content) > 4 else "")
-        raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}, but not a state dict (save the state dict)")
+        return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
     raise BadModelFile(f"{name}: holds {what}, not a model (save the nn.Module, or its state dict)")
 

@@ -18,6 +18,7 @@ from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
 from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
 from construct.judging import Checkers, judged
+from construct.kernels import from_kernels, given
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from construct.options import parse
 from construct.plain_text import described, one_line, shown
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "try --execution chunked, or a smaller --input-size"
         message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({hint})", 2, error
     except Exception as error:
+        if "DefaultCPUAllocator" in str(error):
+            error = MemoryError(one_line(error))
         message, code, cause = f"error: {name}{described(error)} (--debug shows where)", 2, error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
@@ -76,9 +79,11 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     document = None
     if not options.no_certify:
         document = output.with_suffix(".json")
+        if document == output:
+            raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, checkers.documents.is_document)
-    source = read(options.model)
-    model = _network(source, options)
+    source = read(options.model, allow=options.allow, trust=options.trust)
+    model, assumed = _network(source, options)
     model, wrappers = unwrapped(model)
     found = _surveyed(model, source, options.strict)
     with progress(len(found.convertible) * (1 + options.samples if options.input_size else 2)) as advance:
@@ -94,7 +99,9 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     verdicts = [row.verdict for row in layers]
     writable = bool(layers) and not any(verdict.name == "REFUTED" for verdict in verdicts)
     if writable:
-        _write(converted if isinstance(source.content, nn.Module) else converted.state_dict(), output)
+        # Kernels alone come out as modules: a state dict would lose the geometry again.
+        whole = isinstance(source.content, nn.Module) or given(options)
+        _write(converted if whole else converted.state_dict(), output)
         if document is not None:
             certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
             _write_document(checkers.documents, document, certificates, source, output, network)
@@ -111,6 +118,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
         samples=options.samples,
         seed=options.seed,
+        notes=(*source.notes, *assumed),
         output=output if writable else None,
         document=document if writable else None,
         exit_code=0 if good else 1,
@@ -141,19 +149,24 @@ def _write_document(
         raise BadModelFile(f"{shown(str(document))}: cannot be written: {what}") from error
 
 
-def _network(source: ModelFile, options: Namespace) -> nn.Module:
-    """The network of a file, with the user's architecture where the file has none."""
+def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
+    """The network of a file, with the user's architecture or geometry where the file has none; and what was assumed."""
     content, spec, name = source.content, options.arch or options.model_file, shown(str(source.path))
-    if isinstance(content, nn.Module):
+    flags = given(options)
+    if isinstance(content, nn.Module) or spec:
+        if flags:
+            raise BadModelFile(f"{name}: {', '.join(flags)} is only for a state dict without a network (leave it out)")
+        if not isinstance(content, nn.Module):
+            model = named_module(spec) if options.arch else module_from_file(spec)
+            return with_state(model, content, source.path, spec)
         if spec:
             raise BadModelFile(f"{name}: holds a whole module, which needs no architecture (leave out {shown(spec)})")
-        return content
-    if spec is None:
-        earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-        note = f" (it holds {_counted(earlier)} of an earlier conversion)" if earlier else ""
-        raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
-    model = named_module(spec) if options.arch else module_from_file(spec)
-    return with_state(model, content, source.path, spec)
+        return content, ()
+    if flags:
+        return from_kernels(content, options, name)
+    earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
+    note = f" (it holds {_counted(earlier)} of an earlier conversion)" if earlier else ""
+    raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
 
 
 def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:

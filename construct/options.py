@@ -9,6 +9,7 @@ from typing import NoReturn
 from construct import demo
 from construct.attention import EXECUTIONS
 from construct.errors import BadModelFile
+from construct.geometry import PADDING_MODES
 
 EXIT_CODES = """exit codes:
   0    every layer is PROVED (or CHECKED, with --no-certify)
@@ -45,6 +46,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.output = options.output or Path(demo.PATH.stem + ".mhsa.pt")
     else:
         options.output = options.output or _beside(options.model)
+    if isinstance(options.padding, list) and {"same", "valid"} & set(options.padding):
+        if len(options.padding) > 1:
+            raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
+        options.padding = options.padding[0]
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
     return options
@@ -60,11 +65,26 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", type=_path, help="what torch.save wrote of a module, or of a state dict")
+    add(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        type=_path,
+        help="torch.save or safetensors: a module, a state dict or a checkpoint",
+    )
     add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
     network = parser.add_mutually_exclusive_group()
     network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
     network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    add(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PKG.MODULE.CLASS",
+        help="a class that the file may hold beside those of torch.nn; its package is imported; repeatable",
+    )
+    add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
+    _add_geometry(parser)
     add(
         "--input-size",
         metavar="N",
@@ -94,6 +114,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="replace a foreign file at OUT")
     add("--debug", action="store_true", help="show where an error comes from")
     return parser
+
+
+def _add_geometry(parser: argparse.ArgumentParser) -> None:
+    """What a state dict alone does not hold."""
+    add = parser.add_argument_group(
+        "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
+    ).add_argument
+    add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
+    add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
+    add("--dilation", type=_positive, nargs="+", metavar="N", help="default: 1")
+    add("--groups", type=_positive, metavar="N", help="default: 1")
+    add("--padding-mode", choices=PADDING_MODES, help="default: zeros")
+    add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
+    add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
+
+
+def _padding(text: str) -> int | str:
+    return text if text in ("same", "valid") else _natural(text)
+
+
+def _natural(text: str) -> int:
+    number = _whole(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
 
 
 def _beside(model: Path) -> Path:

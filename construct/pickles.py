@@ -1,11 +1,12 @@
 """What a pickle names: the list of classes that a file may hold, and a walk over files that carries nothing out."""
 
 import contextlib
+import itertools
 import pickletools
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -15,7 +16,10 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
+from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
+from construct.pickle_walk import KNOWN, MOST_STEPS
+from construct.plain_text import described, shown
 
 ZIP = b"PK\x03\x04"
 """How an archive of torch.save begins."""
@@ -42,28 +46,60 @@ def allowed_classes() -> tuple[type, ...]:
 
 
 @contextlib.contextmanager
-def allowing() -> Iterator[frozenset[str]]:
-    """Allow our classes to torch's restricted reader; what the caller's program had allowed before stays as it was."""
+def allowing(named: Mapping[str, Any] | None = None) -> Iterator[frozenset[str]]:
+    """Allow our classes to torch's restricted reader; what the caller's program had allowed before stays as it was.
+
+    Args:
+        named: more, by the name that a file has for it.
+
+    Yields:
+        The names of our classes.
+    """
     before = set(torch.serialization.get_safe_globals())
-    kinds = allowed_classes()
-    with torch.serialization.safe_globals([kind for kind in kinds if kind not in before]):
-        yield frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    kinds = {_name(kind): kind for kind in (*allowed_classes(), *_VALUES)}
+    more = [(thing, name) for name, thing in ({name: kind for name, kind in kinds.items()} | dict(named or {})).items()]
+    with torch.serialization.safe_globals([pair for pair in more if pair not in before]):
+        yield frozenset(kinds)
 
 
-def foreign_classes(file: BinaryIO, ours: frozenset[str]) -> list[str]:
+_VALUES = (nn.functional.relu, nn.functional.gelu)
+"""Functions that torch's own modules keep as attributes; a file can name them, and nothing calls them in reading."""
+
+
+def _name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def imported(names: Iterable[str]) -> dict[str, Any]:
+    """What the user allows by name.  This imports the user's own packages, and nothing that stands in a model file alone.
+
+    Raises:
+        BadModelFile: a name leads nowhere, or to what no model needs.
+    """
+    found: dict[str, Any] = {}
+    for name in names:
+        module, _, last = name.rpartition(".")
+        if not module or module.split(".")[0] in _NEVER:
+            raise BadModelFile(f"--allow {shown(name)}: cannot be allowed (name a class as package.module.Class)")
+        try:
+            found[name] = getattr(import_module(module), last)
+        except Exception as error:  # the user's package may raise anything
+            raise BadModelFile(
+                f"--allow {shown(name)}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
+            ) from error
+        if not callable(found[name]):
+            raise BadModelFile(f"--allow {shown(name)}: is no class (name a class as package.module.Class)")
+    return found
+
+
+_NEVER = frozenset({"__main__", "builtins", "os", "posix", "nt", "sys", "subprocess", "importlib", "runpy", "pickle"})
+"""Packages from which nothing can be allowed: they run whatever they are told."""
+
+
+def foreign_names(file: BinaryIO, ours: Collection[str]) -> list[str]:
     """Everything that the file names and that is not allowed, found without loading it."""
-    file.seek(0)
-    try:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))  # type: ignore[arg-type]
-    except Exception:
-        # An old file, or a pickle protocol that torch's walk does not know, so torch.load will refuse what is not allowed.
-        # Here the names are wanted for the message alone.
-        found, _ = names_in(file)
-        return sorted(n for n in found - ours - _HARMLESS if not n.startswith(("torch.", "collections.")))
-
-
-_HARMLESS = frozenset({"_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set"})
-"""What torch's restricted reader allows by itself, outside of torch and collections."""
+    found, _ = names_in(file)
+    return sorted(found - frozenset(ours) - KNOWN)
 
 
 def names_in(file: BinaryIO) -> tuple[set[str], set[str]]:
@@ -88,7 +124,7 @@ def _walk(stream: Any, globals_found: set[str], texts: set[str]) -> None:
     memo: dict[int, str | None] = {}
     last: str | None = None
     pushed = ["", ""]  # the two texts that STACK_GLOBAL would take
-    for opcode, argument, _ in pickletools.genops(stream):
+    for opcode, argument, _ in itertools.islice(pickletools.genops(stream), MOST_STEPS):
         if opcode.name in ("GLOBAL", "INST"):
             name = str(argument).replace(" ", ".")
             globals_found.add(re.sub(r"^__builtin__\.", "builtins.", name))  # as Python 2 called it

@@ -86,6 +86,7 @@ class Report:
         earlier: attention layers that were there already.
         samples: how many inputs.
         seed: of the inputs.
+        notes: what was assumed or passed over in reading.
         output: the file that was written, or None.
         document: the certificate that was written, or None.
         exit_code: of the command.
@@ -100,6 +101,7 @@ class Report:
     earlier: int
     samples: int
     seed: int
+    notes: tuple[str, ...]
     output: Path | None
     document: Path | None
     exit_code: int
@@ -167,6 +169,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "checked": checked_layers(report),
         "samples": report.samples,
         "seed": report.seed,
+        "notes": list(report.notes),
         "output": None if report.output is None else str(report.output),
         "certificate": None if report.document is None else str(report.document),
         "torch": torch.__version__,
@@ -287,6 +290,7 @@ def _lines(report: Report) -> list[str]:
     lines += [f"{_place(path)}: {shown(remark)}" for path, remark in report.remarks]
     if report.earlier:
         lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
+    lines += [f"note: {shown(note)}" for note in report.notes]
     lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
     lines.append(f"input: {shown(str(report.source))}   SHA-256: {report.sha256}")
     if report.output is not None:

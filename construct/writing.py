@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import regular_file
-from construct.pickles import allowing, foreign_classes, names_in
+from construct.pickles import allowing, foreign_names, names_in
 from construct.plain_text import described, one_line, shown
 from construct.weights import NAMES
 
@@ -112,7 +112,7 @@ def write(content: nn.Module | dict[str, Tensor], path: str | os.PathLike[str]) 
             file.flush()
             os.fsync(file.fileno())
             with allowing() as ours:
-                foreign = foreign_classes(file, ours)
+                foreign = foreign_names(file, ours)
         if foreign:
             raise BadModelFile(
                 f"{shown(str(path))}: not saved, it could not be read back safely, for it holds "

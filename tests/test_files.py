@@ -219,7 +219,9 @@ def test_code_in_a_pickle_is_named_and_never_run(dump: Callable[[Any, Path], Non
         model.extra = payload
         payload = model
     dump(payload, tmp_path / "model.pt")
-    assert f"not allowed: {__name__}.ran (" in refused(tmp_path / "model.pt")
+    message = refused(tmp_path / "model.pt")
+    assert "not allowed: " in message
+    assert f"{__name__}.ran" in message
     assert not written_here(tmp_path / "model.pt")
     assert not (tmp_path / "trace").exists()
 
@@ -252,7 +254,7 @@ def test_torchscript_is_named(tmp_path: Path) -> None:
         pytest.param([torch.ones(2)], "an object of class list", id="list"),
         pytest.param(torch.ones(2), "an object of class Tensor", id="tensor"),
         pytest.param({}, "an empty dict", id="empty dict"),
-        pytest.param({"epoch": 3, "state_dict": {"w": torch.ones(2)}}, "keys 'epoch', 'state_dict'", id="checkpoint"),
+        pytest.param({"epoch": 3, "history": [1.0]}, "keys 'epoch', 'history'", id="checkpoint"),
         pytest.param({"\x1b[31m": 3}, "keys '\\x1b[31m'", id="control characters"),
         pytest.param({"w": torch.ones(2)}, "a state dict without its architecture: give --arch", id="state dict"),
     ],

@@ -1,0 +1,83 @@
+"""A model inside what training left around it: the wrapping taken off, and said so."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from construct.errors import BadModelFile
+from construct.plain_text import one_line
+
+KEYS = (
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights", "generator"),
+    *("model_ema", "ema_state_dict", "state_dict_ema", "params_ema", "ema"),
+)
+"""Where checkpoints keep their model; the first that is there is taken."""
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+"""What wrappers (DataParallel, torch.compile, training frameworks) put in front of every name."""
+
+
+def unwrap(content: object, name: str) -> tuple[object, tuple[str, ...]]:
+    """The module or state dict inside a checkpoint, and what was done, a sentence each.
+
+    Raises:
+        BadModelFile: a dict that holds neither.
+    """
+    notes: list[str] = []
+    place: list[str] = []
+    while isinstance(content, dict) and content and not _is_state(content) and len(place) < 4:
+        key = _key_of(content)
+        if key is None:
+            tensors = {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
+            if not tensors:
+                keys = ", ".join(repr(k)[:60] for k in list(content)[:4]) + (", ..." if len(content) > 4 else "")
+                raise BadModelFile(
+                    f"{name}: a dict with the keys {one_line(keys)}, but not a state dict (save the state dict)"
+                )
+            others = [repr(k)[:60] for k in content if k not in tensors]
+            notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
+            content = tensors
+            break
+        others = [repr(k)[:60] for k in content if k != key]
+        place.append(key)
+        passed = f"; passed over: {one_line(', '.join(others), 200)}" if others else ""
+        notes.append(f"a checkpoint: its key {'/'.join(place)!r} was used{passed}")
+        content = content[key]
+    return content, tuple(notes)
+
+
+def _is_state(content: Mapping[Any, Any]) -> bool:
+    return all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items())
+
+
+def _key_of(content: Mapping[Any, Any]) -> str | None:
+    good = [key for key, value in content.items() if isinstance(key, str) and _holds_model(value)]
+    return next((key for key in KEYS if key in good), good[0] if len(good) == 1 else None)
+
+
+def _holds_model(value: object, depth: int = 3) -> bool:
+    if isinstance(value, nn.Module):
+        return True
+    if not isinstance(value, dict) or not value:
+        return False
+    if any(isinstance(inner, Tensor) for inner in value.values()) and all(isinstance(key, str) for key in value):
+        return True
+    return depth > 0 and any(key in value and _holds_model(value[key], depth - 1) for key in KEYS)
+
+
+def fitting(state: dict[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """A state dict without the prefix that keeps it from fitting its network, and what was taken off.
+
+    Args:
+        state: the state dict.
+        wanted: the names in the network.
+    """
+    taken, known = "", {key.partition(".")[0] for key in wanted}
+    while state and not known & {key.partition(".")[0] for key in state}:
+        prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in state)), None)
+        if prefix is None:
+            break
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+        taken += prefix
+    return state, (f"the prefix {taken!r} was taken off every name",) if taken else ()
