@@ -50,6 +50,10 @@ class Execution:
 EXECUTIONS: dict[str, Execution] = {}
 """By name.  The modules of ``construct.execution`` enter themselves here, so this module need not know them."""
 
+TRACING: "list[Callable[[MHSA, Tensor, ConvGeometry], Tensor | None]]" = []
+"""What ``torch.compile`` and ``torch.export`` trace instead of an execution, if it can be; entered by
+:mod:`construct.execution.traced`."""
+
 _MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
 
 
@@ -311,9 +315,9 @@ class MHSA(nn.Module):
             leading = 2 if batched else 1  # torch takes the spatial size, or the whole shape
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
-        execution = EXECUTIONS[self.execution]
-        grid = TokenGrid.of(geometry, size)
-        y = execution.run(self, x, grid).to(x.dtype)
+        y = TRACING[0](self, x, geometry) if torch.compiler.is_compiling() else None
+        if y is None:
+            y = EXECUTIONS[self.execution].run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
         y = y.contiguous(memory_format=_memory_format(x))
         return y if batched else y[0]
 

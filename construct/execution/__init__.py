@@ -6,7 +6,7 @@ A new execution is a module here that enters itself into ``EXECUTIONS``; the con
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution
-from construct.execution import axial, chunked, dense
+from construct.execution import axial, chunked, dense, traced
 from construct.execution.plan import axial_plan
 from construct.tokens import TokenGrid
 
@@ -36,4 +36,4 @@ EXECUTIONS["auto"] = Execution(
     _run, _memory, "axial wherever attention factorises, else dense while small, else chunked"
 )
 
-__all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense"]
+__all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense", "traced"]

@@ -1,0 +1,134 @@
+"""Attention of heads that are shifts, in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
+
+A trace sees tensors without numbers, so where the heads look has to be known before: a trace freezes it.  What is traced is
+the shift itself, for any spatial size: pad, take a strided slice for each head, multiply by its matrix.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from construct.attention import MHSA, TRACING, working_dtype
+from construct.execution.merging import is_identity
+from construct.execution.plan import plan_for
+from construct.geometry import ConvGeometry
+from construct.tokens import TokenGrid
+
+log = logging.getLogger(__name__)
+
+FROZEN = "frozen"
+"""The attribute in which the copy of a layer that is to be exported carries what is frozen; no other layer has it."""
+EXAMPLE = 64
+"""Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What a trace has to know of a layer beforehand.
+
+    Attributes:
+        starts: for each head, the token that output 0 sees, an axis each.
+        whole: the factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the identity; or "".
+    """
+
+    starts: tuple[tuple[int, ...], ...]
+    whole: str
+
+
+def freeze(layer: MHSA) -> Frozen:
+    """Read off where every head looks and which factor is the identity.
+
+    Raises:
+        ValueError: some head is no shift that stays on the grid for every size of input.
+    """
+    geometry = layer.geometry
+    if layer.has_content():
+        raise ValueError("MHSA: attention to content cannot be traced (its dense execution can only be run)")
+    size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
+    if geometry.transposed:
+        size = (EXAMPLE,) * geometry.dims
+    plan = plan_for(layer, TokenGrid.of(geometry, size))
+    starts = tuple(tuple(a + n for a, n in zip(geometry.anchor, delta, strict=True)) for delta in plan.deltas)
+    inside = all(0 <= t <= span for start in starts for t, span in zip(start, geometry.span, strict=True))
+    if plan.soft or not inside:
+        raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
+    whole = "w_val" if is_identity(layer.w_out) else "w_out" if is_identity(layer.w_val) else ""
+    return Frozen(starts, whole)
+
+
+@torch.compiler.assume_constant_result
+def _frozen_now(layer: MHSA) -> tuple[tuple[tuple[int, ...], ...], str] | None:
+    """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
+    try:
+        frozen = freeze(layer)
+    except ValueError as error:
+        log.warning("not compiled, run as it is: %s", error)
+        return None
+    _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
+    return frozen.starts, frozen.whole
+
+
+@lru_cache
+def _say_once(message: str) -> None:
+    log.warning(message)
+
+
+def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
+    """Eq. 3 with attention known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; None if it is not."""
+    frozen = layer.__dict__.get(FROZEN)
+    if frozen is None:
+        now = _frozen_now(layer)
+        if now is None:
+            return None
+        frozen = Frozen(*now)
+    dtype = working_dtype(x.dtype)
+    if frozen.whole and not (torch.is_grad_enabled() and getattr(layer, _other(frozen.whole)).requires_grad):
+        w = getattr(layer, frozen.whole).to(dtype)
+    else:
+        w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
+    tokens = padded(x.to(dtype), geometry)
+    seen = [_seen(tokens, start, geometry) for start in frozen.starts]
+    bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
+    _, groups, channels, width = w.shape
+    if channels == width == 1:  # depthwise: a product and a sum for each head, which a compiler fuses
+        y = sum((part * w[head].view(-1, *(1,) * geometry.dims) for head, part in enumerate(seen)), start=bias)
+        return y.to(x.dtype)
+    spatial = seen[0].shape[2:]
+    rows = torch.cat([part.unflatten(1, (groups, channels)).flatten(3) for part in seen], dim=2)  # (B, g, heads·C, T)
+    matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
+    y = torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, spatial)
+    return (y + bias).to(x.dtype)
+
+
+def _other(factor: str) -> str:
+    return "w_out" if factor == "w_val" else "w_val"
+
+
+def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
+    """The padded grid in traceable operations: (B, C, *n) → (B, C, *tokens)."""
+    for axis, stuff in enumerate(geometry.stuffing, start=2):
+        if stuff > 1:  # zeros after every input, and those after the last taken off again
+            x = nn.functional.pad(x.unsqueeze(axis + 1), (0, 0) * (x.dim() - axis - 1) + (0, stuff - 1)).flatten(
+                axis, axis + 1
+            )
+            x = x.narrow(axis, 0, x.shape[axis] - (stuff - 1))
+    pads = [n for pair in reversed(geometry.pads) for n in pair]
+    if not any(pads):
+        return x
+    return nn.functional.pad(x, pads, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
+
+
+def _seen(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
+    """What one head sees: a strided slice of the tokens."""
+    for axis, (t, span, step) in enumerate(zip(start, geometry.span, geometry.query_stride, strict=True), start=2):
+        length = tokens.shape[axis] - span  # token positions from which the whole kernel fits
+        tokens = tokens.narrow(axis, t, length)
+        if step > 1:
+            tokens = tokens[(slice(None),) * axis + (slice(None, None, step),)]
+    return tokens
+
+
+TRACING.append(run)

@@ -1,0 +1,239 @@
+"""Out into other formats: the same function, at sizes not seen at export, and nothing of this project needed to run it."""
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors import safe_open
+from safetensors.torch import load as load_tensors
+from torch import nn
+from truths import excess
+
+import verify
+from construct import conv_to_mhsa, convert
+from construct.attention import MHSA
+from construct.errors import BadModelFile
+from construct.execution import traced
+from construct.export import GEOMETRY, layers_of, to_onnx, to_pt2, to_safetensors
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+
+def network() -> nn.Module:
+    """Stride, groups, depthwise, a transposed layer, and padding that copies."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, (1, 3), padding=(0, 2), padding_mode="circular", groups=2),
+        nn.Conv2d(4, 4, 2, padding="same", groups=4),
+        nn.ConvTranspose2d(4, 2, 2, stride=2),
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def pt2() -> bytes:
+    content, static = to_pt2(convert(network()), (3, 16, 20))
+    assert static == ()
+    return content
+
+
+def fixed() -> nn.Module:
+    """Its linear layer wants one size."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 7, 2)).eval()
+
+
+def within_rounding(found: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=2e-6)
+
+
+def safetensors_of(layer: nn.Module, path: Any) -> tuple[dict[str, torch.Tensor], str]:
+    path.write_bytes(to_safetensors(layer))
+    with safe_open(path, "pt") as file:
+        return load_tensors(path.read_bytes()), file.metadata()[GEOMETRY]
+
+
+def test_pt2_computes_the_network_at_any_size(pt2: bytes):
+    program = torch.export.load(io.BytesIO(pt2)).module()
+    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            within_rounding(program(x), network()(x))
+
+
+def test_onnx_computes_the_network_at_any_size():
+    content, static = to_onnx(convert(network()), (3, 16, 20))
+    assert static == ()
+    graph = onnx.load_from_string(content).graph
+    assert not {node.op_type for node in graph.node} & {"Conv", "ConvTranspose"}
+    session = onnxruntime.InferenceSession(content)
+    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
+        x = torch.randn(shape)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            within_rounding(np.asarray(found), network()(x))
+
+
+def test_axes_that_the_network_fixes_are_named():
+    content, static = to_pt2(convert(fixed()), (2, 7))
+    assert static == ("axis 1",)
+    program = torch.export.load(io.BytesIO(content)).module()
+    x = torch.randn(5, 2, 7)
+    with torch.no_grad():
+        within_rounding(program(x), fixed()(x))
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=60))
+def test_what_is_traced_computes_the_convolution(case: Case):
+    """Every geometry, within the rounding bound; integers bit for bit.  (Here it runs untraced, as ordinary tensor code.)"""
+    if case.x.dim() != case.conv.weight.dim() or not len(case.x):
+        return
+    layer = conv_to_mhsa(case.conv)
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    with torch.no_grad():
+        found = traced.run(layer, case.x, layer.geometry)
+    assert found is not None
+    assert excess(case.conv, layer, case.x, found) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+
+
+@pytest.mark.deep
+@settings(max_examples=EXAMPLES // 4)
+@given(cases(tokens=60))
+def test_every_geometry_can_be_exported(case: Case):
+    if case.x.dim() != case.conv.weight.dim() or not len(case.x):
+        return  # unbatched calls and empty batches are not what is exported
+    layer = conv_to_mhsa(case.conv)
+    content, _ = to_pt2(layer, tuple(case.x.shape[1:]))
+    with torch.no_grad():
+        found = torch.export.load(io.BytesIO(content)).module()(case.x)
+    assert excess(case.conv, layer, case.x, found) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+
+
+def test_a_pt2_file_needs_torch_alone(tmp_path, pt2: bytes):
+    """Loaded and run in a process that cannot import this project."""
+    path = tmp_path / "net.pt2"
+    path.write_bytes(pt2)
+    code = f"""
+import sys
+class No:
+    def find_spec(self, name, *_):
+        if name.split('.')[0] in ('construct', 'verify'):
+            raise ImportError(name)
+sys.meta_path.insert(0, No())
+import torch
+print(tuple(torch.export.load({str(path)!r}).module()(torch.ones(1, 3, 18, 22)).shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.strip().startswith("(1, 2,"), done.stderr
+
+
+def test_a_pt2_file_keeps_all_eight_tensors():
+    """Exported weights can still be certified."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    program = torch.export.load(io.BytesIO(to_pt2(layer, (2, 8, 8))[0]))
+    again = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
+    again.load_state_dict(program.state_dict)
+    ours, theirs = (verify.certify(conv, found, grid=(8, 8)) for found in (again, layer))
+    assert ours.verdict.name == "PROVED"
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_safetensors_give_the_layer_back(tmp_path, encoding: str):
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
+    layer = conv_to_mhsa(conv, encoding=encoding)
+    again = layers_of(*safetensors_of(layer, tmp_path / "layer.safetensors"))
+    assert isinstance(again, MHSA)
+    x = torch.randn(1, 4, 9, 9).bfloat16()
+    assert torch.equal(again(x), layer(x))
+    ours, theirs = (verify.certify(conv, found, grid=(9, 9)) for found in (again, layer))
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+def test_safetensors_of_a_network_give_every_layer_back_at_its_place(tmp_path):
+    converted = convert(nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv1d(2, 2, 1))))
+    again = layers_of(*safetensors_of(converted, tmp_path / "net.safetensors"))
+    x = torch.randn(1, 2, 4)
+    assert [path for path, module in again.named_modules() if isinstance(module, MHSA)] == ["0", "2.0"]
+    assert torch.equal(again.get_submodule("2.0")(x), converted.get_submodule("2.0")(x))
+
+
+def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
+    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv2d(2, 2, 3)), tmp_path / "layer.safetensors")
+    for changed in (
+        metadata.replace('"groups": 1', '"groups": 2'),
+        metadata.replace("MHSA", "Conv2d"),
+        "[]",
+        "{",
+        "{}",
+    ):
+        if changed == "{}":
+            assert not list(layers_of(tensors, changed).children())
+            continue
+        with pytest.raises(BadModelFile, match="do not fit"):
+            layers_of(tensors, changed)
+    with pytest.raises(BadModelFile, match="do not fit"):
+        layers_of({name: t for name, t in tensors.items() if name != "v"}, metadata)
+
+
+def test_what_cannot_be_traced_is_named():
+    net = nn.Sequential(nn.ReLU(), conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=1.0))
+    with pytest.raises(ValueError, match=r"^1: MHSA: a head that is no shift"):
+        to_pt2(net, (1, 9))
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
+    with torch.no_grad():
+        layer.u.fill_(1)
+        layer.w_key.fill_(1)
+    with pytest.raises(ValueError, match=r"^the layer: MHSA: attention to content"):
+        to_pt2(layer, (1, 9))
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_network_compiles_whole_and_its_gradients_are_right():
+    """No graph break; one trace serves many sizes."""
+    torch._dynamo.reset()
+    original = nn.Sequential(nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4))
+    converted = convert(original)
+    compiled = torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=True)
+    for shape in ((2, 3, 16, 20), (3, 3, 26, 22)):
+        x = torch.randn(shape)
+        within_rounding(compiled(x).detach(), original(x).detach())
+    x = torch.randn(2, 3, 16, 20)
+    parameters = [p for p in converted.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(compiled(x).square().sum(), parameters)
+    theirs = torch.autograd.grad(converted(x).square().sum(), parameters)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCaptureFixture):
+    traced._say_once.cache_clear()
+    for alpha, words in ((1024.0, "compile again after editing"), (1.0, "not compiled, run as it is")):
+        torch._dynamo.reset()
+        layer = conv_to_mhsa(nn.Conv1d(2, 2, 3), alpha=alpha)
+        x = torch.randn(1, 2, 9)
+        compiled = torch.compile(layer, backend="eager")
+        torch.testing.assert_close(compiled(x), layer(x))
+        assert words in caplog.text
