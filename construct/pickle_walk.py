@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 MOST_STEPS = 3_000_000
 MOST_EXPANDED = 2**26
 """Elements that tensors may have beyond those that are stored (a stride of 0 repeats them)."""
+LONGEST_TEXT = 2**26
+"""Bytes of one text."""
 DEEPEST, MOST_LEAVES = 500, 10**7
 """Of lists, tuples and dicts inside each other, counted as if nothing were shared."""
 
@@ -100,6 +102,8 @@ class Walker:
         read, stack, outer, memo = file.read, [], [], {}
 
         def exactly(count: int) -> bytes:
+            if count > LONGEST_TEXT:  # to ask a file for that much would take the memory before it is known to be there
+                raise Odd(f"its pickle has a text of {count} bytes")
             data = read(count)
             if len(data) != count:
                 raise Odd("its pickle ends too early")

@@ -18,7 +18,7 @@ from torch import nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
-from construct.pickle_walk import KNOWN, MOST_STEPS
+from construct.pickle_walk import KNOWN, LONGEST_TEXT, MOST_STEPS
 from construct.plain_text import described, shown
 
 ZIP = b"PK\x03\x04"
@@ -111,13 +111,28 @@ def names_in(file: BinaryIO) -> tuple[set[str], set[str]]:
         if file.read(4) == ZIP:
             archive = stack.enter_context(zipfile.ZipFile(file))
             record = next(member for member in archive.namelist() if member.endswith("/data.pkl"))
-            stream, pickles = stack.enter_context(archive.open(record)), 1
+            stream, pickles = _Within(stack.enter_context(archive.open(record))), 1  # type: ignore[arg-type]
         else:
             file.seek(0)
-            stream, pickles = file, 4  # old files: magic number, protocol, system, and then the object
+            stream, pickles = _Within(file), 4  # old files: magic number, protocol, system, and then the object
         for _ in range(pickles):
             _walk(stream, globals_found, texts)
     return globals_found, texts
+
+
+class _Within:
+    """A file that is never asked for more than a text may have: a read takes the memory before it knows what is there."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+
+    def read(self, count: int) -> bytes:
+        if count > LONGEST_TEXT:
+            raise EOFError
+        return self.file.read(count)
+
+    def readline(self) -> bytes:
+        return self.file.readline(LONGEST_TEXT)
 
 
 def _walk(stream: Any, globals_found: set[str], texts: set[str]) -> None:

@@ -1,0 +1,114 @@
+"""Mutated files of every readable format, in a bounded process: one line of refusal or a module, never anything else."""
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from construct.errors import BadModelFile
+from construct.files import read
+
+ROOT = Path(__file__).parents[1]
+PAYLOAD = b"cposix\nsystem\n(X\x0a\0\0\0touch tracetR0"
+"""Pickled instructions that would make a file, and leave nothing on the stack."""
+
+
+def seeds() -> dict[str, bytes]:
+    """A well-behaved file of every format."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2))
+    found = {}
+    for name, content in (
+        ("module", model),
+        ("state", model.state_dict()),
+        ("wrapped", {"state_dict": model.state_dict()}),
+    ):
+        file = BytesIO()
+        torch.save(content, file)
+        found[name] = file.getvalue()
+    file = BytesIO()
+    torch.save(model.state_dict(), file, _use_new_zipfile_serialization=False)
+    return found | {"legacy": file.getvalue(), "safetensors": save(model.state_dict())}
+
+
+def changed(data: bytes, rng: random.Random) -> bytes:
+    """Some bytes flipped, cut, repeated, swapped for telling ones, or a payload put in."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, kind = rng.randrange(max(1, len(out))), rng.randrange(6)
+        if kind == 0:
+            out[at : at + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            out[at : at + rng.randrange(1, 20)] = b""
+        elif kind == 2:
+            out[at:at] = out[at : at + rng.randrange(1, 40)]
+        elif kind == 3:
+            out[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f"))
+        elif kind == 4:
+            out[at:at] = PAYLOAD
+        else:
+            out[at : at + 1] = rng.choice([b"R", b"b", b"\x81", b"(", b"t", b"0", b"N", b")", b"]", b"}", b"\x93"])
+    return bytes(out)
+
+
+def mutated(name: str, data: bytes, rng: random.Random, repaired: bool) -> bytes:
+    """A mutation; repaired, it still passes the container's own check."""
+    if not repaired:
+        return changed(data, rng)
+    if name == "safetensors":
+        length = int.from_bytes(data[:8], "little")
+        header = changed(data[8 : 8 + length], rng)
+        return len(header).to_bytes(8, "little") + header + data[8 + length :]
+    if name == "legacy":
+        cut = rng.randrange(len(data) // 2)
+        return data[:cut] + changed(data[cut:], rng)
+    out = BytesIO()
+    with zipfile.ZipFile(BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as again:
+        for entry in archive.infolist():
+            content = archive.read(entry)
+            again.writestr(entry.filename, changed(content, rng) if entry.filename.endswith("data.pkl") else content)
+    return out.getvalue()
+
+
+def fuzz(count: int, seed: int, folder: Path) -> None:
+    """Read that many mutated files, in this process, with little memory and little time."""
+    torch.set_num_threads(1)
+    originals, rng = seeds(), random.Random(seed)
+    os.chdir(folder)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))
+    place, read_whole = Path("mutated.bin"), 0
+    for number in range(count):
+        name = rng.choice(list(originals))
+        place.write_bytes(mutated(name, originals[name], rng, repaired=number % 2 == 1))
+        try:
+            read(place)
+            read_whole += 1
+        except BadModelFile as error:
+            if not str(error).isprintable():
+                raise AssertionError(repr(error)) from error
+    place.unlink()
+    assert not list(Path.cwd().iterdir()), "a payload ran"
+    sys.stdout.write(f"{count} files, {read_whole} still models\n")
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.deep)])
+def test_mutated_files_are_refused_in_one_line(count: int, tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from tests.test_fuzz import fuzz; fuzz({count}, {count}, Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30 + count / 20, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    assert done.stdout.startswith(f"{count} files, ")
