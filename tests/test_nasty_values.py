@@ -1,0 +1,156 @@
+"""Numbers to survive: not finite, huge, subnormal, zero, all alike, and images so large that positions are.
+
+The numbers are those of the list of nasty inputs.  Rows that other files show too:
+
+43 weights that are not finite: test_networks (nan, infinite, nan_bias), test_command_line (nothing_can_be_converted)
+43 a check that a NaN fails: test_comparison (compare_never_hides_what_is_not_finite)
+45 overflow: test_attacks (scores_that_overflow_are_undecided), test_propagation (overflow_is_undecided_by_name)
+46 underflow: test_comparison (products_that_underflow_are_in_the_bound), test_attacks (flushing_to_zero_is_noticed)
+48 heads alike: test_attention (editing_v_by_hand_moves_the_head), test_counterexamples (aliased_taps_cannot_refute)
+49 large images: test_aims (scores_are_off_by_no_more_than_their_rounding)
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import verify
+from construct import conv_to_mhsa
+from verify.comparison import discrepancy
+from verify.sampling import check_call, check_outputs
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+def pair(fill: float | None = None) -> tuple[Any, Any]:
+    """A convolution, its weights all of one value if one is given, and its attention layer."""
+    torch.manual_seed(3)
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    if fill is not None:
+        nn.init.constant_(conv.weight, fill)
+    return conv, conv_to_mhsa(conv)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_row_43_an_output_that_is_not_a_number_never_passes(value: float) -> None:
+    conv, layer = pair()
+    x = noise(1, 2, 6, 7)
+    with torch.no_grad():
+        expected = conv(x)
+    found = expected.clone()
+    found[0, 1, 2, 3] = value
+    assert check_outputs(conv, layer, x, expected, found, "noise").verdict.name == "REFUTED"
+    assert not discrepancy(conv, x, expected, found).max_abs <= 1e30
+    assert check_outputs(conv, layer, x, found, expected, "noise").verdict.name == "UNDECIDED"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_row_44_inputs_that_are_not_finite_are_outside_of_the_claim(value: float) -> None:
+    conv, layer = pair()
+    x = noise(1, 2, 6, 7)
+    certificate = verify.certify(conv, layer, grid=(6, 7), input_bound=4.0)
+    assert any("inputs are finite" in line for line in certificate.assumptions)
+    x[0, 1, 2, 3] = value
+    check = check_call(conv, layer, x, "noise")
+    assert check.verdict.name == "UNDECIDED"
+    assert "not finite" in check.verdict.sentence
+    with pytest.raises(ValueError, match=r"bound"):
+        verify.certify(conv, layer, grid=(6, 7), input_bound=math.inf)
+
+
+@pytest.mark.parametrize("pixel", [1e30, -1e38])
+def test_row_45_one_huge_pixel_is_held_against_a_bound_that_scales(pixel: float) -> None:
+    conv, layer = pair()
+    x = noise(1, 2, 6, 7)
+    x[0, 1, 2, 3] = pixel
+    check = check_call(conv, layer, x, "noise")
+    assert check.verdict.name == "CHECKED"
+    assert 0 < check.ratio <= 1
+    with torch.no_grad():
+        layer.w_out[[0, 1]] = layer.w_out[[1, 0]]  # and the bound is no excuse for a wrong layer
+    assert check_call(conv, layer, x, "noise").verdict.name == "REFUTED"
+
+
+def test_row_45_sums_that_overflow_are_not_certified() -> None:
+    conv, layer = pair(3e38)
+    with pytest.raises(ValueError, match=r"beyond the largest float32.*lower the input bound"):
+        verify.certify(conv, layer, grid=(6, 7), input_bound=4.0)
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=2.0**-8).verdict.name == "PROVED"
+    assert check_call(conv, layer, noise(1, 2, 6, 7) * 10, "noise").verdict.name == "UNDECIDED"
+
+
+@pytest.mark.parametrize("scales", [(1e-42, 1.0), (1.0, 1e-41), (1e-20, 1e-22)], ids=["weights", "inputs", "products"])
+def test_row_46_subnormal_numbers(scales: tuple[float, float]) -> None:
+    conv, _ = pair()
+    with torch.no_grad():
+        conv.weight.mul_(scales[0])
+        conv.bias.zero_()
+    layer = conv_to_mhsa(conv)
+    x = noise(1, 2, 6, 7) * scales[1]
+    check = check_call(conv, layer, x, "noise")
+    assert check.verdict.name == "CHECKED"
+    assert float(conv(x).detach().abs().max()) > 0
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=scales[1] * 8).verdict.name == "PROVED"
+
+
+def test_row_46_flushing_is_an_assumption_of_the_certificate() -> None:
+    conv, layer = pair()
+    certificate = verify.certify(conv, layer, grid=(6, 7), input_bound=1.0)
+    assert any("nothing is flushed to zero" in line for line in certificate.assumptions)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_row_47_zeros_of_either_sign_are_equal_as_numbers(zero: float) -> None:
+    conv, layer = pair(zero)
+    nn.init.constant_(conv.bias, -0.0)
+    layer = conv_to_mhsa(conv)
+    check = check_call(conv, layer, noise(2, 2, 6, 7), "noise")
+    assert (check.verdict.name, check.discrepancy.max_abs) == ("CHECKED", 0.0)
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
+
+
+def test_row_48_heads_of_one_kernel_are_told_apart_by_where_they_look() -> None:
+    conv, layer = pair(0.5)
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
+    assert len({tuple(tau) for tau in layer.centres()[1].tolist()}) == 9
+    with torch.no_grad():
+        layer.v[:2] = layer.v[[1, 0]]  # which of two equal kernels looks where makes no difference
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
+    with torch.no_grad():
+        layer.v[0] = layer.v[1]  # two heads at one place are another function
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "REFUTED"
+
+
+def test_row_48_heads_of_rank_0() -> None:
+    conv, _ = pair()
+    with torch.no_grad():
+        conv.weight[..., 1, :] = 0
+    layer = conv_to_mhsa(conv, head_dim="rank")
+    assert torch.equal(layer.weight, conv.weight)
+    assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
+
+
+def test_row_49_a_certificate_names_its_largest_grid_and_stops_where_scores_round() -> None:
+    conv, layer = pair()
+    certificate = verify.certify(conv, layer, grid=(2048, 2048), input_bound=1.0)
+    assert certificate.verdict.name == "PROVED"
+    assert "up to (2048, 2048)" in str(certificate)
+    line = nn.Conv1d(1, 1, 2)
+    too_large = verify.certify(line, conv_to_mhsa(line), grid=(3 * 10**7,), input_bound=1.0)
+    assert too_large.verdict.name == "UNDECIDED"
+    assert "does not beat the rounding of the scores" in too_large.verdict.sentence
+
+
+def test_row_49_every_head_finds_its_pixel_across_a_long_image() -> None:
+    """At n = 4096 the logits reach α·n² = 1.7e10, and a float32 could not tell neighbours apart."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    x = noise(1, 1, 4096)
+    for execution in ("chunked", "axial"):
+        layer.execution = execution
+        assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"
