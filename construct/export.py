@@ -1,4 +1,4 @@
-"""Converted networks in the formats that people use: safetensors, ``.pt2`` and ONNX.
+"""Converted networks as programs that run without this project: ``.pt2`` and ONNX.
 
 A ``.pt2`` or ONNX file holds plain tensor operations, and runs without this project: each head is a strided slice of the
 padded tokens times its matrix.  Where the heads look is frozen in it.
@@ -6,85 +6,18 @@ padded tokens times its matrix.  Where the heads look is frozen in it.
 
 import copy
 import io
-import json
 import logging
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile
 from construct.execution.traced import FROZEN, freeze
-from construct.geometry import ConvGeometry
-from construct.network import every_module
-from construct.weights import NAMES, MHSAWeights
-
-GEOMETRY = "geometry"
-"""The key of the metadata of a safetensors file under which the geometry of its layers stands, as JSON."""
-
-
-def to_safetensors(model: nn.Module) -> bytes:
-    """Every tensor of a network's state dict, with the geometry of its attention layers in the metadata.
-
-    Returns:
-        The content of a safetensors file.
-    """
-    from safetensors.torch import save
-
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, MHSA)}
-    # Tied tensors are written once for each name: the format has no notion of sharing.
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
-    return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})
-
-
-def stated(layer: MHSA) -> dict[str, Any]:
-    """What has to be known of a layer beside its tensors, in JSON's types."""
-    geometry = {"kind": "MHSA", **asdict(layer.geometry)}
-    return geometry if layer.radix is None else geometry | {"radix": list(layer.radix)}
-
-
-def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
-    """The attention layers of a safetensors file, from :func:`to_safetensors`.
-
-    Args:
-        tensors: by name.
-        metadata: the JSON of its geometry.
-
-    Returns:
-        The layer itself if the file holds just one, without a name; else modules nested as the names say, which hold every
-        attention layer at its place (and nothing else: what lies between layers, a file of tensors does not say).
-
-    Raises:
-        BadModelFile: geometry and tensors do not fit together.
-    """
-    try:
-        root = nn.Module()
-        for path, fields in json.loads(metadata).items():
-            fields = dict(fields)
-            if fields.pop("kind") != "MHSA":
-                raise ValueError(f"{path!r} is no attention layer")
-            radix = fields.pop("radix", None)
-            for name, value in fields.items():
-                fields[name] = tuple(value) if isinstance(value, list) else value
-            own = {name: tensors[f"{path}.{name}" if path else name] for name in NAMES}
-            layer = MHSA(ConvGeometry(**fields), MHSAWeights(**own), radix=None if radix is None else tuple(radix))
-            if not path:
-                return layer
-            place = root
-            *outer, last = path.split(".")
-            for name in outer:
-                if name not in dict(place.named_children()):
-                    place.add_module(name, nn.Module())
-                place = place.get_submodule(name)
-            place.add_module(last, layer)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error
-    return root
+from construct.walk import every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
@@ -103,7 +36,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     return found
 
 
-def exported(model: nn.Module, input_size: Sequence[int]) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
     """The network as a program of plain tensor operations, for any batch and any spatial size that it allows.
 
     Args:
@@ -117,8 +50,7 @@ def exported(model: nn.Module, input_size: Sequence[int]) -> tuple[torch.export.
         ValueError: some layer cannot be traced, or the network itself cannot be.
     """
     network = frozen_copy(model)
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    example = torch.ones(2, *input_size, dtype=dtype)
+    example = torch.ones(2, *input_size, dtype=_dtype(network))
     free = torch.export.Dim.AUTO
     try:
         with warnings.catch_warnings(), torch.no_grad(), _quiet():
@@ -150,34 +82,81 @@ class _quiet:
         logging.getLogger("torch").setLevel(self.level)
 
 
-def to_pt2(model: nn.Module, input_size: Sequence[int]) -> tuple[bytes, tuple[str, ...]]:
-    """The content of a ``.pt2`` file, which ``torch.export.load`` reads without this project; and the axes that are fixed.
+@dataclass(frozen=True)
+class Program:
+    """A network in a file that runs without this project.
+
+    Attributes:
+        content: of the file.
+        fixed: the axes of the input that had to stay as in the example ("batch", "axis 1", ...).
+        difference: the greatest difference from the converted network on a random input, run from these very bytes; None
+            where nothing can run them.
+    """
+
+    content: bytes
+    fixed: tuple[str, ...]
+    difference: float | None
+
+    def notes(self) -> Iterator[str]:
+        """What people should know of it."""
+        if self.fixed:
+            yield f"the program takes only inputs of the size of the example along: {', '.join(self.fixed)}"
+        if self.difference is not None:
+            yield f"the program, run from its file, differs by at most {self.difference:.2g} on a random input"
+
+
+def to_pt2(model: nn.Module, input_size: Sequence[int]) -> Program:
+    """The network as a ``.pt2`` file, which ``torch.export.load`` reads without this project.
 
     Raises:
         ValueError: as :func:`exported`.
     """
     program, static = exported(model, input_size)
     stream = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         torch.export.save(program, stream)
-    return stream.getvalue(), static
+        again = torch.export.load(io.BytesIO(stream.getvalue())).module()  # our own file, made just now
+    return Program(stream.getvalue(), static, _difference(model, input_size, again))
 
 
-def to_onnx(model: nn.Module, input_size: Sequence[int]) -> tuple[bytes, tuple[str, ...]]:
-    """The content of an ONNX file, and the axes that are fixed.
+def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
+    """The network as an ONNX file; run once with onnxruntime, if that is there.
 
     Raises:
         ValueError: as :func:`exported`; or a package is missing.
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise ValueError(f"ONNX needs {' and '.join(missing)} (pip install onnx onnxscript)")
+        raise ValueError(
+            f"ONNX takes packages that are not there: {', '.join(missing)} (pip install {' '.join(missing)})"
+        )
     program, static = exported(model, input_size)
+    stream = io.BytesIO()
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
-    assert made is not None
-    stream = io.BytesIO()
-    made.save(stream)  # type: ignore[arg-type]
-    return stream.getvalue(), static
+        assert made is not None
+        made.save(stream)  # type: ignore[arg-type]
+    content, difference = stream.getvalue(), None
+    if find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(content)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+        difference = _difference(model, input_size, run)
+    return Program(content, static, difference)
+
+
+def _difference(model: nn.Module, input_size: Sequence[int], program: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    network = copy.deepcopy(model).eval()
+    x = torch.randn(2, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return float((program(x).double() - network(x).double()).abs().max())
+
+
+def _dtype(network: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)

@@ -25,6 +25,7 @@ from construct.checkpoints import unwrap
 from construct.containers import check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
+from construct.layer_files import GEOMETRY, layers_of
 from construct.network import every_module
 from construct.pickle_walk import Odd, walk_bytes, walk_legacy
 from construct.pickles import allowing, foreign_names, imported
@@ -68,7 +69,8 @@ def load(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
         trust: whether the file may run code of its own.
 
     Returns:
-        The module, on the CPU.
+        The module, on the CPU.  Of a safetensors file that this project wrote: the attention layer, or, of a network, every
+        attention layer at its place.
 
     Raises:
         BadModelFile: there is no such file, it is no model, it is damaged, it holds classes that are not allowed, or it is
@@ -77,9 +79,14 @@ def load(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
     found = read(path, allow=allow, trust=trust)
     for note in found.notes:
         log.warning("%s: %s", shown(str(path)), note)
-    if not isinstance(found.content, nn.Module):
+    if isinstance(found.content, nn.Module):
+        return found.content
+    if GEOMETRY not in found.metadata:
         raise BadModelFile(f"{shown(str(path))}: {NEEDS_ARCHITECTURE}")
-    return found.content
+    try:
+        return layers_of(found.content, found.metadata[GEOMETRY])
+    except BadModelFile as error:
+        raise BadModelFile(f"{shown(str(path))}: {one_line(error)}") from error
 
 
 def regular_file(path: str | os.PathLike[str]) -> Path:

@@ -16,9 +16,11 @@ from construct.architecture import module_from_file, named_module, with_state
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
+from construct.export import to_onnx, to_pt2
 from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
 from construct.judging import Checkers, judged
 from construct.kernels import from_kernels, given
+from construct.layer_files import to_safetensors
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from construct.options import parse
 from construct.plain_text import described, one_line, shown
@@ -28,6 +30,9 @@ from construct.table import NetworkRow, Report, network_dict, print_json, print_
 from construct.terminal import progress, undisturbed
 from construct.ties import untied
 from construct.writing import check_destination, write
+
+Content = nn.Module | dict[str, Tensor] | bytes
+"""What a file is made of: a module or state dict for torch.save, or bytes as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,11 +102,13 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
         layers, network = judged(model, converted, pairs, options, checkers, advance)
     verdicts = [row.verdict for row in layers]
+    told: tuple[str, ...] = ()
     writable = bool(layers) and not any(verdict.name == "REFUTED" for verdict in verdicts)
     if writable:
         # Kernels alone come out as modules: a state dict would lose the geometry again.
-        whole = isinstance(source.content, nn.Module) or given(options)
-        _write(converted if whole else converted.state_dict(), output)
+        whole = isinstance(source.content, nn.Module) or bool(given(options))
+        content, told = _content(converted, whole, options)
+        _write(content, output)
         if document is not None:
             certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
             _write_document(checkers.documents, document, certificates, source, output, network)
@@ -118,14 +125,31 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
         samples=options.samples,
         seed=options.seed,
-        notes=(*source.notes, *assumed),
+        notes=(*source.notes, *assumed, *told),
         output=output if writable else None,
         document=document if writable else None,
         exit_code=0 if good else 1,
     )
 
 
-def _write(content: nn.Module | dict[str, Tensor], output: Path) -> None:
+def _content(
+    converted: nn.Module, whole: bool, options: Namespace
+) -> tuple[nn.Module | dict[str, Tensor] | bytes, tuple[str, ...]]:
+    """What is to be written, in the format that was asked for, and what there is to say of it."""
+    if options.format == "pt":
+        return converted if whole else converted.state_dict(), ()
+    if options.format == "safetensors":
+        return to_safetensors(converted), ()
+    try:
+        program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
+    except ValueError as error:
+        raise BadModelFile(
+            f"{shown(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
+        ) from error
+    return program.content, tuple(program.notes())
+
+
+def _write(content: Content, output: Path) -> None:
     try:
         write(content, output)
     except OSError as error:

@@ -10,6 +10,7 @@ from construct import demo
 from construct.attention import EXECUTIONS
 from construct.errors import BadModelFile
 from construct.geometry import PADDING_MODES
+from construct.plain_text import shown
 
 EXIT_CODES = """exit codes:
   0    every layer is PROVED (or CHECKED, with --no-certify)
@@ -24,6 +25,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadModelFile(f"{message} (--help lists the options)")
+
+
+FORMATS = ("pt", "safetensors", "pt2", "onnx")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -43,15 +47,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
         options.model = demo.PATH
         options.input_size = options.input_size or demo.INPUT_SIZE
-        options.output = options.output or Path(demo.PATH.stem + ".mhsa.pt")
+        options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
     else:
-        options.output = options.output or _beside(options.model)
+        options.output = options.output or _beside(options.model, options.format or "pt")
     if isinstance(options.padding, list) and {"same", "valid"} & set(options.padding):
         if len(options.padding) > 1:
             raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
         options.padding = options.padding[0]
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
+    options.format = _format(options)
     return options
 
 
@@ -73,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         help="torch.save or safetensors: a module, a state dict or a checkpoint",
     )
     add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
+    add(
+        "--format",
+        choices=FORMATS,
+        help="of the output: pt, a file of torch.save; safetensors, tensors and geometry; pt2 and onnx, programs that run "
+        "without this project (default: as OUT ends, else pt)",
+    )
     network = parser.add_mutually_exclusive_group()
     network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
     network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
@@ -141,10 +152,26 @@ def _natural(text: str) -> int:
     return number
 
 
-def _beside(model: Path) -> Path:
+def _beside(model: Path, ending: str) -> Path:
     """``model.pt`` → ``model.mhsa.pt``, in the same folder."""
-    stem = model.stem if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl") else model.name
-    return model.with_name(f"{stem}.mhsa.pt")
+    stem = model.stem if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors") else model.name
+    return model.with_name(f"{stem}.mhsa.{ending}")
+
+
+def _format(options: argparse.Namespace) -> str:
+    """The format of the output: as asked for, else as its name ends.
+
+    Raises:
+        BadModelFile: the two contradict each other, or a program is wanted without the size of an input.
+    """
+    ending = options.output.suffix[1:]
+    told = options.format or (ending if ending in FORMATS else "pt")
+    name = shown(str(options.output))
+    if ending in FORMATS and ending != told:
+        raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {told} (make them agree)")
+    if told in ("pt2", "onnx") and not options.input_size:
+        raise BadModelFile(f"{name}: a program takes the size of an input (give --input-size C S1 ... Sd)")
+    return told
 
 
 def _path(text: str) -> Path:

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import regular_file
+from construct.layer_files import to_safetensors
 from construct.pickles import allowing, foreign_names, names_in
 from construct.plain_text import described, one_line, shown
 from construct.weights import NAMES
@@ -24,26 +26,37 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: made of torch.nn classes and attention layers of this project.
-        path: of the file.
+        path: of the file.  One that ends in ``.safetensors`` holds the tensors and the geometry of the attention layers, and
+            nothing else of the module; any other is a file of torch.save.
 
     Raises:
-        BadModelFile: the module holds something that could not be read back safely.
+        BadModelFile: the module holds something that could not be read back safely; or the name is that of a program
+            (``.pt2``, ``.onnx``), which needs an input size: see :mod:`construct.export`.
         OSError: the file cannot be written.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
-    write(model, path)
+    suffix = Path(path).suffix
+    if suffix in (".pt2", ".onnx"):
+        raise BadModelFile(
+            f"{shown(str(path))}: {suffix} takes the size of an input (use construct.export.to_{suffix[1:]})"
+        )
+    write(to_safetensors(model) if suffix == ".safetensors" else model, path)
 
 
 def written_here(path: str | os.PathLike[str]) -> bool:
     """Whether a file is earlier output of this project: it names our layer, or its tensors bear our names.
 
-    Found by reading the pickle's instructions; nothing is carried out.
+    Found by reading the pickle's instructions, or by the names of our tensors in a file of another kind; nothing is carried
+    out.
     """
     try:
         with regular_file(path).open("rb") as file:
+            if Path(path).suffix in (".safetensors", ".pt2", ".onnx"):
+                content = mmap(file.fileno(), 0, access=ACCESS_READ)
+                return all(content.find(name.encode()) >= 0 for name in ("w_val", "w_out", "b_out"))
             found, texts = names_in(file)
-    except (OSError, BadModelFile):
+    except (OSError, ValueError, BadModelFile):
         return False
     ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in found
     return ours or all(any(text.rpartition(".")[2] == name for text in texts) for name in NAMES)
@@ -67,8 +80,6 @@ def check_destination(
         BadModelFile: it cannot, or it would replace the input or a foreign file.
     """
     name, path = shown(str(path)), Path(path)
-    if path.suffix in (".safetensors", ".onnx", ".pt2"):
-        raise BadModelFile(f"{name}: the output is a file of torch.save, not {path.suffix} (let its name end in .pt)")
     try:
         if path.exists():
             if path.samefile(source):
@@ -90,8 +101,9 @@ def check_destination(
     return path
 
 
-def write(content: nn.Module | dict[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Write a module or a state dict: into a new file beside ``path``, to the disk, and then in one step into place.
+def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLike[str]) -> None:
+    """Write a module or a state dict, or bytes as they are: into a new file beside ``path``, to the disk, and then in one
+    step into place.
 
     Raises:
         BadModelFile: the content could not be read back safely.
@@ -101,23 +113,12 @@ def write(content: nn.Module | dict[str, Tensor], path: str | os.PathLike[str]) 
     temporary = _temporary(path)
     try:
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b") as file:
-            stream = _Stream(file)
-            try:
-                torch.save(content, stream)  # type: ignore[arg-type]
-            except Exception as error:
-                if stream.failure is None:
-                    raise BadModelFile(f"{shown(str(path))}: cannot be saved: {described(error)}") from error
-            if stream.failure is not None:
-                raise stream.failure
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                _save_into(file, content, shown(str(path)))
             file.flush()
             os.fsync(file.fileno())
-            with allowing() as ours:
-                foreign = foreign_names(file, ours)
-        if foreign:
-            raise BadModelFile(
-                f"{shown(str(path))}: not saved, it could not be read back safely, for it holds "
-                f"{one_line(', '.join(foreign))} (save its state dict)"
-            )
         if path.exists():
             shutil.copymode(path, temporary)
         temporary.replace(path)
@@ -125,6 +126,26 @@ def write(content: nn.Module | dict[str, Tensor], path: str | os.PathLike[str]) 
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str) -> None:
+    """With torch.save, and make sure that it can be read back."""
+    stream = _Stream(file)
+    try:
+        torch.save(content, stream)  # type: ignore[arg-type]
+    except Exception as error:
+        if stream.failure is None:
+            raise BadModelFile(f"{name}: cannot be saved: {described(error)}") from error
+    if stream.failure is not None:
+        raise stream.failure
+    file.flush()
+    with allowing() as ours:
+        foreign = foreign_names(file, ours)
+    if foreign:
+        raise BadModelFile(
+            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(foreign))} "
+            "(save its state dict)"
+        )
 
 
 class _Stream:

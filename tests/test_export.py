@@ -17,11 +17,13 @@ from torch import nn
 from truths import excess
 
 import verify
-from construct import conv_to_mhsa, convert
+from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.execution import traced
-from construct.export import GEOMETRY, layers_of, to_onnx, to_pt2, to_safetensors
+from construct.export import to_onnx, to_pt2
+from construct.from_conv import main
+from construct.layer_files import GEOMETRY, layers_of, to_safetensors
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
@@ -42,9 +44,11 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def pt2() -> bytes:
-    content, static = to_pt2(convert(network()), (3, 16, 20))
-    assert static == ()
-    return content
+    program = to_pt2(convert(network()), (3, 16, 20))
+    assert program.fixed == ()
+    assert program.difference is not None
+    assert program.difference < 1e-5
+    return program.content
 
 
 def fixed() -> nn.Module:
@@ -72,11 +76,13 @@ def test_pt2_computes_the_network_at_any_size(pt2: bytes):
 
 
 def test_onnx_computes_the_network_at_any_size():
-    content, static = to_onnx(convert(network()), (3, 16, 20))
-    assert static == ()
-    graph = onnx.load_from_string(content).graph
+    program = to_onnx(convert(network()), (3, 16, 20))
+    assert program.fixed == ()
+    assert program.difference is not None
+    assert program.difference < 1e-5
+    graph = onnx.load_from_string(program.content).graph
     assert not {node.op_type for node in graph.node} & {"Conv", "ConvTranspose"}
-    session = onnxruntime.InferenceSession(content)
+    session = onnxruntime.InferenceSession(program.content)
     for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
         x = torch.randn(shape)
         (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
@@ -85,9 +91,9 @@ def test_onnx_computes_the_network_at_any_size():
 
 
 def test_axes_that_the_network_fixes_are_named():
-    content, static = to_pt2(convert(fixed()), (2, 7))
-    assert static == ("axis 1",)
-    program = torch.export.load(io.BytesIO(content)).module()
+    made = to_pt2(convert(fixed()), (2, 7))
+    assert made.fixed == ("axis 1",)
+    program = torch.export.load(io.BytesIO(made.content)).module()
     x = torch.randn(5, 2, 7)
     with torch.no_grad():
         within_rounding(program(x), fixed()(x))
@@ -116,9 +122,9 @@ def test_every_geometry_can_be_exported(case: Case):
     if case.x.dim() != case.conv.weight.dim() or not len(case.x):
         return  # unbatched calls and empty batches are not what is exported
     layer = conv_to_mhsa(case.conv)
-    content, _ = to_pt2(layer, tuple(case.x.shape[1:]))
+    made = to_pt2(layer, tuple(case.x.shape[1:]))
     with torch.no_grad():
-        found = torch.export.load(io.BytesIO(content)).module()(case.x)
+        found = torch.export.load(io.BytesIO(made.content)).module()(case.x)
     assert excess(case.conv, layer, case.x, found) <= 1
     if case.integers:
         assert torch.equal(found, case.conv(case.x))
@@ -146,7 +152,7 @@ def test_a_pt2_file_keeps_all_eight_tensors():
     """Exported weights can still be certified."""
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv)
-    program = torch.export.load(io.BytesIO(to_pt2(layer, (2, 8, 8))[0]))
+    program = torch.export.load(io.BytesIO(to_pt2(layer, (2, 8, 8)).content))
     again = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
     again.load_state_dict(program.state_dict)
     ours, theirs = (verify.certify(conv, found, grid=(8, 8)) for found in (again, layer))
@@ -237,3 +243,42 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
         compiled = torch.compile(layer, backend="eager")
         torch.testing.assert_close(compiled(x), layer(x))
         assert words in caplog.text
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """By --format or by the name; twice, because its own output is replaced; and a certificate beside each."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
+    torch.save(conv, "m.pt")
+    x = torch.randn(1, 2, 6, 6)
+    for options in (["--format", "safetensors"], ["-o", "m.pt2"], ["-o", "o.onnx", "--format", "onnx"]):
+        for _ in range(2):
+            assert main(["m.pt", "--input-size", "2", "6", "6", *options]) == 0, capsys.readouterr()
+    assert "differs by at most" in capsys.readouterr().out
+    layer = load("m.mhsa.safetensors").get_submodule("0")
+    program = torch.export.load("m.pt2").module()
+    session = onnxruntime.InferenceSession("o.onnx")
+    with torch.no_grad():
+        for found in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
+            within_rounding(found, conv(x))
+    assert verify.check("m.mhsa.json", "m.pt", "m.mhsa.safetensors") is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--format", "pt2"], "takes the size of an input"),
+        (["-o", "x.onnx", "--format", "pt"], "make them agree"),
+        (["--format", "hdf5"], "invalid choice"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Conv1d(1, 1, 1), "m.pt")
+    assert main(["m.pt", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pt"]

@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 ORDER = (
     *("demo", "errors", "plain_text", "room", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads"),
     *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
-    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "files", "writing"),
+    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "from_conv"),
 )

@@ -59,7 +59,6 @@ def freeze(layer: MHSA) -> Frozen:
     return Frozen(starts, whole)
 
 
-@torch.compiler.assume_constant_result
 def _frozen_now(layer: MHSA) -> tuple[tuple[tuple[int, ...], ...], str] | None:
     """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
     try:
@@ -69,6 +68,11 @@ def _frozen_now(layer: MHSA) -> tuple[tuple[tuple[int, ...], ...], str] | None:
         return None
     _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
     return frozen.starts, frozen.whole
+
+
+# What torch.compiler.assume_constant_result does: the compiler calls it while it traces, and takes the answer for a constant.
+# To call that here would load the whole compiler with this project.
+_frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache

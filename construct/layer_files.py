@@ -1,0 +1,74 @@
+"""Attention layers in a safetensors file: their tensors by name, and their geometry as JSON in the metadata."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from construct.attention import MHSA
+from construct.errors import BadModelFile
+from construct.geometry import ConvGeometry
+from construct.weights import NAMES, MHSAWeights
+
+GEOMETRY = "geometry"
+"""The key of the metadata of a safetensors file under which the geometry of its layers stands, as JSON."""
+
+
+def to_safetensors(model: nn.Module) -> bytes:
+    """Every tensor of a network's state dict, with the geometry of its attention layers in the metadata.
+
+    Returns:
+        The content of a safetensors file.
+    """
+    from safetensors.torch import save
+
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, MHSA)}
+    # Tied tensors are written once for each name: the format has no notion of sharing.
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
+    return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})
+
+
+def stated(layer: MHSA) -> dict[str, Any]:
+    """What has to be known of a layer beside its tensors, in JSON's types."""
+    geometry = {"kind": "MHSA", **asdict(layer.geometry)}
+    return geometry if layer.radix is None else geometry | {"radix": list(layer.radix)}
+
+
+def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
+    """The attention layers of a safetensors file, from :func:`to_safetensors`.
+
+    Args:
+        tensors: by name.
+        metadata: the JSON of its geometry.
+
+    Returns:
+        The layer itself if the file holds just one, without a name; else modules nested as the names say, which hold every
+        attention layer at its place (and nothing else: what lies between layers, a file of tensors does not say).
+
+    Raises:
+        BadModelFile: geometry and tensors do not fit together.
+    """
+    try:
+        root = nn.Module()
+        for path, fields in json.loads(metadata).items():
+            fields = dict(fields)
+            if fields.pop("kind") != "MHSA":
+                raise ValueError(f"{path!r} is no attention layer")
+            radix = fields.pop("radix", None)
+            for name, value in fields.items():
+                fields[name] = tuple(value) if isinstance(value, list) else value
+            own = {name: tensors[f"{path}.{name}" if path else name] for name in NAMES}
+            layer = MHSA(ConvGeometry(**fields), MHSAWeights(**own), radix=None if radix is None else tuple(radix))
+            if not path:
+                return layer
+            place = root
+            *outer, last = path.split(".")
+            for name in outer:
+                if name not in dict(place.named_children()):
+                    place.add_module(name, nn.Module())
+                place = place.get_submodule(name)
+            place.add_module(last, layer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error
+    return root
