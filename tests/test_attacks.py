@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import parametrize
 
-from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct import MHSA, MHSAWeights, conv_to_mhsa, convert
 from construct.attention import EXECUTIONS
 from verify.certification import certify
-from verify.fields import Unreadable
+from verify.fields import TENSORS, Unreadable
+from verify.propagation import worst_case
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:
@@ -69,6 +72,210 @@ def test_a_module_that_computes_more_than_its_fields_say_is_refused(conv: Any):
     plain.load_state_dict(conv.state_dict())
     with pytest.raises(Unreadable):
         certify(conv, conv_to_mhsa(plain), grid=(4, 4))
+
+
+class Called(nn.Conv2d):
+    """Torch's forward, but another call of it."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().__call__(input) * 2
+
+
+class Mixin(nn.Module):
+    """Comes before torch's Module in the order of resolution."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().__call__(input) * 2
+
+
+class Mixed(nn.Conv2d, Mixin):
+    """As it stands, it overrides nothing itself."""
+
+
+class Stretched(nn.ConvTranspose2d):
+    """Another output padding than its field says."""
+
+    def _output_padding(self, *args: Any, **kwargs: Any) -> list[int]:
+        return [1, 1]
+
+
+class Renamed(nn.Conv2d):
+    """Harmless: it says something else of itself, and has a method that nothing calls."""
+
+    def extra_repr(self) -> str:
+        return "mine"
+
+    def helper(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [Called, Mixed])
+def test_a_subclass_that_any_call_may_run_is_refused(kind: type[nn.Conv2d]):
+    conv = kind(2, 2, 3)
+    plain = nn.Conv2d(2, 2, 3)
+    with pytest.raises(Unreadable, match="__call__"):
+        certify(conv, conv_to_mhsa(plain), grid=(4, 4))
+
+
+def test_a_transposed_one_with_another_output_padding_is_refused():
+    with pytest.raises(Unreadable, match="_output_padding"):
+        certify(Stretched(2, 2, 3, stride=2), conv_to_mhsa(nn.ConvTranspose2d(2, 2, 3, stride=2)), grid=(4, 4))
+
+
+def test_a_harmless_subclass_and_a_steady_parametrization_are_judged():
+    conv = Renamed(2, 2, 3)
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(layer, "w_val", nn.Identity())
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
+
+
+# ---- the attention layer is not what its fields say ---------------------------------------------------------------------------
+
+
+class OnOneImage(MHSA):
+    """Right on every batch but those of one image."""
+
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        return super().forward(input, output_size) + (len(input) == 1)
+
+
+def _subclass(layer: MHSA) -> None:
+    layer.__class__ = OnOneImage
+
+
+def _own_forward(layer: MHSA) -> None:
+    right = layer.forward
+    layer.forward = lambda x: right(x) + (len(x) == 1)
+
+
+def _own_scores(layer: MHSA) -> None:
+    right = layer.position_vector
+    layer.position_vector = lambda: right() * 1
+
+
+def _hook(layer: MHSA) -> None:
+    layer.register_forward_hook(lambda module, args, output: output + (len(output) == 1))
+
+
+def _prehook(layer: MHSA) -> None:
+    layer.register_forward_pre_hook(lambda module, args: (args[0].roll(1, -1) if len(args[0]) == 1 else args[0],))
+
+
+def _fewer_heads(layer: MHSA) -> None:
+    layer.heads -= 1
+
+
+def _another_anchor(layer: MHSA) -> None:
+    vars(layer.geometry)["anchor"] = (0, 0)
+
+
+class OtherTensor(torch.Tensor):
+    """May do anything at all."""
+
+
+def _other_tensor(layer: MHSA) -> None:
+    layer._parameters["w_val"] = layer.w_val.detach().as_subclass(OtherTensor)  # type: ignore[assignment]
+
+
+def _shadowed(layer: MHSA) -> None:
+    vars(layer)["b_out"] = layer.b_out.detach().clone()
+
+
+PLANTED = [
+    _subclass,
+    _own_forward,
+    _own_scores,
+    _hook,
+    _prehook,
+    _fewer_heads,
+    _another_anchor,
+    _other_tensor,
+    _shadowed,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    plant(layer)
+    with pytest.raises(Unreadable) as caught:
+        certify(conv, layer, grid=(4, 4))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_nor_is_a_network_with_such_a_layer_bounded(plant: Any):
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
+    converted = convert(net)
+    plant(converted[0])
+    bound = worst_case(net, converted, (2, 4, 4), 1.0)
+    assert bound.verdict.name == "UNDECIDED"
+    assert bound.verdict.sentence.startswith("0: ")
+
+
+def test_global_hooks_are_refused():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        handle = register(lambda *args: None)
+        try:
+            with pytest.raises(Unreadable, match="global forward hooks"):
+                certify(conv, layer, grid=(4, 4))
+        finally:
+            handle.remove()
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
+
+
+class Drifting(nn.Module):
+    """Another number from the n-th reading on; or at every one."""
+
+    def __init__(self, after: int = 0):
+        super().__init__()
+        self.after, self.reads = after, 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.reads += 1
+        return value + 1e-6 * max(0, self.reads - self.after)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_that_changes_when_it_is_read_is_refused(name: str):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    drifting = Drifting()
+    parametrize.register_parametrization(layer, name, drifting)
+    with pytest.raises(Unreadable, match=f"{name} of ParametrizedMHSA is another"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_a_bias_that_changes_when_it_is_read_is_refused():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(conv, "bias", Drifting())
+    with pytest.raises(Unreadable, match="bias of ParametrizedConv2d is another"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """Or in between: what is hashed is what was judged, and still there after the last run."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(layer, "w_val", Drifting(after=8))
+    with pytest.raises(Unreadable, match="changed while"):
+        certify(conv, layer, grid=(4, 4))
+    plain = conv_to_mhsa(conv)
+    right = EXECUTIONS["dense"].run
+
+    def doubling(layer: MHSA, *args: Any) -> torch.Tensor:
+        found = right(layer, *args)
+        layer.w_val.data.mul_(1 + 2.0**-20)
+        return found
+
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=doubling))
+    with pytest.raises(Unreadable, match="changed while"):
+        certify(conv, plain, grid=(4, 4))
 
 
 # ---- the attention layer does not compute with its stored numbers --------------------------------------------------------------

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from construct.attention import MHSA
 from verify.aims import Aim, aim
 from verify.argument import Argument, Shift
 from verify.certificate import Certificate, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
+from verify.own_code import require_own_attention
 from verify.probing import (
     Probe,
     adversarial_inputs,
@@ -56,7 +58,8 @@ def certify(
         The certificate, whatever the verdict.
 
     Raises:
-        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
+        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers, or may
+            compute something else than their fields say (hooks, another forward), or change while they are run.
         GridRefused: torch's convolution has no output for this grid.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
             or subnormal numbers are flushed to zero (``torch.set_flush_denormal``).
@@ -64,7 +67,10 @@ def certify(
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
+    if isinstance(mhsa, MHSA):  # else nothing of it is run
+        require_own_attention(mhsa, TENSORS)
     argument = Argument(conv, mhsa, grid, input_bound, within)
+    digests = _digests(conv, mhsa)
     if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
@@ -84,6 +90,8 @@ def certify(
         total = argument.rounding + argument.leaked + argument.taps
     total = np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
     probes = _runs(argument, total)
+    if _digests(conv, mhsa) != digests:
+        raise Unreadable("a layer's numbers changed while it was read and run")
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         tightness = float(np.where(observed > 0, total / observed, np.inf).min(initial=np.inf))
@@ -102,8 +110,8 @@ def certify(
         heads=len(argument.attention.v),
         conv_geometry=stated_geometry(conv),
         mhsa_geometry=stated_geometry(mhsa),
-        conv_sha256=digest(conv, ("weight", "bias")),
-        mhsa_sha256=digest(mhsa, TENSORS),
+        conv_sha256=digests[0],
+        mhsa_sha256=digests[1],
         torch_version=torch.__version__,
         observed=observed,
         tightness=tightness,
@@ -113,6 +121,10 @@ def certify(
         ),
         counterexample=counter,
     )
+
+
+def _digests(conv: Any, mhsa: Any) -> tuple[str, str]:
+    return digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)
 
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
@@ -225,7 +237,7 @@ def _places(outputs: tuple[int, ...]) -> Iterable[Shift]:
 
 def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     layer, w_val = argument.layer, argument.attention.w_val
-    if not hasattr(layer, "execution"):
+    if not isinstance(layer, MHSA):
         argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
         return []
     module, bound = argument.conv_module, argument.bound

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from verify.oracle import Convolution
+from verify.own_code import Unreadable, require_own_code
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = (
@@ -39,10 +40,6 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.ConvTranspose3d: (3, True),
 }
 """torch's convolutions: the number of spatial dimensions, and whether transposed."""
-
-
-class Unreadable(ValueError):
-    """The two modules given cannot be a convolution and an attention layer of the same kind; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +216,6 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
     base = _base(conv)
-    if "weight" not in conv._parameters and not torch.equal(conv.weight, conv.weight):
-        raise Unreadable("the convolution's weight is another whenever it is read; put it into eval mode")
     geometry = Geometry.read(conv)
     exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
@@ -252,12 +247,7 @@ def _base(conv: Any) -> type:
     base = next((base for base in CONVOLUTIONS if isinstance(conv, base)), None)
     if base is None or not isinstance(getattr(conv, "weight", None), torch.Tensor):
         raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")
-    for method in ("forward", "_conv_forward"):
-        own = method in vars(conv) or getattr(type(conv), method, None) is not getattr(base, method, None)
-        if own:
-            raise Unreadable(f"{type(conv).__name__} has a {method} of its own")
-    if conv._forward_hooks or conv._forward_pre_hooks:
-        raise Unreadable(f"{type(conv).__name__} has hooks, which may change what it computes")
+    require_own_code(conv, base, ("weight", "bias"))
     return base
 
 

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from construct.attention import MHSA
 from verify.balls import NoBound
 from verify.certificate import Certificate
-from verify.fields import Unreadable, read_convolution
+from verify.fields import TENSORS, Unreadable, read_convolution
+from verify.own_code import require_own_attention
 from verify.pair_rule import Certifier
 from verify.side_by_side import Outcome, Pairs, Push, run_both
 from verify.verdict import Verdict
@@ -172,10 +174,11 @@ def _replaced(model: nn.Module, converted: nn.Module, pairs: Pairs | None) -> Pa
     for path, (conv, layer) in replaced.items():
         try:
             read_convolution(conv)
+            if not isinstance(layer, MHSA):
+                raise Unreadable(f"{type(layer).__name__} is no MHSA")
+            require_own_attention(layer, TENSORS)
         except Unreadable as error:
             raise NoBound(f"{path or 'the network'}: {error}") from error
-        if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            raise NoBound(f"{path or 'the network'}: {type(layer).__name__} has hooks or a forward of its own")
     for path, pair in (pairs or {}).items():
         if path not in replaced or any(a is not b for a, b in zip(pair, replaced[path], strict=True)):
             raise NoBound(f"{path} is not where the networks hold this pair of layers")

@@ -1,0 +1,89 @@
+"""A layer computes what its fields say only if nothing but its class's own code runs when it is called.
+
+So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
+place of what the class defines; and if every tensor is a plain one.  The class that ``torch.nn.utils.parametrize`` makes is let
+through, as it adds properties for the parametrized tensors alone; those are read twice, and must come out alike.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrize
+
+from construct.attention import MHSA, ConvGeometry
+
+HARMLESS = frozenset(
+    "__init__ __module__ __doc__ __qualname__ __annotations__ __annotate_func__ __annotations_cache__ __static_attributes__ "
+    "__firstlineno__ __dict__ __weakref__ __parameters__ __orig_bases__ __constants__ __repr__ extra_repr reset_parameters "
+    "__getstate__ __setstate__ __deepcopy__ __reduce__".split()
+)
+"""What a subclass may define anew, as no call of the layer comes to it."""
+GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+class Unreadable(ValueError):
+    """The two modules given cannot be a convolution and an attention layer of the same kind; the message says why."""
+
+
+def require_own_code(layer: nn.Module, base: type[nn.Module], tensors: Iterable[str]) -> None:
+    """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are not what they seem.
+
+    Args:
+        layer: an instance of ``base``.
+        base: the class whose code is known.
+        tensors: the names of its tensors.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    name = type(layer).__name__
+    if any(getattr(modules, hooks) for hooks in GLOBAL_HOOKS):
+        raise Unreadable("global forward hooks are registered, which may change what any module computes")
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise Unreadable(f"{name} has hooks, which may change what it computes")
+    fields, parametrized = vars(layer), getattr(layer, "parametrizations", {})
+    for own in fields:
+        if hasattr(type(layer), own):
+            raise Unreadable(f"{name} has a {own} of its own")
+        if any(own in fields[kept] for kept in ("_parameters", "_buffers", "_modules")):
+            raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
+    known = {*dir(base), *fields, *tensors}
+    for cls in type(layer).__mro__:
+        if cls in base.__mro__:
+            continue
+        for own in vars(cls):
+            if own in parametrized and isinstance(vars(cls)[own], property) and parametrize.is_parametrized(layer, own):
+                continue
+            if own in known and own not in HARMLESS:
+                raise Unreadable(f"{name} has a {own} of its own")
+    for own in tensors:
+        tensor = getattr(layer, own, None)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
+        if own in parametrized and not torch.equal(tensor, getattr(layer, own)):
+            raise Unreadable(f"{own} of {name} is another whenever it is read; put it into eval mode")
+
+
+def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
+    """As :func:`require_own_code`, of an attention layer; and what it says of itself beside the tensors has to be so.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    require_own_code(layer, MHSA, tensors)
+    name, geometry = type(layer).__name__, layer.geometry
+    if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
+        raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")
+    if type(geometry) is not ConvGeometry:
+        raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
+    for own, value in vars(replace(geometry)).items():
+        if vars(geometry).get(own) != value:
+            raise Unreadable(f"the geometry of {name} has {own} {vars(geometry).get(own)!r}, which should be {value!r}")
+    beside = set(vars(geometry)) - set(vars(replace(geometry)))
+    if beside:
+        raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
