@@ -3,7 +3,10 @@
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import CellType, FunctionType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,7 +17,7 @@ from construct.folding import folded
 from construct.sharpness import ALPHA
 from construct.support import geometry_of, is_convolution
 from construct.ties import share_tied, untied
-from construct.walk import every_closure, every_method, every_module
+from construct.walk import every_closure, every_method, every_module, holds_modules
 from construct.wrappers import sharded, unwrapped
 
 log = logging.getLogger(__name__)
@@ -68,13 +71,8 @@ def survey(model: nn.Module, filter_fn: Filter | None = None) -> Survey:
 
 
 def _held_elsewhere(model: nn.Module, convolutions: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """The convolutions that a copy of the network would go on calling, or calling in a way that the layer does not know."""
+    """The convolutions that are called by a method which an attention layer has not, and what holds it."""
     wanted, held = set(convolutions), dict[nn.Module, str]()
-    for path, module in every_closure(model):
-        for conv in wanted.intersection(module.modules()):
-            held[conv] = (
-                f"the function {path} holds it, and would go on calling it (let it take the module as an argument)"
-            )
     for path, conv, method in every_method(model):
         if conv in wanted and not hasattr(MHSA, method.__func__.__name__):
             held[conv] = f"{path} is its method {method.__func__.__name__}, which an attention layer has not"
@@ -86,7 +84,8 @@ def substitute(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) ->
 
     The copy is told beforehand what each convolution was copied to; so a module used in two places, or held in a list of
     the user's own, is replaced everywhere and stays one module.  A method of it that is held (``self.step =
-    self.conv.forward``) becomes that of the value.
+    self.conv.forward``) becomes that of the value; a function in which modules of the network are caught becomes one in which
+    the copies are.
     """
     memo: dict[int, object] = {id(conv): layer for conv, layer in replacements.items()}
     for _, module in every_module(model):
@@ -97,7 +96,35 @@ def substitute(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) ->
     for _, module, method in every_method(model):
         if module in replacements:
             memo[id(method)] = getattr(replacements[module], method.__func__.__name__)
-    return copy.deepcopy(model, memo)
+    functions = {id(function): function for function in every_closure(model)}
+    for key, function in functions.items():  # torch's copy would have the very same functions, with the original inside
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        memo[key] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+    converted = copy.deepcopy(model, memo)
+    for key, function in functions.items():
+        _fill(memo[key], function, memo)
+    return converted
+
+
+def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
+    """Give the copy of a function what the function carries: modules as they were copied, everything else as it is."""
+
+    def counterpart(value: Any) -> Any:
+        return copy.deepcopy(value, memo) if holds_modules(value) else value
+
+    for cell, other in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of a variable that has no value yet
+            other.cell_contents = counterpart(cell.cell_contents)
+    if function.__defaults__ is not None:
+        copied.__defaults__ = tuple(map(counterpart, function.__defaults__))
+    if function.__kwdefaults__ is not None:
+        copied.__kwdefaults__ = {name: counterpart(value) for name, value in function.__kwdefaults__.items()}
+    copied.__qualname__, copied.__doc__, copied.__module__ = (
+        function.__qualname__,
+        function.__doc__,
+        function.__module__,
+    )
+    vars(copied).update(vars(function))
 
 
 def convert(

@@ -1,7 +1,7 @@
 """Everything that a network holds: modules where torch does not look, and references to their methods.
 
 torch passes over a module in a plain container (``named_modules`` does not list it), but a forward may well call it; and it may
-call ``self.step = self.conv.forward``, which is no module at all.
+call ``self.step = self.conv.forward``, or ``self.step = lambda x: self.conv(x)``, which are no modules at all.
 """
 
 import dataclasses
@@ -39,36 +39,48 @@ def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]
                 yield inner_path, inner.__self__, inner
 
 
-def every_closure(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module that is caught in a function which the network holds, with the path of the function.
-
-    A copy of the network holds the very same function, and with it the original module.
-    """
-    for path, module in every_module(model):
-        for inner_path, inner in _held(path, module):
-            if isinstance(inner, FunctionType):
-                yield from ((inner_path, value) for value in _caught(inner) if isinstance(value, nn.Module))
+def every_closure(model: nn.Module) -> Iterator[FunctionType]:
+    """Every function that the network holds and in which modules are caught (``self.act = lambda x: self.scale * x``)."""
+    for _, module in every_module(model):
+        for _, inner in _held("", module):
+            if isinstance(inner, FunctionType) and any(holds_modules(value) for _, value in _caught("", inner)):
+                yield inner
 
 
-def _caught(function: FunctionType) -> Iterator[object]:
-    """What a function carries with it."""
-    values: list[object] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for cell in function.__closure__ or ():
+def holds_modules(value: object) -> bool:
+    """Whether there are modules, or functions and methods that may hold some, in a value."""
+    return next(_unpacked([("", value)]), None) is not None
+
+
+def _caught(path: str, function: FunctionType) -> list[tuple[str, object]]:
+    """What a function carries with it: the variables around it, and its defaults."""
+    values: list[tuple[str, object]] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            values.append(cell.cell_contents)
+            values.append((f"{path}.{name}", cell.cell_contents))
         except ValueError:  # not filled yet
             continue
-    for _, value in _unpacked([("", value) for value in values]):
-        yield value.__self__ if isinstance(value, MethodType) else value
+    values += [(f"{path}.__defaults__[{i}]", x) for i, x in enumerate(function.__defaults__ or ())]
+    return values + [(f"{path}.{name}", x) for name, x in (function.__kwdefaults__ or {}).items()]
 
 
 def _held(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
     """The modules, methods and functions that a module holds otherwise than as its children."""
-    own = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
-    for inner_path, value in _unpacked(own):
-        yield inner_path, value
-        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
-            yield f"{inner_path}.__self__", value.__self__
+    stack = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
+    seen: set[int] = set()
+    while stack:
+        found = list(_unpacked(stack))
+        stack = []
+        for inner_path, value in found:
+            if isinstance(value, nn.Module):
+                yield inner_path, value
+            elif id(value) not in seen:
+                seen.add(id(value))
+                yield inner_path, value
+                if isinstance(value, MethodType):
+                    stack.append((f"{inner_path}.__self__", value.__self__))
+                elif isinstance(value, FunctionType):
+                    stack += _caught(inner_path, value)
 
 
 def _unpacked(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:

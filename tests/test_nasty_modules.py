@@ -587,6 +587,15 @@ def test_row_39_compiled_in_place() -> None:
     torch.testing.assert_close(net(x), model(x))
 
 
+def test_row_39_a_forward_compiled_alone() -> None:
+    model, x = block(), image()
+    model.forward = torch.compile(model.forward, backend="eager")
+    net = convert(model)
+    torch.testing.assert_close(net(x), model(x))
+    net[0].b_out.data.fill_(9.0)
+    assert bool((net(x) > model(x)).all())
+
+
 def test_row_39_sharded_weights_are_refused() -> None:
     class FullyShardedDataParallel(nn.Module):
         def __init__(self) -> None:
@@ -751,14 +760,46 @@ def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
         assert not torch.allclose(net(x), model(x))
 
 
+class Caught(nn.Module):
+    """Functions with modules inside, some of which are reached in no other way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        hidden, series = nn.Conv2d(3, 3, 1), [nn.Conv2d(3, 3, 1)]
+        self.first = lambda x: self.conv(x)
+        self.second = [lambda x, conv=self.conv: conv(hidden(x))]
+
+        def third(x: Tensor, *, scale: float = 2.0, last: nn.Module = series[0]) -> Tensor:
+            return scale * last(self.first(x)) + series[0](x) if scale else third(x)
+
+        self.third = third
+        self.plain = lambda x: x + offset
+        offset = torch.ones(1)
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(self.third(self.second[0](self.first(x))))
+
+
+def test_row_23_functions_that_hold_modules_follow_the_conversion() -> None:
+    model, x = Caught(), image()
+    net = convert(model)
+    with torch.no_grad():
+        assert sum(convolution_calls(model, x).values()) == 6
+        assert not convolution_calls(net, x)
+        expected = model(x)
+        torch.testing.assert_close(net(x), expected)
+        assert net.first is not model.first
+        assert net.plain is model.plain
+        net.conv.b_out.fill_(7.0)
+        assert not torch.allclose(net(x), expected)
+        assert torch.equal(model(x), expected)
+
+
 def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     first, second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
-    model: Any = nn.Sequential(first, second, nn.Conv2d(3, 3, 1))
-    model.late = lambda x: first(x)
+    model: Any = nn.Sequential(first, second)
     model.inner = second._conv_forward
-    found = refusals(model)
-    assert found.keys() == {"0", "1"}
-    assert "the function late holds it" in found["0"][1]
-    assert "inner is its method _conv_forward" in found["1"][1]
-    net = convert(model, strict=False)
-    assert isinstance(net[2], MHSA)
+    assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which an attention layer has not")}
+    assert isinstance(convert(model, strict=False)[0], MHSA)
