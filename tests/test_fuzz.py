@@ -1,6 +1,7 @@
 """Mutated files of every readable format, in a bounded process: one line of refusal or a module, never anything else."""
 
 import os
+import pickle
 import random
 import resource
 import subprocess
@@ -18,7 +19,7 @@ from construct.errors import BadModelFile
 from construct.files import read
 
 ROOT = Path(__file__).parents[1]
-PAYLOAD = b"cposix\nsystem\n(X\x0a\0\0\0touch tracetR0"
+PAYLOAD = b"cposix\nsystem\n(X\x0b\0\0\0touch tracetR0"
 """Pickled instructions that would make a file, and leave nothing on the stack."""
 
 
@@ -99,6 +100,13 @@ def fuzz(count: int, seed: int, folder: Path) -> None:
     place.unlink()
     assert not list(Path.cwd().iterdir()), "a payload ran"
     sys.stdout.write(f"{count} files, {read_whole} still models\n")
+
+
+def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its absence below would say nothing."""
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(b"\x80\x02" + PAYLOAD + b"N.")
+    assert (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.deep)])
