@@ -157,6 +157,31 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
     return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata)
 
 
+def read_inputs(path: str | os.PathLike[str]) -> Any:
+    """Read the arguments of a call: a tensor, or a tuple or dict of tensors and plain values, as ``torch.save`` wrote it.
+
+    Raises:
+        BadModelFile: there is no such file, or it holds something else; nothing in it is run.
+    """
+    path, name = regular_file(path), shown(str(path))
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            kind = kind_of(file, size, name)
+            kind = check_archive(file, size, name) if kind == "zip" else kind
+            if kind not in ("torch.save", "pickle"):
+                raise BadModelFile(f"{name}: {_KINDS[kind]}, not the inputs of a network (save them with torch.save)")
+            file.seek(0)
+            content = _restricted(file, size, kind, name, {})
+    except OSError as error:
+        raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
+    if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
+        raise BadModelFile(
+            f"{name}: a {type(content).__name__}, not the inputs of a network (save a tensor, tuple or dict)"
+        )
+    return tuple(content) if isinstance(content, list) else content
+
+
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
 _KINDS = {
     "safetensors": "safetensors",

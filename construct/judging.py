@@ -13,7 +13,7 @@ from construct.network import substitute
 from construct.sharpness import alpha_for
 from construct.table import LayerRow, NetworkRow
 from construct.terminal import Advance
-from construct.trial import end_to_end, network_row, outputs_and_calls, seeded_inputs
+from construct.trial import end_to_end, inputs_for, network_row, outputs_and_calls
 from construct.walk import every_module
 
 
@@ -39,20 +39,21 @@ def judged(
     sampling, calls = checkers.sampling, checkers.calls
     checks: dict[str, Any] = {}
     network = None
-    if options.input_size:
-        inputs = seeded_inputs(model, options)
+    given = inputs_for(model, options)
+    if given is not None:
+        inputs, told = given
+        call = sampling.called
         with sampling.evaluating(model, converted), torch.no_grad():
-            before = outputs_and_calls(model, inputs, calls, options)
-            size = "x".join(map(str, options.input_size))
-            what = f"the network's activations on {options.samples} random inputs of {size} (seed {options.seed})"
+            before = outputs_and_calls(model, inputs, call, calls, options)
+            what = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
             checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
-            after = outputs_and_calls(converted, inputs, calls, options)
+            after = outputs_and_calls(converted, inputs, call, calls, options)
     rows = []
     for path, (conv, layer) in pairs.items():
         if path not in checks:
             x = sampling.generated_inputs(conv, options.samples, options.seed)
             what = f"{options.samples} generated inputs of {'x'.join(map(str, x.shape[1:]))} (seed {options.seed})"
-            what += "; not exercised by the network" if options.input_size else ""
+            what += "; not exercised by the network" if given is not None else ""
             with sampling.evaluating(conv, layer):
                 check = sampling.check_call(conv, layer, x, what)
             advance(path)
@@ -63,16 +64,16 @@ def judged(
             certificate, verdict = checkers.layers.certify_layer(
                 plain(conv), layer, check, options.input_bound, leaking=options.tolerance is not None
             )
-        exercised = path in checks if options.input_size else None
+        exercised = path in checks if given is not None else None
         rows.append(_layer_row(path, (conv, layer), check, certificate, verdict, exercised))
-    if options.input_size:
+    if given is not None:
         bounds: tuple[Any, ...] = ()
         if not options.no_certify and options.tolerance is None:
             certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
             subject, known = _folded_away(model, pairs)
             with sampling.evaluating(subject, converted):
                 bounds = end_to_end(checkers.propagation, (subject, converted), inputs, known, certificates)
-        network = network_row(before, after, options.input_size, bounds)
+        network = network_row(before, after, options.input_size, told, bounds)
     return tuple(rows), network
 
 

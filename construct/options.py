@@ -46,7 +46,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if options.arch or options.model_file:
             raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
         options.model = demo.PATH
-        options.input_size = options.input_size or demo.INPUT_SIZE
+        options.input_size = options.input_size or (None if options.example_inputs else demo.INPUT_SIZE)
         options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
     else:
         options.output = options.output or _beside(options.model, options.format or "pt")
@@ -54,6 +54,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if len(options.padding) > 1:
             raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
         options.padding = options.padding[0]
+    if options.input_size and options.example_inputs:
+        raise BadModelFile("--input-size and --example-inputs say the same (give one of them)")
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
     options.format = _format(options)
@@ -103,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         help="C S1 ... Sd: channels and sides of an input; the network is run on such inputs (default: every layer "
         "alone, on generated inputs)",
+    )
+    add(
+        "--example-inputs",
+        metavar="FILE",
+        type=_path,
+        help="instead: what torch.save wrote of an input: a tensor, a tuple of arguments, or a dict of keyword arguments",
     )
     add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
     sharpness = parser.add_mutually_exclusive_group()

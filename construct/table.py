@@ -55,7 +55,8 @@ class NetworkRow:
     """The network's own difference.
 
     Attributes:
-        input_size: (C, S1, …, Sd) of the inputs.
+        input_size: (C, S1, …, Sd) of the inputs; None for examples.
+        inputs: what they are, in words.
         max_abs: the greatest |difference| of two outputs; None if the network returns no tensor.
         relative: the same, over the greatest |output|.
         calls_before: convolution operators that the original executed on one input.
@@ -64,7 +65,8 @@ class NetworkRow:
             ``verify.propagation``); empty if none were asked for.
     """
 
-    input_size: tuple[int, ...]
+    input_size: tuple[int, ...] | None
+    inputs: str
     max_abs: float | None
     relative: float | None
     calls_before: int
@@ -181,7 +183,8 @@ def network_dict(network: NetworkRow) -> dict[str, Any]:
     """The network's own figures in the types of JSON."""
     names = ("given_inputs", "all_inputs")[: len(network.bounds)]
     return {
-        "input_size": list(network.input_size),
+        "input_size": None if network.input_size is None else list(network.input_size),
+        "inputs": network.inputs,
         "max_abs": _number(network.max_abs),
         "relative": _number(network.relative),
         "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
@@ -270,13 +273,12 @@ def _lines(report: Report) -> list[str]:
         )
     network = report.network
     if network is not None:
-        size = "x".join(map(str, network.input_size))
         difference = "it returns no tensor to compare"
         if network.max_abs is not None:
             difference = (
                 f"outputs differ by at most {network.max_abs:.2g}, {network.relative:.2g} of the largest output"
             )
-        lines.append(f"network: {difference}, on {report.samples} random inputs of {size}")
+        lines.append(f"network: {difference}, on {network.inputs}")
         lines += [f"network: {bound.verdict}" for bound in network.bounds]
         lines.append(
             f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted "

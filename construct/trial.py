@@ -1,8 +1,8 @@
-"""A network and its conversion run side by side on generated inputs: the figures of the network as a whole."""
+"""A network and its conversion run side by side on the same inputs: the figures of the network as a whole."""
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -10,8 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile
+from construct.files import read_inputs
 from construct.plain_text import described, shown
 from construct.table import NetworkRow
+
+
+def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
+    """The inputs to run a network on, one a call, and what they are; None if the command line says nothing about them."""
+    if options.example_inputs is not None:
+        return [read_inputs(options.example_inputs)], f"the example inputs in {shown(str(options.example_inputs))}"
+    if options.input_size is None:
+        return None
+    size = "x".join(map(str, options.input_size))
+    return seeded_inputs(model, options), f"{options.samples} random inputs of {size}"
 
 
 def seeded_inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
@@ -23,20 +34,22 @@ def seeded_inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
 
 
 def outputs_and_calls(
-    model: nn.Module, inputs: list[Tensor], calls: ModuleType, options: Namespace
+    model: nn.Module, inputs: list[Any], call: Callable[[nn.Module, Any], Any], calls: ModuleType, options: Namespace
 ) -> tuple[list[Tensor], int]:
     """What a network returns on all inputs, and how many convolutions it executes on the first."""
     outputs: list[Any] = []
     try:
-        counts = calls.convolution_calls(lambda: outputs.append(model(inputs[0])))
-        outputs += [model(x) for x in inputs[1:]]
+        counts = calls.convolution_calls(lambda: outputs.append(call(model, inputs[0])))
+        outputs += [call(model, x) for x in inputs[1:]]
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
-        size = " ".join(map(str, options.input_size))
+        what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
+        if options.example_inputs is None:
+            what = f"an input of size {' '.join(map(str, options.input_size))}"
+            hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
         raise BadModelFile(
-            f"{shown(str(options.model))}: the network does not run on an input of size {size}: {described(error)} "
-            "(give another --input-size, or none: then every layer is checked alone)"
+            f"{shown(str(options.model))}: the network does not run on {what}: {described(error)} (give {hint})"
         ) from error
     return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
 
@@ -57,7 +70,8 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def network_row(
     before: tuple[list[Tensor], int],
     after: tuple[list[Tensor], int],
-    size: tuple[int, ...],
+    size: tuple[int, ...] | None,
+    told: str,
     bounds: tuple[Any, ...],
 ) -> NetworkRow:
     """The difference of what two networks returned, beside the bounds on it."""
@@ -70,19 +84,28 @@ def network_row(
         difference = float(torch.where(expected == seen, 0.0, (expected - seen).abs()).max())
         largest = float(expected.abs().max())
         relative = difference / largest if largest else difference
-    return NetworkRow(size, difference, relative, before[1], after[1], bounds)
+    return NetworkRow(size, told, difference, relative, before[1], after[1], bounds)
 
 
 def end_to_end(
     propagation: ModuleType,
     networks: tuple[nn.Module, nn.Module],
-    inputs: list[Tensor],
+    inputs: list[Any],
     pairs: dict[str, tuple[nn.Module, Any]],
     certificates: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """Two bounds on the network's difference: for these very inputs, and for all inputs no larger."""
+    """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger."""
+    if any(isinstance(x, Mapping) for x in inputs):
+        return ()
+    try:
+        given = propagation.propagate(*networks, inputs, pairs, certificates=certificates)
+    except ValueError as error:
+        raise BadModelFile(f"no bound for these inputs: {described(error)} (give others, or --no-certify)") from error
+    if not all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs):
+        return (given,)
     largest = max(float(x.abs().max()) for x in inputs)
-    given = propagation.propagate(*networks, inputs, pairs, certificates=certificates)
+    if not largest:
+        return (given,)
     worst = propagation.worst_case(
         *networks, tuple(inputs[0].shape[1:]), largest, pairs, certificates=certificates | given.certificates
     )

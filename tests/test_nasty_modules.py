@@ -15,6 +15,7 @@ The numbers are those of the list of nasty inputs.  Rows that other files show:
 import copy
 import functools
 import json
+import math
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -250,6 +251,7 @@ dictionary = nasty.Dictionary
 two = nasty.TwoInputs
 partly = nasty.PartlyFunctional
 aux = nasty.Auxiliary
+inplace = nasty.InPlace
 """
 
 
@@ -662,6 +664,54 @@ def test_row_40_several_inputs_need_examples_and_the_layers_need_none(state: Any
     code, out, _ = command(capsys, *options)
     assert code == 0
     assert "conv: PROVED" in out
+
+
+@pytest.mark.parametrize("form", [tuple, list, dict])
+def test_row_40_the_command_takes_example_inputs(form: Any, state: Any, capsys: Any) -> None:
+    options, given = state("two"), (image(), torch.ones(9, 8))
+    torch.save(dict(zip(("x", "mask"), given, strict=True)) if form is dict else form(given), "inputs.pt")
+    code, out, err = command(capsys, *options, "--example-inputs", "inputs.pt")
+    assert (code, err) == (0, "")
+    assert "on the example inputs in inputs.pt" in out
+    assert out.count("network: PROVED") == (0 if form is dict else 1)
+    facts = json.loads(command(capsys, *options, "--example-inputs", "inputs.pt", "--json")[1])
+    assert [(layer["exercised"], layer["calls"]) for layer in facts["layers"]] == [(True, 1)]
+    assert facts["network"]["input_size"] is None
+
+
+def test_row_40_example_inputs_that_do_not_fit(state: Any, capsys: Any, tmp_path: Path) -> None:
+    options = (*state("two"), "--example-inputs", "inputs.pt")
+    for wrong, told in (
+        (image(), "does not run on the example inputs: TypeError"),
+        ("a text", "a str, not the inputs of a network"),
+        (nn.Linear(1, 1), "a Linear, not the inputs of a network"),
+        ((image() * math.nan, torch.ones(9, 8)), "not finite"),
+    ):
+        torch.save(wrong, "inputs.pt")
+        code, out, err = command(capsys, *options)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+    assert "no such file" in command(capsys, *options[:-1], "none.pt")[2]
+    assert "give one of them" in command(capsys, *options, "--input-size", 3, 8, 8)[2]
+
+
+class InPlace(nn.Module):
+    """Changes its input, as a first layer with ``inplace=True`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mul_(3))
+
+
+def test_row_40_a_network_that_changes_its_input_is_given_its_own_copy(state: Any, capsys: Any) -> None:
+    code, out, _ = command(capsys, *state("inplace"), "--input-size", 3, 8, 8, "--json")
+    assert code == 0
+    network = json.loads(out)["network"]
+    assert network["max_abs"] < 1e-4
+    assert network["end_to_end"]["given_inputs"]["verdict"] == "PROVED"
 
 
 @pytest.mark.parametrize(

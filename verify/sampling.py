@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from verify.comparison import Discrepancy, discrepancy
 from verify.fields import Unreadable
@@ -154,7 +155,8 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def called(model: nn.Module, x: Any) -> Any:
-    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments; it may change its own copies."""
+    x = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x)
     if isinstance(x, tuple):
         return model(*x)
     return model(**x) if isinstance(x, Mapping) else model(x)
