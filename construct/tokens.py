@@ -177,9 +177,15 @@ class TokenGrid:
         return tuple(int(query.numpy()[0]) for query in self.queries)
 
     @cached_property
-    def step(self) -> tuple[int, ...]:
-        """The distance from one query to the next, an axis each; 1 where there is but one."""
-        return tuple(int(query.numpy()[1] - query.numpy()[0]) if len(query) > 1 else 1 for query in self.queries)
+    def step(self) -> tuple[int, ...] | None:
+        """The distance from one query to the next, an axis each, 1 where there is but one; None if they are not all the same."""
+        found = []
+        for query in self.queries:
+            gaps = np.diff(query.numpy())
+            if len(gaps) and (gaps[0] < 1 or (gaps != gaps[0]).any()):
+                return None
+            found.append(int(gaps[0]) if len(gaps) else 1)
+        return tuple(found)
 
     @cached_property
     def always(self) -> tuple[tuple[int, int], ...]:

@@ -174,7 +174,7 @@ def test_products_that_underflow_are_in_the_bound_of_the_convolution():
 def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_attention():
     """X W_val underflows to 0, and W_out would have made it visible."""
     conv, x = one_output(torch.tensor([2.0**-10]), 0.0), torch.full((1, 1, 1), 2.0**-80)
-    layer = conv_to_mhsa(conv).requires_grad_(False)
+    layer = conv_to_mhsa(conv, execution="dense").requires_grad_(False)
     layer.w_val.fill_(2.0**-80)
     layer.w_out.fill_(2.0**70)
     assert torch.equal(layer.weight, conv.weight)
@@ -235,7 +235,7 @@ def test_check_call_says_checked_refuted_or_undecided():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         conv, x = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), torch.randn(2, 3, 5, 6)
-    layer = conv_to_mhsa(conv)
+    layer = conv_to_mhsa(conv, execution="dense")  # it sums in another order than torch
     good = check_call(conv, layer, x, "noise")
     assert good.verdict.name == "CHECKED"
     assert "240 outputs agree within rounding on noise" in good.verdict.sentence

@@ -24,7 +24,7 @@ from construct.execution import chunked, shifted
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
-from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
+from construct.execution.plan import Plan, Sight, axial_plan, scores, tokens_of
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -107,30 +107,29 @@ def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
         parts = [
-            attend(_along(x, c[group[0], 0], c[group[0], axis + 1], grid, axis), group, axis + 1)
-            for group in shared.values()
+            attend(_along(x, c[group[0] : group[0] + 1], grid, axis), group, axis + 1) for group in shared.values()
         ]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     return attend(x, list(range(len(heads))), 0)
 
 
-def _along(x: Tensor, square: Tensor, linear: Tensor, grid: TokenGrid, axis: int) -> Tensor:
+def _along(x: Tensor, c: Tensor, grid: TokenGrid, axis: int) -> Tensor:
     """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
     queries = grid.queries[axis].to(x.device).double()
     rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)))
     blocks = [
-        bounded(_factor_times, x, square, linear, keys, queries[start : start + rows], axis + 2)
+        bounded(_factor_times, x, c, keys, queries[start : start + rows], axis)
         for start in range(0, len(queries), rows)
     ]
     return torch.cat(blocks, axis + 2) if len(blocks) > 1 else blocks[0]
 
 
-def _factor_times(x: Tensor, square: Tensor, linear: Tensor, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
-    """A block of rows of P_i, times X along ``axis``."""
-    delta = keys[None, :] - queries[:, None]
-    p = torch.softmax(square.to(x.device) * delta * delta + linear.to(x.device) * delta, dim=1).to(x.dtype)
+def _factor_times(x: Tensor, c: Tensor, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
+    """A block of rows of P_i, times X along the axis."""
+    p = torch.softmax(scores(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
+    axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
     seen = p.detach().ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
     least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))

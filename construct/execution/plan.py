@@ -51,36 +51,46 @@ def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
 def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
     numbers = tuple(t.detach().cpu().view(torch.uint8).numpy().tobytes() for t in (layer.v, layer.w_key_pos))
-    asked = (numbers, layer.v.dtype, layer.w_key_pos.dtype, layer.heads, layer.radix, grid.box, grid.always)
+    asked: tuple[Any, ...] = (
+        numbers,
+        layer.v.dtype,
+        layer.w_key_pos.dtype,
+        layer.heads,
+        layer.radix,
+        grid.box,
+        grid.always,
+        grid.step,
+    )
+    asked += (encoding.r, encoding.number, type(layer).position_vector)  # what is kept holds for this very code
     kept = _KEPT.get(asked)
     if kept is None:
         if len(_KEPT) >= MOST_KEPT:
             _KEPT.clear()
         c = layer.position_vector().detach().cpu().numpy()
-        kept = _KEPT[asked] = _plan(c, layer.radix, grid.box, grid.always)
+        kept = _KEPT[asked] = _plan(c, layer.radix, grid)
     return kept
 
 
-def _plan(c: np.ndarray, radix: tuple[int, ...] | None, box: Ranges, always: Ranges) -> Plan:
+def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan:
     """Every head's shift, where it is established.
 
     Args:
         c: float64 (heads, D_p).
         radix: of the parabola, or None.
-        box: the shifts δ that occur, an axis each.
-        always: those that every query finds a key at.
+        grid: of the call.
     """
-    heads = len(c)
+    heads, box, always = len(c), grid.box, grid.always
     axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
-    if radix is None:
-        found = [_peak(c[:, :1] * n * n + c[:, axis + 1, None] * n) for axis, n in enumerate(axes)]
+    found = [np.full(heads, -1)] * len(box)
+    if grid.step is None:
+        pass  # a shift is one only between evenly spaced queries and their keys
+    elif radix is None:
+        found = [_peak(scores(c, n, axis)) for axis, n in enumerate(axes)]
     elif shifts_are_distinct(radix, box):
         numbers = encoding.number(np.meshgrid(*axes, indexing="ij"), radix).ravel()
-        at = _peak(c[:, :1] * numbers * numbers + c[:, 1:] * numbers)
+        at = _peak(scores(c, numbers, 0))
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
         found = [np.where(at < 0, -1, place) for place in places]
-    else:
-        found = [np.full(heads, -1)] * len(box)
     sharp, deltas = [], []
     for head in range(heads):
         delta = tuple(int(at[head]) + least for at, (least, _) in zip(found, box, strict=True))
@@ -89,6 +99,16 @@ def _plan(c: np.ndarray, radix: tuple[int, ...] | None, box: Ranges, always: Ran
             sharp.append(head)
             deltas.append(delta)
     return Plan(tuple(sharp), tuple(deltas), tuple(h for h in range(heads) if h not in set(sharp)))
+
+
+def scores(c: Any, delta: Any, axis: int) -> Any:
+    """One axis's part of the scores, by the encoding of a single number: c (heads, D_p), δ_i (…, n) → (heads, …, n).
+
+    c·r_δ is the sum of these over the axes, because ‖δ‖² is.
+    """
+    square, linear = encoding.r((delta,))
+    shape = (-1, *(1,) * delta.ndim)
+    return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
 
 
 def _peak(scores: np.ndarray) -> np.ndarray:
@@ -125,6 +145,7 @@ class Sight:
         """For an input of spatial size ``size``."""
         affine, padded = grid.affine, False
         stuffed = affine is not None and any(step > 1 for _, step in affine)
+        assert grid.step is not None  # else no head is a shift
         if affine is None or (stuffed and any(step > 1 for step in grid.step)):
             affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
         ahead = [
