@@ -29,7 +29,8 @@ def conv_to_mhsa(
     """Build the attention layer that computes the same function as a convolution (Theorem 1).
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.  A parametrized or
+            pruned weight is taken as it is in eval mode.
         alpha: the sharpness α; see :mod:`construct.sharpness`.
         order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
         execution: how the layer is to be evaluated at first.

@@ -98,6 +98,9 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             advance(path)
         share_tied(replacements)
         remarks = [*remarks_on(model, wrappers), *found.remarks(), *untied(model, replacements)]
+        if document is not None and found.remarks():
+            told_of = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
+            remarks.append(("", told_of))
         converted = substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
         layers, network = judged(model, converted, pairs, options, checkers, advance)

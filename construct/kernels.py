@@ -33,7 +33,9 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> 
     if options.stride is None:
         raise BadModelFile(f"{name}: {', '.join(given(options))} without --stride (a state dict does not hold it)")
     if options.input_size or options.example_inputs:
-        raise BadModelFile(f"{name}: kernels alone are no network that could be run (leave out --input-size)")
+        raise BadModelFile(
+            f"{name}: kernels alone are no network that could be run (leave out --input-size and --example-inputs)"
+        )
     geometry = {flag: getattr(options, flag) for flag in FLAGS}
     geometry = {flag: _USUAL[flag] if value in (None, False) else value for flag, value in geometry.items()}
     kernels = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
@@ -17,7 +17,7 @@ from construct.folding import folded
 from construct.sharpness import ALPHA
 from construct.support import geometry_of, is_convolution
 from construct.ties import share_tied, untied
-from construct.walk import every_closure, every_method, every_module, holds_modules
+from construct.walk import every_closure, every_method, every_module, holds_modules, memo_for
 from construct.wrappers import sharded, unwrapped
 
 log = logging.getLogger(__name__)
@@ -87,12 +87,7 @@ def substitute(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) ->
     self.conv.forward``) becomes that of the value; a function in which modules of the network are caught becomes one in which
     the copies are.
     """
-    memo: dict[int, object] = {id(conv): layer for conv, layer in replacements.items()}
-    for _, module in every_module(model):
-        for value in vars(module).values():
-            # An older weight_norm leaves a result of autograd behind, which torch would not copy.
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
+    memo = memo_for(model) | {id(conv): layer for conv, layer in replacements.items()}
     for _, module, method in every_method(model):
         if module in replacements:
             memo[id(method)] = getattr(replacements[module], method.__func__.__name__)

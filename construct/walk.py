@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 _REGISTERS = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 """What every module keeps for torch: its children, parameters, hooks; and what ``compile`` leaves, which no copy gets."""
@@ -29,6 +29,15 @@ def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 fresh = [(p, m) for p, m in inner.named_modules(prefix=inner_path) if id(m) not in seen]
                 seen.update(id(m) for _, m in fresh)
                 found += fresh
+
+
+def memo_for(model: nn.Module) -> dict[int, object]:
+    """What ``copy.deepcopy`` has to be told before it can copy a network.
+
+    An older weight_norm leaves a result of autograd behind as ``weight``, and torch copies leaves only.
+    """
+    held = (value for _, module in every_module(model) for value in vars(module).values())
+    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:

@@ -5,6 +5,8 @@ import copy
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from construct.walk import memo_for
+
 SHARDED = "FullyShardedDataParallel"
 
 
@@ -31,7 +33,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
         model = held
     wrappers = [(path, module) for path, module in model.named_modules() if inner(module) is not None]
     if wrappers:
-        memo: dict[int, object] = {}
+        memo = memo_for(model)
         for path, module in reversed(wrappers):  # the innermost first: what it held is then known to the next
             taken.append((path, type(module).__name__))
             memo[id(module)] = copy.deepcopy(inner(module), memo)

@@ -410,6 +410,7 @@ def test_row_26_the_command_says_so_and_proves_it(state: Any, capsys: Any) -> No
     code, out, err = command(capsys, *options)
     assert (code, err) == (0, "")
     assert "0: parametrization folded into its eval-mode weight: weight_norm of weight" in out
+    assert "to recheck it takes a file that holds these" in out
     assert "2: parametrization folded into its eval-mode weight: spectral_norm of weight" in out
     assert "compared in eval mode; batch normalisation and dropout are as they were" in out
     facts = json.loads(command(capsys, *options, "--json")[1])
@@ -579,6 +580,13 @@ def test_row_39_a_wrapper_inside_the_network_is_taken_off(wrap: Any) -> None:
     assert model["backbone"] is wrapped
     torch.testing.assert_close(net["backbone"](image()), inner(image()))
     assert unwrapped(inner) == (inner, [])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_row_39_a_wrapper_inside_beside_an_older_weight_norm() -> None:
+    model: Any = nn.Sequential(nn.DataParallel(block()), nn.utils.weight_norm(nn.Conv2d(4, 1, 1)))
+    expected = model(image())  # leaves a result of autograd in the second layer
+    torch.testing.assert_close(convert(model)(image()), expected)
 
 
 def test_row_39_compiled_in_place() -> None:
