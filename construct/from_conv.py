@@ -31,6 +31,9 @@ from construct.terminal import progress, undisturbed
 from construct.ties import untied
 from construct.writing import check_destination, write
 
+MOST_HEADS = 10_000
+"""Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
+
 Content = nn.Module | dict[str, Tensor] | bytes
 """What a file is made of: a module or state dict for torch.save, or bytes as they are."""
 
@@ -202,6 +205,13 @@ def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
     if not found.convertible and not found.refused and not earlier:
         raise BadModelFile(f"{name}: no convolution found")
+    for path, conv in found.convertible.items():
+        heads = geometry_of(conv).taps
+        if heads > MOST_HEADS:
+            raise BadModelFile(
+                f"{name}: {shown(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command takes "
+                f"at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
+            )
     if found.refused and not found.convertible and not strict:
         first, *others = found.refused
         more = f"; and {len(others)} more" if others else ""

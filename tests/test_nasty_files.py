@@ -147,6 +147,16 @@ def test_row_15_bombs(tmp_path: Path, capsys: Any) -> None:
     error(path, capsys=capsys)
 
 
+def test_row_16_a_kernel_of_too_many_taps(tmp_path: Path, capsys: Any) -> None:
+    """Refused with the numbers; in Python it converts, and runs in seconds."""
+    path, conv = tmp_path / "m.pt", nn.Conv2d(1, 1, 201)
+    torch.save(conv, path)
+    assert "40401 heads" in error(path, capsys=capsys)
+    x = torch.randn(1, 1, 203, 202)
+    with torch.no_grad():
+        torch.testing.assert_close(construct.conv_to_mhsa(conv)(x), conv(x), rtol=1e-4, atol=1e-4)
+
+
 def test_row_17_storages_that_are_too_short(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "m.pt"
     body = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu"

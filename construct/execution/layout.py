@@ -175,7 +175,9 @@ class Layout:
     def few(self, channels: int) -> bool:
         """Whether products are so narrow, or so few, that one product over all heads is worth a copy of the tokens."""
         copied = self.images * prod(self.queries) * len(self.shifts.offsets) * channels
-        return channels * self.longest <= FEW or (copied <= SMALL and len(self.runs) > 1)
+        if channels * self.longest <= FEW or self.computed < 16 * self.every:
+            return True
+        return copied <= SMALL and len(self.runs) > 1
 
     def in_order(self, groups: int) -> bool:
         """Whether what is computed are the wanted outputs, all and in their order, with nothing between them."""

@@ -98,7 +98,8 @@ def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan
         if known and all(least <= n <= most for n, (least, most) in zip(delta, always, strict=True)):
             sharp.append(head)
             deltas.append(delta)
-    return Plan(tuple(sharp), tuple(deltas), tuple(h for h in range(heads) if h not in set(sharp)))
+    known = set(sharp)
+    return Plan(tuple(sharp), tuple(deltas), tuple(head for head in range(heads) if head not in known))
 
 
 def scores(c: Any, delta: Any, axis: int) -> Any:
