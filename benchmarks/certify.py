@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,23 +17,8 @@ from torch import nn
 
 import construct
 import verify
+from benchmarks.shapes import resnet50_layers
 from verify import documents
-
-
-def resnet50_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
-    """Name, convolution and side of the input of each of the 53 convolutions of ResNet-50 at 224 × 224."""
-    yield "stem", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), 224
-    side, channels = 56, 64
-    for stage, (width, blocks, stride) in enumerate([(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]):
-        for block in range(blocks):
-            step = stride if block == 0 else 1
-            name = f"stage{stage}.{block}"
-            yield f"{name}.reduce", nn.Conv2d(channels, width, 1, bias=False), side
-            yield f"{name}.spatial", nn.Conv2d(width, width, 3, stride=step, padding=1, bias=False), side
-            yield f"{name}.expand", nn.Conv2d(width, 4 * width, 1, bias=False), side // step
-            if block == 0:
-                yield f"{name}.shortcut", nn.Conv2d(channels, 4 * width, 1, stride=step, bias=False), side
-            channels, side = 4 * width, side // step
 
 
 def main() -> None:

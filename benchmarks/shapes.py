@@ -5,9 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-Layers = list[tuple[str, nn.Conv2d, int]]
-"""Name, convolution, side of its input."""
-
 
 def resnet50_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
     """The 53 convolutions of ResNet-50."""

@@ -2,15 +2,18 @@
 
     python -m benchmarks.speed [single] [resnet50] [network] [mobilenet] [convnext] [training] [memory] [growth] [soft]
 
-One thread (``--threads``) and its processor time, ``--device cpu`` or ``cuda``.  Each pair is timed alternately in one process; a ratio is that of the
-medians, against the faster of torch's two memory layouts.  Nothing here is asserted: targets are printed beside what was seen.
+One thread (``--threads``) and its processor time, ``--device cpu`` or ``cuda``.  Each pair is timed alternately in one process;
+a ratio is that of the medians, against the faster of torch's two memory layouts.  Nothing here is asserted: targets are printed
+beside what was seen.
 """
 
 import argparse
+import copy
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,21 +51,20 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def pair(conv: nn.Conv2d, side: int, device: torch.device, train: bool = False, compiled: bool = False) -> tuple[float, float]:
+def pair(
+    conv: nn.Conv2d, side: int, device: torch.device, train: bool = False, compiled: bool = False
+) -> tuple[float, float]:
     """Seconds of the convolution, in its faster layout, and of the layer, in its own faster layout."""
-    conv = conv.to(device)
-    layer: nn.Module = construct.conv_to_mhsa(conv)
+    conv = copy.deepcopy(conv)
+    conv.to(device=device)
+    layer = construct.conv_to_mhsa(conv)
     x = torch.randn(1, conv.in_channels, side, side, device=device)
     last = x.contiguous(memory_format=CHANNELS_LAST)
-    conv_last = nn.Conv2d(
-        conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups,
-        bias=conv.bias is not None, device=device,
-    ).to(memory_format=CHANNELS_LAST)  # fmt: skip
-    conv_last.load_state_dict(conv.state_dict())
-    if compiled:
-        layer = torch.compile(layer)  # type: ignore[assignment]
+    conv_last = copy.deepcopy(conv)
+    conv_last.to(memory_format=CHANNELS_LAST)
+    run: Any = torch.compile(layer) if compiled else layer
 
-    def call(module: nn.Module, given: torch.Tensor) -> Call:
+    def call(module: Any, given: torch.Tensor) -> Call:
         def forward() -> object:
             with torch.no_grad():
                 return module(given)
@@ -70,7 +72,9 @@ def pair(conv: nn.Conv2d, side: int, device: torch.device, train: bool = False, 
         def both() -> object:
             given.requires_grad_()
             y = module(given)
-            return torch.autograd.grad(y, [given, *(p for p in module.parameters() if p.requires_grad)], torch.ones_like(y))
+            return torch.autograd.grad(
+                y, [given, *(p for p in module.parameters() if p.requires_grad)], torch.ones_like(y)
+            )
 
         return both if train else forward
 
@@ -79,7 +83,7 @@ def pair(conv: nn.Conv2d, side: int, device: torch.device, train: bool = False, 
         if conv.out_channels > conv.in_channels:
             layer.w_out.requires_grad_()
             layer.w_val.requires_grad_(False)
-    a, b, c, d = medians(device, call(conv, x), call(conv_last, last), call(layer, x), call(layer, last))
+    a, b, c, d = medians(device, call(conv, x), call(conv_last, last), call(run, x), call(run, last))
     return min(a, b), min(c, d)
 
 
@@ -95,7 +99,9 @@ def table(title: str, rows: Iterable[tuple[str, nn.Conv2d, int]], device: torch.
         if shape not in seen:
             seen[shape] = pair(conv, side, device, **options)
             ours, theirs = seen[shape][1], seen[shape][0]
-            print(f"  {shape:34s} convolution {theirs * 1e3:8.3f} ms   attention {ours * 1e3:8.3f} ms   {ours / theirs:5.2f}")
+            print(
+                f"  {shape:34s} convolution {theirs * 1e3:8.3f} ms   attention {ours * 1e3:8.3f} ms   {ours / theirs:5.2f}"
+            )
             if ours / theirs > worst[1]:
                 worst = (shape, ours / theirs)
         total = [total[0] + seen[shape][0], total[1] + seen[shape][1]]
@@ -114,18 +120,23 @@ def single(device: torch.device) -> None:
 
 def network(device: torch.device) -> None:
     """ResNet-50 as a whole."""
-    net = resnet50().to(device)
+    net = resnet50()
+    net.to(device=device)
     converted = construct.convert(net)
     x = torch.randn(1, 3, 224, 224, device=device)
     last = x.contiguous(memory_format=CHANNELS_LAST)
-    net_last = resnet50().to(device).to(memory_format=CHANNELS_LAST)
+    net_last = copy.deepcopy(net)
+    net_last.to(memory_format=CHANNELS_LAST)
     with torch.no_grad():
         difference = (net(x) - converted(x)).abs().max().item() / net(x).abs().max().item()
         a, b, c, d = medians(
             device, lambda: net(x), lambda: net_last(last), lambda: converted(x), lambda: converted(last)
         )
     print("\nResNet-50, whole forward at 224 (target: at most 1.0)")
-    print(f"  convolutions {a * 1e3:.0f} ms, channels last {b * 1e3:.0f} ms; attention {c * 1e3:.0f} ms, {d * 1e3:.0f} ms;", end="")
+    print(
+        f"  convolutions {a * 1e3:.0f} ms, channels last {b * 1e3:.0f} ms; attention {c * 1e3:.0f} ms, {d * 1e3:.0f} ms;",
+        end="",
+    )
     print(f" ratio {min(c, d) / min(a, b):.2f}; relative difference {difference:.1e}")
 
 
@@ -140,7 +151,7 @@ def memory(device: torch.device) -> None:
             y = layer(x)
     assert record.profiler is not None
     assert record.profiler.kineto_results is not None
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events: list[Any] = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
@@ -171,7 +182,9 @@ def soft(device: torch.device) -> None:
         found = layer(x)
         exact = construct.MHSA(layer.geometry, _double(layer), execution="dense").to(device)(x.double())
         error = (found - exact).abs().max().item()
-        print(f"  side {side}: {seconds[1] / seconds[0]:.0f} times faster (target {target}), error {error:.1e} (target 1e-5)")
+        print(
+            f"  side {side}: {seconds[1] / seconds[0]:.0f} times faster (target {target}), error {error:.1e} (target 1e-5)"
+        )
 
 
 def _double(layer: construct.MHSA) -> construct.MHSAWeights:

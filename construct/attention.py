@@ -14,7 +14,7 @@ Arithmetic: positions and scores in float64; values and products in the layer's 
 output is rounded once to the layer's type.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,11 +40,13 @@ class Execution:
         memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
             shapes and from where the heads look.
         meaning: one line for people.
+        cost: (layer, batch, grid) → multiplications of a call, about.
     """
 
     run: "Callable[[MHSA, Tensor, TokenGrid], Tensor]"
     memory: "Callable[[MHSA, int, TokenGrid], int]"
     meaning: str
+    cost: "Callable[[MHSA, int, TokenGrid], int]"
 
 
 EXECUTIONS: dict[str, Execution] = {}
@@ -283,6 +285,22 @@ class MHSA(nn.Module):
         x, _ = self._batched(x)
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
         return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
+
+    def explain(self, shape: Sequence[int]) -> str:
+        """What each execution would take for an input of this shape, before anything runs; the last line is what ``auto`` does.
+
+        Args:
+            shape: (B, D_in, *n).
+
+        Returns:
+            A line for each execution: multiplications, bytes beyond the input, and what it is.
+        """
+        grid = TokenGrid.of(self.geometry, tuple(shape[2:]))
+        rows = []
+        for name, execution in EXECUTIONS.items():
+            cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
+            rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {execution.meaning}")
+        return "\n".join(rows)
 
     # ---- the call ----------------------------------------------------------------------------------------------------
 

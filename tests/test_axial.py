@@ -215,6 +215,18 @@ def test_random_layers_without_content_equal_dense_too():
             torch.testing.assert_close(*both(layer, x), rtol=1e-11, atol=1e-11)
 
 
+def test_what_each_execution_takes_is_told_before_it_runs():
+    layer = conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1))
+    told = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
+    assert {"dense", "chunked", "axial", "auto"} <= set(told)
+    assert f"{64 * 64 * 9 * 224 * 224:.2g} products" in told["axial"]
+    assert told["auto"].split()[1:5] == told["axial"].split()[1:5]
+    assert float(told["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
+    layer.w_qry.requires_grad_()
+    told = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
+    assert told["auto"].split()[1:5] == told["dense"].split()[1:5]
+
+
 # ---- the three maps of shifted heads ---------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ ORDER = (
 """The modules of construct, from left to right: left never imports right."""
 
 LONGER = {
-    "construct/attention.py": 390,
+    "construct/attention.py": 410,
     "construct/pickle_walk.py": 390,
     "construct/table.py": 340,
     "verify/proofs_leakage.py": 320,

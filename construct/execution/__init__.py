@@ -32,8 +32,12 @@ def _memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return EXECUTIONS[choose(layer, batch, grid)].memory(layer, batch, grid)
 
 
+def _cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    return EXECUTIONS[choose(layer, batch, grid)].cost(layer, batch, grid)
+
+
 EXECUTIONS["auto"] = Execution(
-    _run, _memory, "axial wherever attention factorises, else dense while small, else chunked"
+    _run, _memory, "axial wherever attention factorises, else dense while small, else chunked", _cost
 )
 
 __all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense", "traced"]

@@ -192,6 +192,21 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
     return total
 
 
+def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Multiplications: a matrix for each query and head; and, of soft heads, their factors along each axis in turn."""
+    plan = axial_plan(layer, grid)
+    if plan is None:
+        return chunked.products(layer, batch, grid)
+    heads, groups, channels, _ = layer.w_val.shape
+    total = batch * heads * grid.asked * groups * channels * layer.w_out.shape[3]
+    done, left = 1, grid.keys
+    for n, queries in zip(grid.shape, grid.queries, strict=True):
+        left //= n
+        done *= len(queries)
+        total += len(plan.soft) * batch * done * n * left * layer.in_channels
+    return total
+
+
 EXECUTIONS["axial"] = Execution(
-    run, memory, "the softmax factorised over the axes: exact, at about a convolution's cost"
+    run, memory, "the softmax factorised over the axes: exact, at about a convolution's cost", cost
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block, working_dtype
-from construct.execution.memory import operands
+from construct.execution.memory import operands, products
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -77,4 +77,4 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return block + table + values + output + operands(layer, batch, rows, grid.keys, 1)
 
 
-EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time")
+EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time", products)

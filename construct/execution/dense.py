@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
-from construct.execution.memory import operands
+from construct.execution.memory import operands, products
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -47,4 +47,4 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return attention + lookup + values + output + operands(layer, batch, grid.asked, grid.keys, layer.heads)
 
 
-EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory")
+EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)
