@@ -61,7 +61,7 @@ def pair(
     x = torch.randn(1, conv.in_channels, side, side, device=device)
     last = x.contiguous(memory_format=CHANNELS_LAST)
     conv_last = copy.deepcopy(conv)
-    conv_last.to(memory_format=CHANNELS_LAST)
+    conv_last.to(memory_format=CHANNELS_LAST)  # type: ignore[call-overload]
     run: Any = torch.compile(layer) if compiled else layer
 
     def call(module: Any, given: torch.Tensor) -> Call:
@@ -126,7 +126,7 @@ def network(device: torch.device) -> None:
     x = torch.randn(1, 3, 224, 224, device=device)
     last = x.contiguous(memory_format=CHANNELS_LAST)
     net_last = copy.deepcopy(net)
-    net_last.to(memory_format=CHANNELS_LAST)
+    net_last.to(memory_format=CHANNELS_LAST)  # type: ignore[call-overload]
     with torch.no_grad():
         difference = (net(x) - converted(x)).abs().max().item() / net(x).abs().max().item()
         a, b, c, d = medians(
