@@ -19,7 +19,20 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 README = ROOT / "README.md"
 
 ORDER = (
-    *("demo", "errors", "plain_text", "room", "geometry", "shifts", "tokens", "encoding", "sharpness", "rank", "heads"),
+    *(
+        "requirements",
+        "demo",
+        "errors",
+        "plain_text",
+        "room",
+        "geometry",
+        "shifts",
+        "tokens",
+        "encoding",
+        "sharpness",
+        "rank",
+        "heads",
+    ),
     *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import construct
+from construct import requirements
 from construct.files import read
 from construct.from_conv import main
 
@@ -191,3 +192,38 @@ def test_row_18_and_19_safetensors_headers(content: bytes, tmp_path: Path, capsy
 def test_row_52_the_certificate_does_not_replace_the_output(tmp_path: Path, capsys: Any) -> None:
     torch.save(nn.Conv2d(1, 1, 1), tmp_path / "m.pt")
     assert "where the certificate goes" in error(tmp_path / "m.pt", "-o", str(tmp_path / "o.json"), capsys=capsys)
+
+
+def test_row_57_an_old_torch_is_named() -> None:
+    requirements.check("2.10.0")
+    requirements.check("2.13.0+cpu")
+    with pytest.raises(
+        ImportError, match=r"needs torch 2.10 or newer, and this is 2.9.1 \(pip install 'torch>=2.10'\)"
+    ):
+        requirements.check("2.9.1")
+
+
+def test_row_57_a_missing_package_is_named(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(nn.Conv1d(1, 1, 1), path)
+    monkeypatch.setattr("construct.export.find_spec", lambda name: None)
+    told = error(path, "--input-size", "1", "4", "--format", "onnx", capsys=capsys)
+    assert "pip install onnx onnxscript" in told
+
+
+def test_row_58_threads_flags_and_random_state_are_as_they_were(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(nn.Conv1d(1, 1, 3), path)
+
+    def state() -> tuple[Any, ...]:
+        flags = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_grad_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+        return (torch.get_num_threads(), torch.get_default_dtype(), *flags, torch.random.get_rng_state().tolist())
+
+    before = state()
+    assert main([str(path), "--seed", "7"]) == 0
+    assert state() == before
+    assert "seed: 7" in capsys.readouterr().out
