@@ -140,7 +140,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
         made.save(stream)  # type: ignore[arg-type]
     content, difference = stream.getvalue(), None
     if find_spec("onnxruntime") is not None:
-        import onnxruntime
+        import onnxruntime  # an extra of its own, not always there
 
         session = onnxruntime.InferenceSession(content)
 

@@ -70,7 +70,7 @@ def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, 
             for name in names:
                 t[name][pick()] = float(rng.choice([1e-3, 1.0]))
         case 9:
-            t["v"][h, 1:] -= t["v"][h, :1] * 2 * float(rng.choice([1, -1, 0.5, 0.25, 0.49])) * rng.integers(0, 2)
+            t["v"][h, 1:] -= t["v"][h, :1] * 2 * float(rng.choice([1, -1, 0.5, 0.25, 0.49])) * int(rng.integers(0, 2))
         case 10:
             flat[place] = flat[place] * (1 + 2 * torch.finfo(flat.dtype).eps) if flat[place] else 2.0**-20
         case 11:
