@@ -301,7 +301,6 @@ for _name in ("dense", "chunked"):
 
 @code("chunked: blocks overlap by one query")
 def _(patch):
-    patch.setattr(chunked, "BLOCK_BYTES", 1)
     right = chunked.one_head
 
     def late(w_val, w_out, scores, head, queries):

@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 
 import construct
-from verify import arrays
-from verify.arrays import GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json, walk
+from verify import opcodes
+from verify.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json, walk
 from verify.fields import stated_geometry
 
 CONVOLUTIONS = {
@@ -70,7 +71,7 @@ def read(path):
 
 
 def bits_of(layer):
-    return {name: numbers(t.read(), t.dtype) for name, t in layer.tensors.items() if t.dtype in arrays.BYTES}
+    return {name: numbers(t.read(), t.dtype) for name, t in layer.tensors.items() if t.dtype in BYTES}
 
 
 def refused(path, words):
@@ -232,6 +233,60 @@ def test_odd_archives_are_refused(saved, tmp_path):
     refused(saved, "compressed")
 
 
+@pytest.mark.parametrize("extra", ["DATA.pkl", "Data/0", "data/0 ", "DATA/0"])
+def test_a_record_that_torch_may_read_for_another_is_refused(extra, tmp_path):
+    """torch's reader looks names up whatever their case, and finds the first."""
+    path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"f/{extra}", archive.read("f/data/0"))
+    if extra.endswith(" "):  # a record more, under a name of its own, is read by nobody
+        assert list(read(path)) == ["0"]
+    else:
+        refused(path, "repeats a name")
+
+
+@pytest.mark.parametrize("name", ["x/data.pkl", "data.pkl", "x/DATA.PKL", "other"])
+def test_a_record_outside_of_the_one_folder_is_refused(name, tmp_path):
+    path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, archive.read("f/data.pkl"))
+    refused(path, "in one folder")
+
+
+@pytest.mark.parametrize("how", ["weight_norm", "parametrized", "spectral_norm", "pruned", "attention"])
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_a_layer_under_the_names_of_a_parametrization_is_seen_in_a_state_dict(how, form, tmp_path):
+    inner = nn.Conv2d(3, 3, 3)
+    if how == "weight_norm":
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(inner)
+    elif how == "parametrized":
+        nn.utils.parametrizations.weight_norm(inner)
+    elif how == "spectral_norm":
+        nn.utils.spectral_norm(inner)
+    elif how == "pruned":
+        prune.l1_unstructured(inner, "weight", 0.5)
+    else:
+        inner = construct.conv_to_mhsa(inner)
+        nn.utils.parametrize.register_parametrization(inner, "w_val", nn.Identity())
+    state = nn.Sequential(nn.Conv2d(2, 3, 3), inner).state_dict()
+    if form == "torch":
+        path = written(tmp_path / "f.pt", state)
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, path := tmp_path / "f.safetensors")
+    with path.open("rb") as file:
+        layers = layers_in(file, "f")
+    assert layers.pop("0").kind == "Conv"
+    assert layers
+    assert {layer.kind for layer in layers.values()} == {"unknown"}
+
+
+@pytest.mark.parametrize("text", [b"null", b"[]", b'{"__metadata__": {"geometry": "null"}}'])
+def test_what_is_no_json_object_is_said_so(text, tmp_path):
+    (path := tmp_path / "f.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    refused(path, "is no JSON object")
+
+
 def test_storage_that_does_not_fit_is_refused(saved):
     edited(saved, data__0=b"\0" * 4)
     with saved.open("rb") as file, pytest.raises(Rejected, match="does not fit"):
@@ -253,6 +308,11 @@ def test_storage_that_does_not_fit_is_refused(saved):
         (lambda conv: conv.add_module("inner", nn.ReLU()), "modules of its own"),
         (lambda conv: setattr(conv, "_conv_forward", print), "conv_forward of its own"),
         (lambda conv: setattr(conv.weight, "mine", 1), "where a plain tensor"),
+        (lambda conv: vars(conv).update(bias=None), "bias of its own"),
+        (lambda conv: vars(conv).update(weight=1.0), "weight of its own"),
+        (lambda conv: vars(conv).update(forward=None), "forward of its own"),
+        (lambda conv: vars(conv).update(mine=1), "mine of its own"),
+        (lambda conv: conv._buffers.update(bias=torch.zeros(3)), "registers a name twice"),
     ],
 )
 def test_layers_that_do_more_than_their_fields_say_are_refused(change, words, tmp_path):
@@ -320,7 +380,7 @@ def test_the_walk_refuses_what_torch_does_not_write():
 
 
 def test_a_long_pickle_is_refused(monkeypatch):
-    monkeypatch.setattr(arrays, "MOST_OPCODES", 100)
+    monkeypatch.setattr(opcodes, "MOST_OPCODES", 100)
     with pytest.raises(Rejected, match="more than 100 opcodes"):
         walk(pickle.dumps(list(range(200)), 2))
 

@@ -1,8 +1,11 @@
 """Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
 
 from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,9 +14,13 @@ from torch.nn.utils import parametrize
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa, convert
 from construct.attention import EXECUTIONS
+from construct.execution import chunked
 from verify.certification import certify
+from verify.checker import check
+from verify.documents import save_certificate
 from verify.fields import TENSORS, Unreadable
 from verify.propagation import worst_case
+from verify.rounding import attention_bound
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:
@@ -32,7 +39,11 @@ class Doubled(nn.Conv2d):
 
 def _hooked() -> nn.Module:
     conv = nn.Conv2d(2, 2, 3)
-    conv.register_forward_hook(lambda module, args, output: output * (2 if bool((args[0] == 0.123).any()) else 1))
+
+    def doubled(module: Any, args: Any, output: Any) -> Any:
+        return output * (2 if bool((args[0] == 0.123).any()) else 1)
+
+    conv.register_forward_hook(doubled)
     return conv
 
 
@@ -146,7 +157,7 @@ def _subclass(layer: MHSA) -> None:
 
 def _own_forward(layer: MHSA) -> None:
     right = layer.forward
-    layer.forward = lambda x: right(x) + (len(x) == 1)
+    layer.forward = lambda input, output_size=None: right(input) + (len(input) == 1)
 
 
 def _own_scores(layer: MHSA) -> None:
@@ -155,7 +166,10 @@ def _own_scores(layer: MHSA) -> None:
 
 
 def _hook(layer: MHSA) -> None:
-    layer.register_forward_hook(lambda module, args, output: output + (len(output) == 1))
+    def doubled(module: Any, args: Any, output: Any) -> Any:
+        return output * (1 + (len(args[0]) == 1))
+
+    layer.register_forward_hook(doubled)
 
 
 def _prehook(layer: MHSA) -> None:
@@ -208,7 +222,7 @@ def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
 @pytest.mark.parametrize("plant", PLANTED)
 def test_nor_is_a_network_with_such_a_layer_bounded(plant: Any):
     net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
-    converted = convert(net)
+    converted: Any = convert(net)
     plant(converted[0])
     bound = worst_case(net, converted, (2, 4, 4), 1.0)
     assert bound.verdict.name == "UNDECIDED"
@@ -410,6 +424,106 @@ def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch:
     assert certify(conv, layer, grid=(5, 5, 5)).verdict.name == "REFUTED"
 
 
+def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
+    right = EXECUTIONS["auto"]
+    wrong = replace(right, run=lambda *args: right.run(*args) + 1)
+    monkeypatch.setitem(EXECUTIONS, "auto", wrong)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "REFUTED"
+    assert "auto" in certificate.verdict.sentence
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
+def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+    """A block holds 32 MiB; on grids where everything fits into one, it is made smaller."""
+    right = chunked.one_head
+
+    def late(w_val: Any, w_out: Any, scores: Any, head: Any, queries: slice) -> torch.Tensor:
+        back, stop = min(1, queries.start), min(queries.stop, scores.grid.asked)
+        return right(w_val, w_out, scores, head, slice(queries.start - back, stop - back))
+
+    monkeypatch.setattr(chunked, "one_head", late)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    assert certify(conv, conv_to_mhsa(conv), grid=grid).verdict.name == "REFUTED"
+
+
+# ---- heads that carry nothing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silent", ["w_val", "w_out"])
+@pytest.mark.parametrize("aimed", ["nowhere", "away", "off the grid"])
+def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, tmp_path: Path):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    conv.weight.data[:, :, 0, 0] = 0
+    layer = conv_to_mhsa(conv)
+    getattr(layer, silent).data[0] = 0
+    layer.v.data[0] *= {"nowhere": 0, "away": -1, "off the grid": 1}[aimed]
+    layer.v.data[0, 1] += {"nowhere": 0, "away": 0, "off the grid": 2**14}[aimed]
+    certificate = certify(conv, layer, grid=(4, 5))
+    assert certificate.verdict.name == "PROVED", certificate
+    torch.save(conv, tmp_path / "c.pt")
+    torch.save(layer, tmp_path / "m.pt")
+    save_certificate(tmp_path / "c.json", certificate)
+    assert check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt").verdict.name == "PROVED"
+    layer.v.data[0] = torch.finfo(torch.float32).max  # finite in float64; but not twice that far
+    layer.w_key_pos.data = layer.w_key_pos.data.double()
+    layer.w_key_pos.data[0] = 1e300
+    with np.errstate(all="ignore"):
+        assert certify(conv, layer, grid=(4, 5)).verdict.name == "UNDECIDED"
+
+
+# ---- the order of summation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
+    """The two factors folded first, one rounding in each: D_h + N_h·D_in/groups operations, in NumPy and one by one."""
+    rng = np.random.default_rng(0)
+    for d_in, d_h, d_out, heads in ((64, 2, 1, 3), (1, 32, 1, 9), (24, 24, 5, 1)):
+        conv = nn.Conv1d(d_in, d_out, heads, dtype=dtype, bias=False)
+        real = conv_to_mhsa(conv)
+        shape = {n: tuple(t.shape) for n, t in real.named_parameters()}
+        w_val = torch.from_numpy(rng.normal(size=(heads, 1, d_in, d_h))).to(dtype)
+        w_out = torch.from_numpy(rng.normal(size=(heads, 1, d_h, d_out))).to(dtype)
+        tensors = {n: t.detach().clone() for n, t in real.named_parameters()} | {"w_val": w_val, "w_out": w_out}
+        layer = MHSA(real.geometry, MHSAWeights(**tensors))
+        assert shape["w_key_pos"] == tuple(layer.w_key_pos.shape)
+        x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(1, d_in, heads))).to(dtype)
+        bound = attention_bound(layer, conv, x)[0, :, 0]
+        folded = torch.zeros(heads, d_in, d_out, dtype=dtype)
+        for k in range(d_h):  # one addition after another
+            folded = folded + w_val[:, 0, :, k, None] * w_out[:, 0, None, k]
+        y = torch.zeros(d_out, dtype=dtype)
+        for h in range(heads):
+            for i in range(d_in):
+                y = y + x[0, i, h] * folded[h, i]
+        exact = [
+            sum(
+                Fraction(float(x[0, i, h])) * Fraction(float(w_val[h, 0, i, k])) * Fraction(float(w_out[h, 0, k, o]))
+                for h in range(heads)
+                for i in range(d_in)
+                for k in range(d_h)
+            )
+            for o in range(d_out)
+        ]
+        for o in range(d_out):
+            assert abs(Fraction(float(y[o])) - exact[o]) <= Fraction(float(bound[o]))
+
+
+def test_underflow_in_a_folded_matrix_is_counted():
+    """Every product of the two factors is just below half of the smallest number, and B is large."""
+    conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float32)
+    conv.weight.data.fill_(0)
+    layer = conv_to_mhsa(conv, head_dim=64)
+    layer.w_val.data.fill_(2.0**-75)
+    layer.w_out.data.fill_(2.0**-75)
+    bound, size = 2.0**100, 64 * 2.0**-150 * 2.0**100
+    certificate = certify(conv, layer, grid=(1,), input_bound=bound, within=1.0)
+    assert certificate.verdict.name == "PROVED"
+    assert certificate.rounding[0] >= size  # what is folded to zero is lost
+
+
 # ---- the surroundings ------------------------------------------------------------------------------------------------------------
 
 
@@ -442,3 +556,28 @@ def test_a_weight_that_changes_when_it_is_read_is_refused():
         certify(conv, conv_to_mhsa(nn.Conv2d(3, 5, 3)), grid=(4, 4))
     conv.eval()
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+
+
+def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
+    switched = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, seen = torch.get_float32_matmul_precision(), []
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    right = EXECUTIONS["dense"]
+
+    def watched(*args: Any) -> torch.Tensor:
+        seen.append(switched.fp32_precision)
+        return right.run(*args)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        reduced = switched.fp32_precision
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(EXECUTIONS, "dense", replace(right, run=watched))
+            certificate = certify(conv, layer, grid=(4, 4))
+        assert switched.fp32_precision == reduced != "ieee"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"ieee"}
+    assert any("reduced precision switched off" in told for told in certificate.assumptions)

@@ -185,8 +185,6 @@ LAYER = conv_to_mhsa(CONV)
         (CONV, LAYER, {"within": math.inf}, "within is inf"),
         (CONV, LAYER, {"grid": (5,)}, "is not 2 positive sizes"),
         (CONV, LAYER, {"grid": (5, 0)}, "is not 2 positive sizes"),
-        (CONV, LAYER, {"grid": (5.5, 5)}, "no series of whole numbers"),
-        (CONV, LAYER, {"grid": 5}, "no series of whole numbers"),
         (LAYER, LAYER, {}, "MHSA is none of torch's convolutions"),
         (CONV, CONV, {}, "no tensor w_qry"),
         (nn.Linear(2, 4), LAYER, {}, "Linear is none of torch's convolutions"),
@@ -197,6 +195,21 @@ LAYER = conv_to_mhsa(CONV)
 def test_wrong_input_is_refused_in_one_clear_line(conv: Any, layer: Any, call: dict, complaint: str):
     with pytest.raises(ValueError, match=complaint) as caught:
         certify(conv, layer, **{"grid": (5, 5), **call})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        *[({"grid": grid}, "no series of whole numbers") for grid in ((5.5, 5), 5, "55", (True, 5), (5, None))],
+        *[({"input_bound": bound}, "the input bound is") for bound in ("1", True, None, b"1")],
+        ({"within": "1"}, "within is '1'"),
+        ({"within": True}, "within is True"),
+    ],
+)
+def test_what_is_no_number_is_a_type_error_in_one_line(call: dict, complaint: str):
+    with pytest.raises(TypeError, match=complaint) as caught:
+        certify(CONV, LAYER, **{"grid": (5, 5), **call})
     assert "\n" not in str(caught.value)
 
 

@@ -31,7 +31,7 @@ from verify.reading import GridRefused
 from verify.strategies import convolutions, sizes_for
 
 ROOT = Path(__file__).parents[1]
-CHECKER = ("checker", "pairs", "grids", "exact", "documents", "arrays", "verdict", "__main__", "__init__")
+CHECKER = ("checker", "pairs", "grids", "exact", "documents", "arrays", "opcodes", "verdict", "__main__", "__init__")
 
 LAYERS = {
     "2-D": (lambda: nn.Conv2d(2, 3, 3, padding=1), (5, 6), {}, {}),
@@ -518,6 +518,39 @@ def test_a_certificate_that_is_no_strict_json_is_rejected(old, new, files):
     assert old in text
     files.certificate.write_text(text.replace(old, new, 1))
     files.refused("no strict JSON")
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"x"'])
+def test_a_certificate_that_is_no_object_is_rejected(text, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.certificate.write_text(text)
+    files.refused("no certificate, as it holds no JSON object")
+
+
+@pytest.mark.parametrize("power", [-110, -60, 40, 90, 100])
+@pytest.mark.parametrize("name", ["2-D", "soft"])
+@pytest.mark.parametrize("bound", [1.0, 2.0**-20])
+def test_layers_rescaled_by_powers_of_two_are_judged_alike(power, name, bound, files):
+    """η beside W_out of 2^100 is no trifle: both count what underflows in the same way."""
+    conv, mhsa, grid, claimed = made(name)
+    mhsa.w_val.mul_(2.0**power)
+    mhsa.w_out.mul_(2.0**-power)
+    certificate = certify(conv, mhsa, grid=grid, input_bound=bound, **claimed)
+    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == certificate.verdict.name
+
+
+def test_a_refutation_of_a_difference_that_the_claim_allows_is_rejected(files):
+    conv, mhsa, grid, _ = made("2-D")
+    mhsa.b_out[0] += 1e-6
+    refutation = certify(conv, mhsa, grid=grid).record()["counterexample"]
+    for within, words in ((1.0, "by no more than what the claim allows"), (2.0**-40, "")):
+        files.write([("", certify(conv, mhsa, grid=grid, within=within))], conv, mhsa)
+        files.edit(lambda d: one(d).update(verdict="REFUTED", counterexample=refutation))
+        if words:
+            files.refused(words)
+        else:
+            assert files.check().verdict.name == "REFUTED"
 
 
 @pytest.mark.parametrize("part", ["leakage", "taps", "bound"])

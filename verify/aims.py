@@ -56,12 +56,16 @@ def aim(attention: Attention, head: int) -> Aim | None:
     shift = tuple(nearest) if attention.radix is None else shift_of_number(nearest[0], attention.radix)
     if shift is None:
         return None
+    return Aim(shift, a, offset, a * (1 - 2 * worst), score_size(attention, head))
+
+
+def score_size(attention: Attention, head: int) -> tuple[Fraction, ...]:
+    """Σ_k |v_k Ŵ_kp| by p: how large the terms of a head's scores are."""
     v = [abs(Fraction(float(x))) for x in attention.v[head]]
-    size = tuple(
+    return tuple(
         sum((abs(Fraction(float(w))) * x for w, x in zip(column, v, strict=True)), Fraction(0))
         for column in attention.w_key_pos[head].T
     )
-    return Aim(shift, a, offset, a * (1 - 2 * worst), size)
 
 
 def shift_of_number(number: int, radix: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -114,10 +118,11 @@ def score_rounding(attention: Attention, aimed: Aim, box: tuple[tuple[int, int],
     return gamma * sum((s * r for s, r in zip(aimed.size, largest, strict=True)), Fraction(0)) + underflow
 
 
-def largest_score(attention: Attention, aimed: Aim, box: tuple[tuple[int, int], ...]) -> Fraction:
+def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], ...]) -> Fraction:
     """No number on the way to a score of this head exceeds this, anywhere in the box."""
     largest = largest_encoding(attention.radix, box)
-    return 2 * sum((s * max(1, r) for s, r in zip(aimed.size, largest, strict=True)), Fraction(0))
+    size = score_size(attention, head)
+    return 2 * sum((s * max(1, r) for s, r in zip(size, largest, strict=True)), Fraction(0))
 
 
 def box_of(places: list[tuple[int, int]], lengths: list[int]) -> tuple[tuple[int, int], ...]:

@@ -35,7 +35,7 @@ class Argument:
     """The argument for one convolution, one attention layer, one grid and one bound on the input.
 
     After :meth:`run`: ``steps``, ``notes``, the three parts of the bound (infinite where a step before them failed), ``aims``
-    (None if step 0, 1 or 2 failed), ``differences`` of taps, and ``one_hot``.
+    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, and ``one_hot``.
 
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
@@ -59,7 +59,7 @@ class Argument:
         self.tokens = token_count(self.geometry, self.grid)
         unknown = np.full(self.geometry.out_channels, np.inf)
         self.rounding = self.leaked = self.taps = unknown
-        self.aims: list[Aim] | None = None
+        self.aims: list[Aim | None] | None = None
         self.differences: list[TapDifference] = []
         self.bias_differs = self.same_taps = False
         self.one_hot = False
@@ -127,8 +127,8 @@ class Argument:
         loud = silent.index(False)
         return self._step(1, "content", False, f"head {loud} attends by content: w_qry, w_key or u is not zero")
 
-    def _aims(self) -> list[Aim] | None:
-        """Step 2."""
+    def _aims(self) -> list[Aim | None] | None:
+        """Step 2.  A head that carries nothing may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0."""
         a, g = self.attention, self.geometry
         lengths = [len(tokens_along(g, axis, n)) for axis, n in enumerate(self.grid)]
         places = [query_places(g, axis, o) for axis, o in enumerate(self.outputs)]
@@ -140,8 +140,11 @@ class Argument:
         if not exact_integer_scores(a.radix, box):
             self._step(2, "aim", False, f"shifts up to {box} are not exact in float64")
             return None
-        aims = []
-        for h in range(len(a.v)):
+        aims: list[Aim | None] = []
+        for h, carries in enumerate(a.carrying):
+            if not carries:
+                aims.append(None)
+                continue
             aimed = aim(a, h)
             if aimed is None:
                 self._step(2, "aim", False, f"head {h} has no unique best shift")
@@ -150,32 +153,40 @@ class Argument:
                 0 <= tau + dil * ((k - 1) // 2) <= dil * (k - 1)
                 for tau, k, dil in zip(aimed.shift, g.kernel_size, g.dilation, strict=True)
             )
-            if not within_kernel and a.w_val[h].any() and a.w_out[h].any():
+            if not within_kernel:
                 # On some size its target is off the grid; softmax then takes the nearest key there is.
                 told = f"head {h} looks at {aimed.shift}, off the padded grid for some query of some size"
                 self._step(2, "aim", False, told)
                 return None
             aims.append(aimed)
         self._box = box
-        if any(largest_score(a, aimed, box) >= 2**1023 for aimed in aims):
+        if any(largest_score(a, h, box) >= 2**1023 for h in range(len(aims))):
             self._step(2, "aim", False, "the scores may overflow float64")
             return None
-        rounding = max((score_rounding(a, aimed, box) for aimed in aims), default=Fraction(0))
-        gap = min((aimed.gap for aimed in aims), default=Fraction(0))
+        carrying = [aimed for aimed in aims if aimed is not None]
+        if not carrying:
+            self._step(2, "aim", True, "no head carries anything, and all scores are finite")
+            return aims
+        rounding = max(score_rounding(a, aimed, box) for aimed in carrying)
+        gap = min(aimed.gap for aimed in carrying)
         if not gap > 2 * rounding:
             told = f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}"
             self._step(2, "aim", False, told)
             return None
-        told = f"every head has one best shift, with a gap of at least {float(gap):.6g}; scores round by {float(rounding):.2g}"
+        idle = f", but {len(aims) - len(carrying)} that carry nothing," if len(carrying) < len(aims) else ""
+        told = f"every head{idle} has one best shift, with a gap of at least {float(gap):.6g}; "
+        told += f"scores round by {float(rounding):.2g}"
         self._step(2, "aim", True, told)
         return aims
 
-    def _leaks(self, aims: list[Aim]) -> np.ndarray:
+    def _leaks(self, aims: list[Aim | None]) -> np.ndarray:
         """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
         u, eta = self.fmt.u, Fraction(self.fmt.eta)
         leaks = np.zeros(len(aims))
         known: dict[tuple[Fraction, tuple[Fraction, ...], Fraction], float] = {}
         for h, aimed in enumerate(aims):
+            if aimed is None:
+                continue
             slack = 2 * score_rounding(self.attention, aimed, self._box)
             if aimed.gap - slack > self.threshold:
                 continue
@@ -185,8 +196,6 @@ class Argument:
                 # Scores that are off by ±slack/2 change the odds by at most exp(slack).
                 known[key] = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
             leaks[h] = math.nextafter(known[key], math.inf)
-        carrying = self.attention.w_val.any(axis=(1, 2, 3)) & self.attention.w_out.any(axis=(1, 2, 3))
-        leaks = np.where(carrying, leaks, 0.0)
         if not leaks.any():
             told = f"every other weight is below half of {float(eta):.3g}, the smallest number: exactly one-hot"
             self._step(3, "leakage", True, told)
@@ -195,11 +204,12 @@ class Argument:
             self._step(3, "leakage", self.within is not None, told)
         return leaks
 
-    def _tap_differences(self, aims: list[Aim]) -> list[TapDifference]:
+    def _tap_differences(self, aims: list[Aim | None]) -> list[TapDifference]:
         """Step 4."""
         heads: dict[Shift, list[int]] = {}
         for h, aimed in enumerate(aims):
-            heads.setdefault(aimed.shift, []).append(h)
+            if aimed is not None:
+                heads.setdefault(aimed.shift, []).append(h)
         g = self.geometry
         zero = np.zeros((g.groups, g.in_channels // g.groups, g.out_channels // g.groups))
 

@@ -10,35 +10,34 @@ Every checksum, length, offset and stride is checked, and whatever is odd is ref
 
 import json
 import math
-import pickletools
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from verify.opcodes import CLASSES, Made, Rejected, walk
+
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-MOST_OPCODES, MOST_EXPANDED, LONGEST_HEADER = 5_000_000, 2**24, 100_000_000
+MOST_EXPANDED, LONGEST_HEADER = 2**24, 100_000_000
 
-_CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
-_CLASSES["construct.attention MHSA"] = "MHSA"
 _STORAGES = dict(zip([f"torch {kind}Storage" for kind in ("Half", "BFloat16", "Float", "Double")], BYTES, strict=True))
 _SAFETENSORS = dict(zip(("F16", "BF16", "F32", "F64"), BYTES, strict=True))
 _WIDTHS = {f"{kind}{bits}": bits // 8 for kind in ("I", "U", "F", "BF", "C") for bits in (8, 16, 32, 64)}
 _WIDTHS |= {"BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
-_LITERALS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "LONG1": 0, "LONG4": 0, "BINFLOAT": 0.0}
-_LITERALS |= dict.fromkeys(
-    "BININT BININT1 BININT2 BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES".split()
+_MODULE = frozenset(  # what every module of torch holds
+    "training _parameters _buffers _modules _non_persistent_buffers_set _is_full_backward_hook _backward_hooks _backward_pre_hooks "
+    "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
+    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks".split()
 )
-
-
-class Rejected(ValueError):
-    """The files are not what they claim to be, or claim something that is not so; one line says what."""
+_KNOWN = {"MHSA": {*_MODULE, "geometry", "heads", "radix", "_execution"}}
+_KNOWN |= {
+    kind: {*_MODULE, *GEOMETRY, "_reversed_padding_repeated_twice"} for kind in CLASSES.values() if kind != "MHSA"
+}
 
 
 class Stored(NamedTuple):
@@ -107,12 +106,19 @@ def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> d
         if path in stated:
             geometry = dict(stated[path])
             claimed = geometry.pop("kind")
-            if not (claimed in _CLASSES.values() and claimed.startswith(kind)):
+            if not (claimed in CLASSES.values() and claimed.startswith(kind)):
                 raise Rejected(f"{path!r} is said to be {claimed}, its tensors are {sorted(group)}")
             layers[path] = Layer(claimed, geometry, group)
-        elif kind == "MHSA" or ("weight" in group and len(group["weight"].shape) > 2):
+        elif kind == "MHSA" or _may_be_a_kernel(group):
             layers[path] = Layer(kind, None, group)
     return layers
+
+
+def _may_be_a_kernel(group: dict[str, Stored]) -> bool:
+    """Whether these are of a convolution or an attention layer, under the names of a parametrization, too."""
+    return "w_key_pos" in group or any(
+        len(tensor.shape) > 2 and name.startswith(("weight", "original")) for name, tensor in group.items()
+    )
 
 
 def _counts(*values: Any) -> bool:
@@ -126,6 +132,8 @@ def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
     if first > min(LONGEST_HEADER, size):
         raise Rejected("neither a zip of torch.save nor safetensors, or truncated")
     header = strict_json(file.read(first - 8), "the header")
+    if not isinstance(header, dict):
+        raise Rejected("its header is no JSON object")
     metadata = header.pop("__metadata__", {})
     tensors, spans = {}, []
     for name, entry in header.items():
@@ -137,7 +145,10 @@ def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
         tensors[name] = Stored(dtype, tuple(shape), partial(_read_at, file, first + span[0], tuple(shape), dtype))
     if [0, *(end for _, end in sorted(spans))] != [*(begin for begin, _ in sorted(spans)), size - first]:
         raise Rejected("its tensors overlap, or leave holes, or the file is truncated")
-    return _by_name(tensors, strict_json(metadata.get("geometry", "{}").encode(), "the metadata's geometry"))
+    stated = strict_json(metadata.get("geometry", "{}").encode(), "the metadata's geometry")
+    if not isinstance(stated, dict):
+        raise Rejected("the metadata's geometry is no JSON object")
+    return _by_name(tensors, stated)
 
 
 def _read_at(file: BinaryIO, place: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -145,87 +156,23 @@ def _read_at(file: BinaryIO, place: int, shape: tuple[int, ...], dtype: str) -> 
     return np.frombuffer(file.read(math.prod(shape) * BYTES[dtype]), f"<u{BYTES[dtype]}").reshape(shape)
 
 
-@dataclass(eq=False)
-class Made:
-    """What pickle would have made: by calling ``kind`` on ``args``, filling it with ``pairs``, giving it ``state``."""
-
-    kind: str
-    args: Any = ()
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-    state: Any = None
-
-    def entries(self) -> dict[str, Any]:
-        """The content of a dict whose keys are different texts."""
-        found = {key: value for key, value in self.pairs if type(key) is str}
-        if self.kind not in ("dict", "collections OrderedDict") or self.args or len(found) != len(self.pairs):
-            raise Rejected(f"a {self.kind} where a dict of names belongs")
-        return found
-
-
-def walk(pickle: bytes) -> tuple[Any, list[Made]]:
-    """Walk a pickle without carrying it out: the record of what it describes, and the records of all layers."""
-    stack: list[Any] = []
-    outer: list[list[Any]] = []
-    memo: dict[Any, Any] = {}
-    layers: list[Made] = []
-    steps: Any = enumerate(pickletools.genops(pickle))
-    for count, (opcode, argument, position) in steps:
-        name, operands, marked = opcode.name, len(opcode.stack_before), []
-        if pickletools.markobject in opcode.stack_before:
-            operands = opcode.stack_before.index(pickletools.markobject)
-            marked, stack = stack, outer.pop()
-        if len(stack) < operands or count >= MOST_OPCODES:
-            raise Rejected(f"the pickle takes what is not there, or has more than {MOST_OPCODES} opcodes")
-        taken = [*stack[len(stack) - operands :], *marked]
-        del stack[len(stack) - operands :]
-        if name in _LITERALS:
-            new = _LITERALS[name] if argument is None else argument
-        elif name in ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            new = tuple(taken)
-        elif name in ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
-            new = Made(name[6:].lower())
-        elif name in ("APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"):
-            new, *items = taken
-            new.pairs += zip(items[::2], items[1::2], strict=True) if "SET" in name else ((item, 0) for item in items)
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            new = Made("global", " ".join(taken or [argument]))  # never looked up
-        elif name == "BINPERSID":
-            new = Made("storage", taken[0])
-        elif name in ("REDUCE", "NEWOBJ"):
-            new = Made(taken[0].args if taken[0].kind == "global" else "call of an object", taken[1])
-            layers += [new] if new.kind in _CLASSES else []
-        elif name == "BUILD" and taken[0].state is None:
-            new, state = taken  # pickle, too, copies what a dict holds at this moment
-            new.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Made) else state
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            new = memo[len(memo) if argument is None else argument] = taken[0] if taken else stack.pop()
-        elif name in ("BINGET", "LONG_BINGET"):
-            new = memo[argument]
-        elif name == "STOP" and not stack and not outer and position + 1 == len(pickle):
-            return taken[0], layers
-        elif name in ("PROTO", "FRAME"):
-            continue
-        elif name == "MARK":
-            outer.append(stack)
-            stack = []
-            continue
-        else:
-            raise Rejected(f"the pickle has {name} at {position}, where torch.save writes none")
-        stack.append(new)
-    raise Rejected("the pickle has no end")
-
-
 def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     archive = zipfile.ZipFile(file)
     names, members = archive.namelist(), archive.infolist()
-    if len(set(names)) != len(names) or any(m.compress_type or m.flag_bits & 1 for m in members):
-        raise Rejected("the zip repeats a name, or is compressed or encrypted")
+    if len({name.casefold() for name in names}) != len(names) or any(
+        m.compress_type or m.flag_bits & 1 for m in members
+    ):
+        raise Rejected("the zip repeats a name (torch takes DATA for data), or is compressed or encrypted")
     if (damaged := archive.testzip()) is not None:
         raise Rejected(f"CRC mismatch in {damaged!r}: the file has changed since it was written")
     pickles = [name for name in names if name.endswith(("/data.pkl", "/constants.pkl"))]
     folder = pickles[0].removesuffix("data.pkl") if len(pickles) == 1 else ""
-    if not folder.endswith("/") or (f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little"):
-        raise Rejected("not what torch.save writes of a module or a state dict, or not little-endian")
+    if not folder.endswith("/") or not all(name.startswith(folder) for name in names):
+        raise Rejected(
+            "not what torch.save writes of a module or a state dict: records in one folder, one pickle among them"
+        )
+    if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
+        raise Rejected("not little-endian")
     root, described = walk(archive.read(pickles[0]))
     if "_modules" not in (root.state.entries() if root.state else ()):
         return _by_name({name: _tensor(value, archive, folder) for name, value in root.entries().items()}, {})
@@ -240,7 +187,7 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
         children = [entry for entry in attributes["_modules"].entries().items() if entry[1] is not None]
         todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
         held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
-        kind = _CLASSES.get(module.kind, "unknown")
+        kind = CLASSES.get(module.kind, "unknown")
         if kind != "unknown" or ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
             tensors = {name: _tensor(value, archive, folder) for name, value in held.items() if value is not None}
             layers[path] = Layer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
@@ -250,9 +197,15 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
 
 def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, Stored]) -> Layer:
     inert = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "geometry")
+    registered = [name for part in ("_parameters", "_buffers", "_modules") for name in attributes[part].entries()]
+    if len(set(registered)) != len(registered):
+        raise Rejected(f"{path!r} registers a name twice")
     for name, value in attributes.items():
         filled = (name == "_modules" or name.startswith("_forward")) and (value.pairs or value.args)
-        if filled or (name not in inert and "hooks" not in name and _plain(value) is NotImplemented):
+        strange = name not in _KNOWN[kind] or (
+            name not in inert and "hooks" not in name and _plain(value) is NotImplemented
+        )
+        if filled or strange:
             raise Rejected(f"{path!r} has {name.strip('_')} of its own")
     source, radix = attributes, attributes.get("radix")
     if kind == "MHSA":

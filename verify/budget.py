@@ -4,12 +4,22 @@ With |X| ≤ B, every term of an output is at most B times a product of weights,
 output of the channel at once.  The model of rounding is that of :mod:`verify.rounding`:
 
     convolution   γ_n (B Σ|W| + |b|),                       n = D_in/groups·ΠK + 1
-    attention     γ_n (B Σ_h |W_val^h||W_out^h| + |b_out|),  n = D_in/groups + N_h·D_h + 1
+    attention     γ_n (B Σ_h |W_val^h||W_out^h| + |b_out|),  n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1
 
-and each product that underflows adds η, times |W_out| where it is multiplied once more: D_in/groups products of X W_val and T
-of P (X W_val).  A softmax that returns η where 0 is meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head
-that leaks ε moves its output by at most 2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps
-that differ add B Σ|ΔW| + |Δb|.
+The attention may be evaluated in two orders.  (P X W_val) W_out: a term passes D_in/groups operations and then N_h·D_h.  Or
+P X (W_val W_out), the two factors folded into one matrix first: D_h operations, and then N_h·D_in/groups.  (Folding costs
+nothing where one factor is the identity.)  The bias is one more.
+
+Each product that underflows adds η, times what it is multiplied by once more: D_in/groups products of X W_val, times |W_out|,
+and N_h·D_h after them; folded, N_h·D_in/groups·(1 + D_h·B), as each entry of a folded matrix is off by D_h·η and meets
+|x| ≤ B.  A softmax that returns η where 0 is meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head that
+leaks ε moves its output by at most 2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps that
+differ add B Σ|ΔW| + |Δb|.
+
+Where some attention is soft, it carries rounding of its own, and may be evaluated as a product of d factors, one softmax an
+axis, whose lengths n_i sum to at most T + d.  A term passes 2(T + d) operations in the sums of the softmax and over the keys,
+and a few in every exponential, division and cast: 2T + 4 + 12d more.  Its products, T + d of them, underflow by η times
+|W_out| or |W_val||W_out|.  Entries of a factor below 2^−100 may be set to zero, which loses (T + d)·2^−100 of what is attended.
 """
 
 import math
@@ -23,6 +33,8 @@ from verify.rounding import gamma
 
 WIDEN = 1 + 2.0**-20
 """More than float64 can lose in the sums of non-negative numbers below (fewer than 2^32 terms)."""
+NEGLIGIBLE = 2.0**-100
+"""Where attention is evaluated axis by axis, weights below this may be taken for zero."""
 TINY = 2.0**-1074
 """The smallest double: what a product in float64 may lose besides."""
 
@@ -104,7 +116,7 @@ def rounding_part(
     attended = attention_size(attention, bound).sum(axis=0)
     size_c = bound * convolution_size(conv) + bias_c
     size_a = attended + np.abs(attention.b_out)
-    total = working_rounding(conv, attention, size_c, size_a, fmt, tokens, soft)
+    total = working_rounding(conv, attention, size_c, size_a, fmt, tokens, soft, bound)
     total = total + (tokens - 1) * fmt.eta * attended
     return _up(stored_rounding(total, size_c, size_a, fmt, taps + 2))
 
@@ -117,6 +129,7 @@ def working_rounding(
     fmt: Format,
     tokens: int,
     soft: bool,
+    bound: float,
 ) -> np.ndarray:
     """γ_n times the sizes, and what underflows, in the working format; by output channel first, then anything.
 
@@ -128,16 +141,41 @@ def working_rounding(
         fmt: the format of both layers.
         tokens: T.
         soft: as in :func:`rounding_part`.
+        bound: the greatest |x|.
     """
-    taps = int(np.prod(conv.kernel_size))
-    heads, _, d_in, head_dim = attention.w_val.shape
-    n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1
+    taps, d_in, dims = int(np.prod(conv.kernel_size)), attention.w_val.shape[2], len(conv.kernel_size)
+    n_conv, n_att = d_in * taps + 1, operations(attention)
+    underflow = n_conv + underflows(attention, bound)
     if soft:
-        # Each weight: its scores are accounted for elsewhere; exponential, sum, division, cast; then the sum over keys.
-        n_att += 2 * tokens + 16
-    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1, *(1,) * (size_c.ndim - 1))
-    underflow = fmt.eta * (n_conv + heads * head_dim + (d_in + tokens) * outward)
-    return gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + underflow
+        n_att += 2 * tokens + 4 + 12 * dims
+        outward, carried = (
+            np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1),
+            attention_size(attention, 1.0).sum(axis=0),
+        )
+        underflow = underflow + (tokens + dims) * (outward + carried)
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = fmt.eta * underflow.reshape(-1, *(1,) * (size_c.ndim - 1))
+        if soft:
+            lost = lost + (tokens + dims) * NEGLIGIBLE * size_a
+        return gamma(n_conv, fmt.u) * size_c + gamma(n_att, fmt.u) * size_a + lost
+
+
+def operations(attention: Attention) -> int:
+    """The most operations that a term of one-hot attention passes, in either order of summation."""
+    heads, _, d_in, head_dim = attention.w_val.shape
+    return max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
+
+
+def underflows(attention: Attention, bound: float) -> np.ndarray:
+    """How many η one-hot attention may lose in products that underflow, per output channel, in either order of summation.
+
+    Args:
+        attention: the attention layer's fields.
+        bound: the greatest |x|.
+    """
+    heads, _, d_in, head_dim = attention.w_val.shape
+    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
+    return d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * bound)
 
 
 def stored_rounding(
@@ -167,8 +205,18 @@ def largest_intermediate(conv: Convolution, attention: Attention, bound: float) 
         values = bound * np.array([w.max(initial=0) for w in into])
         through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
         direct = bound * convolution_size(conv) + bias
+        folded = folded_size(attention)
         # Rounding on the way cannot double a bounded sum.
-        return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0)]))
+        return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), folded]))
+
+
+def folded_size(attention: Attention) -> float:
+    """No entry of a folded |W_val||W_out| exceeds this: row sums times the greatest entries, whichever way is less."""
+    w_val, w_out = np.abs(attention.w_val), np.abs(attention.w_out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        by_column = np.einsum("hge,hgeo->hgo", w_val.max(axis=2, initial=0), w_out).max(initial=0)
+        by_row = np.einsum("hgie,hge->hgi", w_val, w_out.max(axis=3, initial=0)).max(initial=0)
+    return float(min(by_column, by_row))
 
 
 def _up(part: np.ndarray) -> np.ndarray:

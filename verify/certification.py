@@ -8,7 +8,6 @@ Steps 0 to 5 are in :mod:`verify.argument`.  Here:
 
 import math
 from collections.abc import Iterable
-from itertools import islice, product
 from operator import index
 from typing import Any
 
@@ -16,8 +15,7 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.aims import Aim, aim
-from verify.argument import Argument, Shift
+from verify.argument import Argument
 from verify.certificate import Certificate, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
@@ -30,9 +28,9 @@ from verify.probing import (
     probe_grids,
     run_executions,
 )
-from verify.reading import output_size, tap_of_shift
-from verify.refutation import Counterexample, Refuter
-from verify.taps import TapDifference
+from verify.reading import output_size
+from verify.refutation import Counterexample
+from verify.search import counterexample_of
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
 
@@ -61,6 +59,7 @@ def certify(
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers, or may
             compute something else than their fields say (hooks, another forward), or change while they are run.
         GridRefused: torch's convolution has no output for this grid.
+        TypeError: the grid is no series of whole numbers, or B or T no number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
             or subnormal numbers are flushed to zero (``torch.set_flush_denormal``).
     """
@@ -85,7 +84,7 @@ def certify(
     if conv.weight.device != mhsa.w_val.device:
         raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
     argument.run()
-    counter = _counterexample(argument)
+    counter = counterexample_of(argument)
     with np.errstate(invalid="ignore"):
         total = argument.rounding + argument.leaked + argument.taps
     total = np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
@@ -129,12 +128,17 @@ def _digests(conv: Any, mhsa: Any) -> tuple[str, str]:
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
     try:
-        return tuple(index(n) for n in grid)
+        sizes = tuple(grid)
     except TypeError:
-        raise ValueError(f"the grid {grid!r} is no series of whole numbers") from None
+        sizes = (None,)
+    if isinstance(grid, str) or any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
+        raise TypeError(f"the grid {grid!r} is no series of whole numbers")
+    return tuple(index(n) for n in sizes)  # type: ignore[arg-type]
 
 
 def _positive(value: float, what: str) -> float:
+    if value is None or isinstance(value, bool | str | bytes):
+        raise TypeError(f"{what} is {value!r}, not a number")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -142,94 +146,6 @@ def _positive(value: float, what: str) -> float:
     if not 0 < number < math.inf:
         raise ValueError(f"{what} is {value!r}, not a positive finite number")
     return number
-
-
-# ---- step 7 ----------------------------------------------------------------------------------------------------------
-
-
-def _counterexample(argument: Argument) -> Counterexample | None:
-    """An input on which the exact outputs differ, where a step failed that such an input can show."""
-    if argument.within is not None:
-        return None
-    if argument.aims is not None:
-        return _tap_counterexample(argument, argument.aims) if argument.one_hot else None
-    failed = next(step for step in argument.steps if not step.holds)
-    if failed.number == 1:
-        return None
-    theirs, ours = argument.geometry, argument.attention.geometry
-    if ours.groups != theirs.groups:
-        return None
-    try:
-        size = output_size(ours, argument.grid)
-    except ValueError as error:
-        told = f"on this grid the convolution has an output of size {argument.outputs}, and the attention none: {error}"
-        return Counterexample({}, (), None, None, told)
-    if size != argument.outputs:
-        told = f"on this grid the convolution's output has size {argument.outputs}, the attention's {size}"
-        return Counterexample({}, (), None, None, told)
-    return _reading_counterexample(argument)
-
-
-def _tap_counterexample(argument: Argument, aims: list[Aim]) -> Counterexample | None:
-    """For taps that differ, an impulse where the difference is read."""
-    if not argument.differences and not argument.bias_differs:
-        return None
-    refuter = _refuter(argument, [aimed.shift for aimed in aims])
-    found = refuter.bias()
-
-    def weight(difference: TapDifference) -> float:
-        return -float(difference.size.max(initial=0.0))
-
-    for difference in sorted(argument.differences, key=weight)[:16]:
-        if found is not None:
-            break
-        live = (place for place in _places(argument.outputs) if _live(argument, refuter, difference.shift, place))
-        found = refuter.search(islice(live, 8), [difference.entry])
-    return found
-
-
-def _live(argument: Argument, refuter: Refuter, shift: Shift, place: Shift) -> bool:
-    """Whether the tap or the head at this shift reads a real input for this output."""
-    tap = tap_of_shift(argument.geometry, shift)
-    read_by_tap = tap is not None and refuter.conv_read(tap, place) is not None
-    return read_by_tap or refuter.head_read(shift, place) is not None
-
-
-def _reading_counterexample(argument: Argument) -> Counterexample | None:
-    """Where tokens or aims are wrong but the outputs have one shape: impulses at what either side reads."""
-    attention = argument.attention
-    aims = [aim(attention, head) for head in range(len(attention.v))]
-    shifts = [aimed.shift for aimed in aims if aimed is not None and aimed.gap > argument.threshold]
-    if attention.radix is not None or len(shifts) != len(aims) or _attends_by_content(argument):
-        return None
-    refuter = _refuter(argument, shifts)
-    return refuter.bias() or refuter.search(islice(_places(argument.outputs), 64))
-
-
-def _attends_by_content(argument: Argument) -> bool:
-    attention = argument.attention
-    return bool(attention.w_qry.any() or (attention.u.any() and attention.w_key.any()))
-
-
-def _refuter(argument: Argument, shifts: list[Shift]) -> Refuter:
-    return Refuter(
-        argument.conv,
-        argument.geometry,
-        argument.attention,
-        shifts,
-        argument.grid,
-        argument.outputs,
-        argument.fmt.below(argument.bound),  # an input of the layers' type
-    )
-
-
-def _places(outputs: tuple[int, ...]) -> Iterable[Shift]:
-    """Output positions: corners, edges and middles first, then more."""
-    few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
-    first = list(islice(product(*few), 200))
-    yield from first
-    seen = set(first)
-    yield from (place for place in islice(product(*map(range, outputs)), 2000) if place not in seen)
 
 
 # ---- step 6 and the verdict --------------------------------------------------------------------------------------------
@@ -247,12 +163,14 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     random, alone = adversarial_inputs(argument.conv, other, bound)[-4:-2], impulses(argument.conv, other, bound)
     allowed = total
     if argument.aims is not None and argument.same_taps and argument.one_hot:
-        shifts = [aimed.shift for aimed in argument.aims]
+        shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
         local = impulse_bound(argument.conv, argument.attention, shifts, alone, argument.fmt, argument.tokens)
         if local is not None:
             whole = total.reshape(-1, *(1,) * len(other))
             allowed = np.concatenate([np.broadcast_to(whole, (len(random), *local.shape[1:])), local])
-    probes += run_executions(module, layer, np.concatenate([random, alone]), allowed)
+    # There with several blocks, as on large inputs; of unequal lengths.
+    queries = max(1, 2 * math.prod(output_size(argument.geometry, other)) // 5)
+    probes += run_executions(module, layer, np.concatenate([random, alone]), allowed, queries=queries)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
     broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
     told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"
@@ -292,7 +210,7 @@ def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
         "positions and scores are computed in float64, and the softmax subtracts each row's maximum",
         "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
         "and nothing is flushed to zero",
-        f"the layer's execution computes Eq. 3: {', '.join(ran) or 'not run'}",
+        f"the layer's execution computes Eq. 3: {', '.join(ran) or 'not run'}, with reduced precision switched off",
         f"torch {torch.__version__}",
     ]
     if argument.fmt.stored_u:

@@ -15,7 +15,7 @@ import numpy as np
 
 from verify.arrays import Rejected, layers_in
 from verify.documents import Claim, read_document
-from verify.exact import Aim, NoAim, aim_of, leak, product_gap, selected
+from verify.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, selected
 from verify.grids import Axis, Geometry, NoOutput, axis_of
 from verify.pairs import Pair
 from verify.verdict import Verdict
@@ -131,10 +131,10 @@ def parts_of(pair: Pair) -> tuple[dict[str, np.ndarray], bool]:
     if pair.loud.any():
         raise Fails(f"step 1 (content): head {np.argmax(pair.loud)} attends by content")
     aims = [aim_at(pair, head, axes) for head in range(len(a["v"]))]
-    for head in np.flatnonzero(pair.carrying):
-        if not all(0 <= pair.conv.anchor(axis) + n <= pair.conv.span(axis) for axis, n in enumerate(aims[head].shift)):
-            raise Fails(f"step 2 (aim): head {head} looks at {aims[head].shift}, off the grid of some size")
-    leaks = np.array([leak(aim, log_eta) if pair.carrying[head] else 0.0 for head, aim in enumerate(aims)])
+    for head, aim in enumerate(aims):
+        if aim and not all(0 <= pair.conv.anchor(i) + n <= pair.conv.span(i) for i, n in enumerate(aim.shift)):
+            raise Fails(f"step 2 (aim): head {head} looks at {aim.shift}, off the grid of some size")
+    leaks = np.array([leak(aim, log_eta) if aim else 0.0 for aim in aims])
     (heads, _, d_in, head_dim), taps = a["w_val"].shape, len(pair.kernel)
     tokens, soft, eta = math.prod(len(axis.tokens) for axis in axes), bool(leaks.any()), 2.0**-log_eta
     # B Σ|W_val||W_out| of every head, and the size of all that is added up, per output channel.
@@ -143,14 +143,24 @@ def parts_of(pair: Pair) -> tuple[dict[str, np.ndarray], bool]:
     size_c = bound * np.abs(pair.kernel).sum(axis=(0, 2)).reshape(-1) + np.abs(pair.bias)
     size_a = through.sum(axis=0) + np.abs(a["b_out"])
     outward = np.abs(a["w_out"]).sum(axis=(0, 2)).reshape(-1)
+    most_in, most_out = np.abs(a["w_val"]).max(axis=2, initial=0), np.abs(a["w_out"]).max(axis=3, initial=0)
+    by_column = np.matmul(most_in[:, :, None], np.abs(a["w_out"])).max(initial=0)
+    folded = min(by_column, np.matmul(np.abs(a["w_val"]), most_out[..., None]).max(initial=0))  # |W_val W_out|, at most
     content = [bound * np.abs(a[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")]
-    if not 2 * float(np.max([bound, *content, into.max(initial=0), *size_c, *size_a])) < largest:
+    if not 2 * float(np.max([bound, folded, *content, into.max(initial=0), *size_c, *size_a])) < largest:
         raise Fails("step 5 (rounding): an intermediate may overflow")
-    # How many operations a term passes through; where attention is soft, its weights and the sum over the keys, too.
-    n_conv, n_att = d_in * taps + 1, d_in + heads * head_dim + 1 + (2 * tokens + 16) * soft
+    # Operations that a term passes: (X W_val) W_out, or X (W_val W_out) folded.  Soft: sums over keys, at most T + d of them,
+    # with d softmaxes, whose weights below 2^−100 may be dropped.
+    dims, n_conv = len(axes), d_in * taps + 1
+    n_att = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1 + (2 * tokens + 4 + 12 * dims) * soft
     rounding = gamma(n_conv, u) * size_c + gamma(n_att, u) * size_a
-    # A product that underflows is off by half an η, and what becomes of it; η at the T − 1 keys where 0 is meant.
-    rounding += 0.75 * eta * (n_conv + heads * head_dim + (d_in + tokens * soft) * outward)
+    # A product that underflows is off by η, and what becomes of it; η at the T − 1 keys where 0 is meant.
+    lost = n_conv + heads * head_dim + d_in * outward + heads * d_in * (1 + head_dim * bound)
+    if soft:
+        carried = np.matmul(np.abs(a["w_val"]).sum(axis=2)[:, :, None], np.abs(a["w_out"])).sum(axis=0).reshape(-1)
+        lost = lost + (tokens + dims) * (outward + carried)
+        rounding += (tokens + dims) * 2.0**-100 * size_a
+    rounding += eta * lost
     rounding += (tokens - 1) * eta * through.sum(axis=0)
     if stored_u:
         rounding += stored_u * ((taps + 2) * size_c + size_a + (taps + 3) * rounding) + (taps + 3) * stored_eta
@@ -190,21 +200,27 @@ def axes_of(g: Geometry, grid: tuple[int, ...]) -> list[Axis]:
         raise Fails(f"step 0 (tokens): {error}") from None
 
 
-def aim_at(pair: Pair, head: int, axes: list[Axis]) -> Aim:
-    """Step 2: where a head looks."""
+def aim_at(pair: Pair, head: int, axes: list[Axis]) -> Aim | None:
+    """Step 2: where a head looks; None if it carries nothing, as finite attention times 0 is 0."""
     widest = [max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes]
+    numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
     try:
-        return aim_of(pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
+        if pair.carrying[head]:
+            return aim_of(*numbers)
+        if finite_scores(*numbers):
+            return None
+        raise NoAim("has scores that may overflow")
     except NoAim as error:
         raise Fails(f"step 2 (aim): head {head} {error}") from None
 
 
-def differences(pair: Pair, aims: list[Aim]) -> np.ndarray:
+def differences(pair: Pair, aims: list[Aim | None]) -> np.ndarray:
     """Step 4: Σ_i |Σ_h W_val^h W_out^h − W_j| over all shifts, (D_out,); 0 only where all are exactly equal."""
     taps = dict(zip(pair.conv.shifts(), pair.kernel, strict=True))
     at: dict[tuple[int, ...], list[int]] = {shift: [] for shift in taps}
-    for head in np.flatnonzero(pair.carrying):
-        at.setdefault(aims[head].shift, []).append(int(head))
+    for head, aim in enumerate(aims):
+        if aim:
+            at.setdefault(aim.shift, []).append(head)
     total, slow = np.zeros(pair.conv.d_out), 0
     for shift, heads in at.items():
         tap = taps.get(shift, np.zeros_like(pair.kernel[0]))
@@ -241,6 +257,7 @@ def refuted(pair: Pair, counter: dict[str, Any]) -> Verdict:
                 outputs[0] += value * Fraction(float(matrix[group, source % d_in, o]))
         for head in np.flatnonzero(pair.carrying):
             aim = aim_at(pair, int(head), ours)
+            assert aim is not None
             keys = [int(axis.queries[at]) + n for axis, at, n in zip(ours, place, aim.shift, strict=True)]
             nearest = [min(max(key, 0), len(axis.tokens) - 1) for key, axis in zip(keys, ours, strict=True)]
             if leak(aim, FORMATS[pair.claim.dtype][1]) or (pair.radix is not None and keys != nearest):
@@ -251,6 +268,8 @@ def refuted(pair: Pair, counter: dict[str, Any]) -> Verdict:
                 outputs[1] += value * sum(terms, Fraction(0))
     if outputs != [counter["convolution"], counter["attention"]] or outputs[0] == outputs[1]:
         raise Rejected(told + "gives other outputs than it says, or equal ones")
+    if pair.claim.within is not None and abs(outputs[0] - outputs[1]) <= Fraction(pair.claim.within):
+        raise Rejected(told + "gives outputs that differ by no more than what the claim allows")
     told = f"at output {counter['output']} the convolution is exactly {outputs[0]}, the attention {outputs[1]}"
     return Verdict("REFUTED", told)
 

@@ -180,6 +180,8 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         OSError: it cannot be read.
     """
     document = strict_json(Path(path).read_bytes(), str(path))
+    if not isinstance(document, dict):
+        raise Rejected(f"{path}: no certificate, as it holds no JSON object but {json.dumps(document)[:40]}")
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:

@@ -43,27 +43,50 @@ def aim_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, wi
     Raises:
         NoAim: there is no unique maximum, or rounding or overflow may hide it.
     """
-    terms = [
-        [Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T
-    ]
+    terms, encoded = terms_of(v, w_key_pos), encoded_at_most(radix, widest)
     a, *rest = (-sum(column, Fraction(0)) for column in terms)
     if a <= 0:
         raise NoAim("has no sharpness")
     tau = [x / (-2 * a) for x in rest]
     nearest = [math.floor(t + Fraction(1, 2)) for t in tau]
     offset = tuple(t - n for t, n in zip(tau, nearest, strict=True))
-    encoded = [sum(w * w for w in widest), *widest]
     if radix is not None:
-        nearest, reach = digits_of(nearest[0], radix, widest), sum(r * w for r, w in zip(radix, widest, strict=True))
-        encoded = [reach * reach, reach]
+        nearest = digits_of(nearest[0], radix, widest)
     gap = a * (1 - 2 * max(map(abs, offset)))
-    size = sum((sum(map(abs, column)) * r for column, r in zip(terms, encoded, strict=True)), Fraction(0))
+    size = largest_score(terms, encoded)
     # c takes D_k products and sums an entry, c·r takes D_p more, then the maximum is subtracted: γ_n, and n underflows.
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
     if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
         raise NoAim(f"has a gap of {float(gap):.3g} and scores that round by {float(slack / 2):.3g}, or may overflow")
     return Aim(tuple(nearest), a, offset, gap, slack)
+
+
+def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> bool:
+    """Whether every shift of the box has a score, and no score overflows: all that is asked of a head that carries nothing."""
+    encoded = encoded_at_most(radix, widest)
+    if radix is not None:
+        digits_of(0, radix, widest)
+    return max(encoded) <= 2**53 and largest_score(terms_of(v, w_key_pos), encoded) < 2**1022
+
+
+def terms_of(v: np.ndarray, w_key_pos: np.ndarray) -> list[list[Fraction]]:
+    """The products whose sums are c = Ŵ_keyᵀ v, a row for each of its entries."""
+    return [[Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T]
+
+
+def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[int]:
+    """The greatest |r_δ|, entry by entry."""
+    if radix is None:
+        return [sum(w * w for w in widest), *widest]
+    reach = sum(r * w for r, w in zip(radix, widest, strict=True))
+    return [reach * reach, reach]
+
+
+def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
+    """Σ|v||Ŵ_key||r_δ|, at most."""
+    sizes = (sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True))
+    return sum(sizes, Fraction(0))
 
 
 def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[int]:

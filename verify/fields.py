@@ -167,6 +167,11 @@ class Attention:
         record._check_shapes()
         return record
 
+    @property
+    def carrying(self) -> np.ndarray:
+        """Whether each head carries anything, bool (heads,): else it adds 0 to every output, wherever it looks."""
+        return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
+
     def _check_shapes(self) -> None:
         g = self.geometry
         heads = len(self.v)

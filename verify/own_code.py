@@ -65,8 +65,10 @@ def require_own_code(layer: nn.Module, base: type[nn.Module], tensors: Iterable[
             continue
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
-        if own in parametrized and not torch.equal(tensor, getattr(layer, own)):
-            raise Unreadable(f"{own} of {name} is another whenever it is read; put it into eval mode")
+        if own in parametrized:
+            learning = any(part.training and [*part.buffers()] for part in parametrized[own])
+            if learning or not torch.equal(tensor, getattr(layer, own)):
+                raise Unreadable(f"{own} of {name} is another whenever it is read; put it into eval mode")
 
 
 def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from verify.aims import aim
 from verify.balls import Ball, Call, NoBound, up
+from verify.budget import operations, underflows
 from verify.certificate import Certificate
 from verify.certification import certify
 from verify.fields import TENSORS, Attention, digest, stated_geometry
@@ -128,19 +129,18 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
 def _attention_rounding(
     call: Call, ball: Ball, attention: Attention, fields: Convolution, kernel: np.ndarray
 ) -> torch.Tensor:
-    """γ_n (Σ_h |W_val^h||W_out^h| |b| + |b_out|), n = D_in/groups + N_h·D_h + 1.
+    """γ_n (Σ_h |W_val^h||W_out^h| |b| + |b_out|), in either order of summation.
 
-    Underflow is as in the budget, and so is what a softmax adds that returns η where 0 is meant: (T − 1)·η·max|b|·Σ|W_val||W_out|.
+    Operations and underflow are as in the budget, and so is what a softmax adds that returns η where 0 is meant:
+    (T − 1)·η·max|b|·Σ|W_val||W_out|.
     """
     dims = len(fields.kernel_size)
-    heads, _, d_in, head_dim = attention.w_val.shape
     tokens = token_count(attention.geometry, tuple(ball.error.shape[-dims:]))
-    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
     carried = np.einsum("hge,hgeo->go", np.abs(attention.w_val).sum(axis=2), np.abs(attention.w_out)).reshape(-1)
     most = float(ball.reach.max()) if ball.reach.numel() else 0.0
-    underflow = torch.from_numpy(d_in + heads * head_dim + (d_in + tokens) * outward + tokens * most * carried)
+    underflow = torch.from_numpy(underflows(attention, most) + tokens * most * carried)
     size = spread(fields, kernel, ball.reach, attention.b_out)
-    return call.rounding(up(size), d_in + heads * head_dim + 1, up(underflow).reshape(-1, *(1,) * dims), stores=1)
+    return call.rounding(up(size), operations(attention), up(underflow).reshape(-1, *(1,) * dims), stores=1)
 
 
 def _absolute_kernel(attention: Attention, fields: Convolution) -> np.ndarray:

@@ -3,7 +3,8 @@
 A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from construct.attention import EXECUTIONS
+from construct.attention import EXECUTIONS, smaller_blocks
 from verify.budget import WIDEN, Format, stored_rounding, working_rounding
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
@@ -117,7 +118,7 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int =
 def impulse_bound(
     conv: Convolution,
     attention: Attention,
-    shifts: Sequence[tuple[int, ...]],
+    shifts: Sequence[tuple[int, ...] | None],
     inputs: np.ndarray,
     fmt: Format,
     tokens: int,
@@ -127,7 +128,7 @@ def impulse_bound(
     Args:
         conv: the convolution's fields.
         attention: the attention layer's fields.
-        shifts: where each head looks.
+        shifts: where each head looks; None for one that carries nothing.
         inputs: (N, D_in, *grid).
         fmt: the format of both layers.
         tokens: at least T.
@@ -139,12 +140,13 @@ def impulse_bound(
     for w_val, w_out, shift in zip(np.abs(attention.w_val), np.abs(attention.w_out), shifts, strict=True):
         carried = scaled_permutation_product(w_val, w_out)  # (g, i, o)
         carried = np.matmul(w_val, w_out) if carried is None else carried
-        tap = tap_of_shift(g, shift)
+        tap = None if shift is None else tap_of_shift(g, shift)
         if tap is not None:
             blocks = carried if g.transposed else np.swapaxes(carried, 1, 2)
             kernel[(..., *tap)] += blocks.reshape(-1, blocks.shape[2])
         elif carried.any():
             return None
+    largest = float(np.abs(inputs).max(initial=0.0))
     x, bias = np.abs(inputs), 0.0 if conv.bias is None else np.abs(conv.bias).reshape(-1, *(1,) * (inputs.ndim - 2))
     terms = replace(conv, weight=weight, bias=None)(x)
     carried = terms if np.array_equal(kernel, weight) else replace(conv, weight=kernel, bias=None)(x)
@@ -154,7 +156,7 @@ def impulse_bound(
     roundings = one((x > 0).any(axis=1, keepdims=True).astype(float)) + 2
     bounds = []
     for c, a, count in zip(size_c, size_a, roundings, strict=True):
-        total = working_rounding(conv, attention, c, a, fmt, tokens, soft=False)
+        total = working_rounding(conv, attention, c, a, fmt, tokens, soft=False, bound=largest)
         bounds.append(stored_rounding(total + tokens * fmt.eta * a, c, a, fmt, count))
     return np.stack(bounds) * WIDEN
 
@@ -200,26 +202,66 @@ def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]
     return conv.weight[channel], slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
 
 
+def reduced_precision() -> list[tuple[Any, str, Any]]:
+    """The switches of torch that are set so that products may be less precise than their format: (where, name, full)."""
+    backends: Any = torch.backends
+    found = []
+    for where in (
+        backends,
+        *(
+            backends.cuda.matmul,
+            backends.cudnn,
+            getattr(backends.cudnn, "conv", None),
+            getattr(backends.cudnn, "rnn", None),
+        ),
+        *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
+    ):
+        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
+            found.append((where, "fp32_precision", "ieee"))
+    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+        if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
+            found.append((backends.cuda.matmul, name, False))
+    return found
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch TF32 and its like off, and back on afterwards."""
+    with ExitStack() as stack:
+        for where, name, full in reduced_precision():
+            stack.callback(setattr, where, name, getattr(where, name))
+            setattr(where, name, full)
+        yield
+
+
 def run_executions(
-    conv_module: Any, layer: Any, inputs: np.ndarray, bound: np.ndarray, names: tuple[str, ...] | None = None
+    conv_module: Any,
+    layer: Any,
+    inputs: np.ndarray,
+    bound: np.ndarray,
+    names: tuple[str, ...] | None = None,
+    queries: int | None = None,
 ) -> list[Probe]:
-    """Run every execution of ``layer`` against the convolution.
+    """Run every execution of ``layer`` against the convolution, in full precision.
 
     Args:
         conv_module: the torch convolution.
         layer: the attention layer; its ``execution`` is restored.
         inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
         bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
-        names: executions to run; all but ``auto`` by default.
+        names: executions to run; all by default, ``auto`` among them.
+        queries: the most of one block, for executions that work in blocks; None for their usual blocks, which only large
+            inputs fill.
     """
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
     grid = tuple(x.shape[2:])
     before, nothing = layer.execution, np.zeros(len(layer.b_out))
     probes = []
-    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+    blocks = nullcontext() if queries is None else smaller_blocks(queries)
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
         expected = conv_module(x).double().cpu().numpy()
-        for name in names or tuple(name for name in EXECUTIONS if name != "auto"):
+        for name in names or tuple(EXECUTIONS):
             layer.execution = name
             try:
                 found = layer(x).double().cpu().numpy()

@@ -51,7 +51,7 @@ class Refuter:
         conv: the convolution's fields.
         g_conv: its geometry.
         attention: the attention layer's fields.
-        shifts: the shift of every head.
+        shifts: the shift of every head; None for one that carries nothing.
         grid: the input's spatial size.
         outputs: the output's spatial size, the same for both layers.
         bound: B, the amplitude of the input.
@@ -62,7 +62,7 @@ class Refuter:
         conv: Convolution,
         g_conv: Geometry,
         attention: Attention,
-        shifts: Sequence[Index],
+        shifts: Sequence[Index | None],
         grid: tuple[int, ...],
         outputs: tuple[int, ...],
         bound: float,
@@ -109,8 +109,10 @@ class Refuter:
         read = tuple(int(self.tap_reads[axis][j, o]) for axis, (j, o) in enumerate(zip(tap, place, strict=True)))
         return None if ZERO in read else read
 
-    def head_read(self, shift: Index, place: Index) -> Index | None:
+    def head_read(self, shift: Index | None, place: Index) -> Index | None:
         """The input position that a one-hot head meets: the key at the shift, else the nearest key there is."""
+        if shift is None:
+            return None
         read = []
         for axis, (tau, o) in enumerate(zip(shift, place, strict=True)):
             row = self.tokens[axis]

@@ -6,7 +6,9 @@ Each product and each sum returns the exact result times 1 + ε with |ε| ≤ u,
 
 - The convolution: a term is multiplied once and passes at most D_in/groups·ΠK additions, the bias among them.
 - The attention at full sharpness: P is exactly 0 or 1, so P X only moves numbers.  A term passes the contraction with W_val
-  (at most D_in/groups operations), the one with W_out over all heads (at most N_h·D_h), and the bias.
+  (at most D_in/groups operations), the one with W_out over all heads (at most N_h·D_h), and the bias.  Or the two factors are
+  folded first (D_h operations, each entry off by D_h·η where products underflow), and a term passes N_h·D_in/groups more.
+  The bound covers both orders: n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.
 
 In half precision both are taken to accumulate in float32; the attention rounds to half once, the convolution at most once a
 tap and twice more.  That is an assumption about torch, not a theorem.
@@ -91,10 +93,12 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     bias = layer.b_out.detach().cpu().double().numpy()
     size = _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x)
     heads, _, d_in, head_dim = layer.w_val.shape
-    n = d_in + heads * head_dim + 1
-    # An underflow in the first contraction is multiplied by W_out in the second.
+    n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
+    # An underflow in the first contraction is multiplied by W_out in the second; one in a folded matrix by x.
     outward = float(np.abs(layer.w_out.detach().cpu().double().numpy()).sum(axis=(0, 2)).max())
-    return _widened(size, n, underflows=d_in * outward + heads * head_dim, dtype=x.dtype, half_roundings=1)
+    largest = float(x.detach().abs().max()) if x.numel() else 0.0
+    underflows = d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * largest)
+    return _widened(size, n, underflows=underflows, dtype=x.dtype, half_roundings=1)
 
 
 def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
