@@ -5,6 +5,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -20,18 +21,32 @@ from torch import nn
 
 import construct
 import verify
+from construct.attention import EXECUTIONS
 from verify import checker
 from verify.arrays import TENSORS, Rejected, layers_in
 from verify.certification import certify
-from verify.documents import read_document, record_digest, write_document
+from verify.documents import record_digest, write_document
 from verify.exact import NoAim, aim_of, exponential, product_gap, selected, tail
 from verify.fields import digest, stated_geometry
 from verify.pairs import Pair
 from verify.reading import GridRefused
+from verify.statements import read_document
 from verify.strategies import convolutions, sizes_for
 
 ROOT = Path(__file__).parents[1]
-CHECKER = ("checker", "pairs", "grids", "exact", "documents", "arrays", "opcodes", "verdict", "__main__", "__init__")
+CHECKER = (
+    "checker",
+    "pairs",
+    "grids",
+    "exact",
+    "documents",
+    "statements",
+    "arrays",
+    "opcodes",
+    "verdict",
+    "__main__",
+    "__init__",
+)
 
 LAYERS = {
     "2-D": (lambda: nn.Conv2d(2, 3, 3, padding=1), (5, 6), {}, {}),
@@ -448,9 +463,9 @@ EDITS = {
     "a missing field": (lambda d: d.pop("network"), "missing or unknown: network"),
     "a missing field of a layer": (lambda d: one(d).pop("taps"), "missing or unknown: taps"),
     "another format": (lambda d: d.update(format="something"), "no certificate"),
-    "another version": (lambda d: d.update(version=2), "no certificate of version 1"),
-    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 1"),
-    "another version of a layer": (put(version=2), "version"),
+    "another version": (lambda d: d.update(version=1), "no certificate of version 2"),
+    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 2"),
+    "another version of a layer": (put(version=1), "version"),
     "no layers": (lambda d: d.update(layers=None), "odd"),
     "a layer twice": (lambda d: d["layers"].append(one(d)), "stands twice"),
     "an unknown layer": (put(name="other"), "missing in a weight file"),
@@ -487,6 +502,9 @@ EDITS = {
     "a run over the bound": (lambda d: one(d)["probes"][0].update(ratio=1.5), "a run exceeds"),
     "a run that is no number": (lambda d: one(d)["probes"][0].update(ratio="nan"), "a run exceeds"),
     "observed over the bound": (put(observed=[(1.0).hex()] * 3), "a run exceeds"),
+    "another tightness": (put(tightness=(3.0).hex()), "its tightness is not"),
+    "a tightness that is no number": (put(tightness="x"), "odd"),
+    "a run over the bound that is none": (put(overrun={}), "missing or unknown"),
     "another digest of the layer": (put(conv_sha256="0" * 64), "numbers of the Conv2d"),
     "another digest of the file": (lambda d: d["conv_file"].update(sha256="0" * 64), "sha256 differs"),
     "another geometry": (lambda d: one(d)["conv_geometry"].update(stride=[2, 2]), "geometry of the Conv2d"),
@@ -629,11 +647,61 @@ def test_a_refuted_layer_cannot_be_called_proved(files):
     assert files.check().verdict.name == "UNDECIDED"  # no counterexample, no refutation
 
 
-def test_a_difference_in_shape_is_not_called_refuted_here(files):
-    conv, mhsa = nn.Conv2d(1, 1, 3, padding=1), construct.conv_to_mhsa(nn.Conv2d(1, 1, 3))
-    certificate = certify(conv, mhsa, grid=(5, 5))
+def test_a_difference_in_shape_is_worked_out_again(files):
+    for conv, other, sizes in (
+        (nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3), ((5, 5), (3, 3))),
+        (nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 3, dilation=4), ((3, 3), None)),
+    ):
+        mhsa = construct.conv_to_mhsa(other)
+        certificate = certify(conv, mhsa, grid=(5, 5))
+        assert certificate.verdict.name == "REFUTED"
+        assert certificate.counterexample is not None
+        assert certificate.counterexample.shapes == sizes
+        assert str(sizes[0]) in str(certificate)
+        found = files.write([("", certificate)], conv, mhsa).check().verdict
+        assert found.name == "REFUTED"
+        for wrong in ([[5, 5], [5, 5]], [[4, 4], [3, 3]], [None, [3, 3]]):
+            files.write([("", certificate)], conv, mhsa)
+            files.edit(lambda d, wrong=wrong: one(d)["counterexample"].update(shapes=wrong))
+            files.refused("names other sizes")
+    conv, mhsa, _, _ = made("2-D")  # no refutation of layers of one geometry
+    files.write([("", certified("2-D"))], conv, mhsa)
+    shapes = {"input": [], "output": [], "convolution": "None", "attention": "None", "shapes": [[5, 6], [5, 5]]}
+    files.edit(put(verdict="REFUTED", counterexample=shapes))
+    files.refused("names other sizes")
+
+
+def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch):
+    conv, mhsa, grid, _ = made("2-D")
+    right = EXECUTIONS["dense"]
+    wrong = replace(right, run=lambda *args: right.run(*args) * (1 + 2.0**-8))
+    with monkeypatch.context() as patch:
+        patch.setitem(EXECUTIONS, "dense", wrong)
+        certificate = certify(conv, mhsa, grid=grid)
+    over = certificate.overrun
     assert certificate.verdict.name == "REFUTED"
-    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == "UNDECIDED"
+    assert over is not None
+    assert over.execution == "dense"
+    x = torch.from_numpy(over.input)
+    exact = conv.double()(x[None])[(0, *over.output)]
+    conv.float()
+    assert float(over.convolution) == pytest.approx(float(exact), rel=1e-12)
+    assert over.found == pytest.approx(float(exact) * (1 + 2.0**-8), rel=1e-5)
+    assert abs(over.found - over.convolution) > 0.9 * certificate.bound[over.output[0]]
+    files.write([("", certificate)], conv, mhsa)
+    assert files.check().verdict.name == "UNDECIDED"  # a run takes torch to repeat
+    for change in ({"output": [0]}, {"input": ["0x1p+9"] * over.input.size}, {"grid": [4, 9]}, {"convolution": "x"}):
+        files.write([("", certificate)], conv, mhsa)
+        files.edit(lambda d, change=change: one(d)["overrun"].update(change))
+        files.refused()
+
+
+def test_the_tightness_is_in_the_record_and_said_to_be_measured():
+    certificate = certified("2-D")
+    record = certificate.record()
+    assert float.fromhex(record["tightness"]) == certificate.tightness
+    assert 1 <= certificate.tightness < np.inf
+    assert "measured, not proved" in str(certificate)
 
 
 # ---- two implementations, one number -----------------------------------------------------------------------------------

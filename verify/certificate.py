@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from verify.refutation import Counterexample
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
 
-VERSION = 1
+VERSION = 2
+MOST_SHOWN = 2**16
+"""An input over the bound is written down if it has no more numbers than this."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,36 @@ class Step:
     name: str
     holds: bool
     sentence: str
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A run that differs from the convolution by more than the bound.
+
+    Attributes:
+        execution: which was run.
+        input: (D_in, *grid), float64.
+        output: (channel, *position).
+        convolution: the convolution's output there, exactly.
+        found: what the run gave there.
+    """
+
+    execution: str
+    input: np.ndarray
+    output: tuple[int, ...]
+    convolution: Fraction
+    found: float
+
+    def record(self) -> dict[str, Any]:
+        """In JSON's types; the input is null where it is long."""
+        return {
+            "execution": self.execution,
+            "grid": list(self.input.shape[1:]),
+            "input": _hex(self.input.ravel()) if self.input.size <= MOST_SHOWN else None,
+            "output": list(self.output),
+            "convolution": str(self.convolution),
+            "found": float(self.found).hex(),
+        }
 
 
 @dataclass(frozen=True)
@@ -56,6 +89,7 @@ class Certificate:
         tightness: bound over observed at the worst output; infinite if nothing was observed.
         probes: (execution, inputs, worst ratio to the bound, note).
         counterexample: of a REFUTED certificate, where it is an exact one.
+        overrun: of a certificate that is REFUTED by a run over the bound.
     """
 
     verdict: Verdict
@@ -79,6 +113,7 @@ class Certificate:
     tightness: float
     probes: tuple[dict[str, Any], ...] = field(default=())
     counterexample: Counterexample | None = None
+    overrun: Overrun | None = None
 
     def __str__(self) -> str:
         claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"
@@ -86,8 +121,11 @@ class Certificate:
             str(self.verdict),
             f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
             f"bound: {from_above(float(self.bound.max(initial=0.0)))} at most "
-            f"(rounding {self.rounding.max(initial=0.0):.3g}, leakage {self.leakage.max(initial=0.0):.3g}, "
-            f"taps {self.taps.max(initial=0.0):.3g}); observed {self.observed.max(initial=0.0):.3g}",
+            f"(rounding {_most(self.rounding)}, leakage {_most(self.leakage)}, taps {_most(self.taps)})",
+            f"observed: {_most(self.observed)} at most, on adversarial inputs; the bound is {self.tightness:.3g} times what was "
+            "observed of the output where it is tightest (measured, not proved)"
+            if np.isfinite(self.tightness)
+            else "observed: no difference, so that nothing is known of how tight the bound is",
         ]
         lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
         lines += [f"assuming {assumption}" for assumption in self.assumptions]
@@ -120,6 +158,7 @@ class Certificate:
             "mhsa_sha256": self.mhsa_sha256,
             "torch_version": self.torch_version,
             "observed": _hex(self.observed),
+            "tightness": float(self.tightness).hex(),
             "probes": [dict(probe) for probe in self.probes],
             "counterexample": None
             if counter is None
@@ -128,12 +167,18 @@ class Certificate:
                 "output": list(counter.output),
                 "convolution": str(counter.convolution),
                 "attention": str(counter.attention),
+                "shapes": None if counter.shapes is None else [None if s is None else list(s) for s in counter.shapes],
             },
+            "overrun": None if self.overrun is None else self.overrun.record(),
         }
 
     def to_json(self) -> str:
         """The record as a JSON text."""
         return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _most(part: np.ndarray) -> str:
+    return from_above(float(part.max(initial=0.0)))
 
 
 def _hex(array: np.ndarray) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 
 from construct.attention import MHSA
 from verify.argument import Argument
-from verify.certificate import Certificate, Step
+from verify.certificate import Certificate, Overrun, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
 from verify.probing import (
@@ -29,7 +29,7 @@ from verify.probing import (
     run_executions,
 )
 from verify.reading import output_size
-from verify.refutation import Counterexample
+from verify.refutation import Counterexample, exact_output
 from verify.search import counterexample_of
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
@@ -93,7 +93,7 @@ def certify(
         raise Unreadable("a layer's numbers changed while it was read and run")
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        tightness = float(np.where(observed > 0, total / observed, np.inf).min(initial=np.inf))
+        tightness = float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
     return Certificate(
         verdict=_verdict(argument, total, counter, probes),
         grid=grid,
@@ -119,6 +119,7 @@ def certify(
             for p in probes
         ),
         counterexample=counter,
+        overrun=_overrun(argument, probes),
     )
 
 
@@ -176,6 +177,17 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"
     argument.steps.append(Step(6, "runs", all(p.worst <= 1 for p in probes) and bool(ran) and not broken, told))
     return probes
+
+
+def _overrun(argument: Argument, probes: list[Probe]) -> Overrun | None:
+    """The first run that is over the bound, beside the convolution's exact output there."""
+    for probe in probes:
+        if probe.over is not None:
+            x, output, found = probe.over
+            outputs = output_size(argument.geometry, probe.grid)
+            exact = exact_output(argument.conv, argument.geometry, x, output, outputs)
+            return Overrun(probe.execution, x, output, exact, found)
+    return None
 
 
 def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | None, probes: list[Probe]) -> Verdict:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.arrays import Rejected, layers_in
-from verify.documents import Claim, read_document
 from verify.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, selected
 from verify.grids import Axis, Geometry, NoOutput, axis_of
 from verify.pairs import Pair
+from verify.statements import Claim, read_document
 from verify.verdict import Verdict
 
 NOT_RECHECKED = (
@@ -104,6 +104,8 @@ def judge(claim: Claim, pair: Pair) -> Verdict:
             raise Rejected(f"{told}its {name} is below what its weights give")
         if ((claimed > 1.001 * own + room) & (claimed < np.inf)).any():
             raise Rejected(f"{told}its {name} is not what its weights give")
+    if not claim.plausible:
+        raise Rejected(f"{told}its tightness is not its bound over what was observed")
     if claim.verdict == "REFUTED" and claim.counterexample is not None:
         return refuted(pair, claim.counterexample)
     if claim.verdict != "PROVED":
@@ -200,16 +202,20 @@ def axes_of(g: Geometry, grid: tuple[int, ...]) -> list[Axis]:
         raise Fails(f"step 0 (tokens): {error}") from None
 
 
+def sizes_of(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The spatial size of the output, or None if there is none."""
+    try:
+        return tuple(len(axis.queries) for axis in axes_of(g, grid))
+    except Fails:
+        return None
+
+
 def aim_at(pair: Pair, head: int, axes: list[Axis]) -> Aim | None:
     """Step 2: where a head looks; None if it carries nothing, as finite attention times 0 is 0."""
     widest = [max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes]
     numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
     try:
-        if pair.carrying[head]:
-            return aim_of(*numbers)
-        if finite_scores(*numbers):
-            return None
-        raise NoAim("has scores that may overflow")
+        return aim_of(*numbers) if pair.carrying[head] else finite_scores(*numbers)
     except NoAim as error:
         raise Fails(f"step 2 (aim): head {head} {error}") from None
 
@@ -236,7 +242,13 @@ def differences(pair: Pair, aims: list[Aim | None]) -> np.ndarray:
 
 def refuted(pair: Pair, counter: dict[str, Any]) -> Verdict:
     """Step 7: both layers evaluated exactly on the counterexample, every head at its key, or the nearest one that there is."""
-    told, (channel, *place) = f"layer {pair.claim.name!r}: the counterexample ", counter["output"]
+    told = f"layer {pair.claim.name!r}: the counterexample "
+    if "shapes" in counter:
+        sizes = tuple(sizes_of(g, pair.claim.grid) for g in (pair.conv, pair.mhsa))
+        if sizes != counter["shapes"] or sizes[0] is None or sizes[0] == sizes[1]:
+            raise Rejected(told + f"names other sizes than the outputs have, {sizes[0]} and {sizes[1]}, or equal ones")
+        return Verdict("REFUTED", f"the convolution's output has size {sizes[0]}, the attention's {sizes[1] or 'none'}")
+    channel, *place = counter["output"]
     theirs, ours = axes_of(pair.conv, pair.claim.grid), axes_of(pair.mhsa, pair.claim.grid)
     sizes = [len(axis.queries) for axis in theirs]
     same = sizes == [len(axis.queries) for axis in ours] and pair.conv[-3:] == pair.mhsa[-3:]

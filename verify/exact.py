@@ -62,12 +62,13 @@ def aim_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, wi
     return Aim(tuple(nearest), a, offset, gap, slack)
 
 
-def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> bool:
-    """Whether every shift of the box has a score, and no score overflows: all that is asked of a head that carries nothing."""
+def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
+    """All that is asked of a head that carries nothing: every shift of the box has a score, and none overflows; or `NoAim`."""
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
         digits_of(0, radix, widest)
-    return max(encoded) <= 2**53 and largest_score(terms_of(v, w_key_pos), encoded) < 2**1022
+    if max(encoded) > 2**53 or largest_score(terms_of(v, w_key_pos), encoded) >= 2**1022:
+        raise NoAim("has scores that may overflow")
 
 
 def terms_of(v: np.ndarray, w_key_pos: np.ndarray) -> list[list[Fraction]]:

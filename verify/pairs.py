@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from verify.arrays import TENSORS, Layer, Rejected, numbers
-from verify.documents import Claim
 from verify.grids import Geometry, geometry_of
+from verify.statements import Claim
 
 CONVOLUTION = ("weight", "bias")
 AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")

@@ -35,6 +35,7 @@ class Probe:
         worst: the greatest |difference|/bound over all outputs.
         note: why it was not run; empty if it was.
         broken: whether it was not run because it raised an error other than want of memory.
+        over: where a run is over the bound, the worst: the input (D_in, *grid), the output (channel, *position) and its value.
     """
 
     execution: str
@@ -44,6 +45,7 @@ class Probe:
     worst: float
     note: str = ""
     broken: bool = False
+    over: tuple[np.ndarray, tuple[int, ...], float] | None = None
 
 
 def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -280,8 +282,12 @@ def run_executions(
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 difference = np.abs(found - expected)
                 per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
-                judged = difference if bound.ndim > 1 else per_channel
+                allowed = bound if bound.ndim > 1 else bound.reshape(-1, *(1,) * len(grid))
                 # An infinite bound claims nothing; else whatever is not a number is over it.
-                ratio = np.where((judged == 0) | np.isinf(bound), 0.0, judged / bound)
-            probes.append(Probe(name, len(x), grid, per_channel, float(ratio.max(initial=0.0))))
+                ratio = np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
+            worst, over = float(ratio.max(initial=0.0)), None
+            if not worst <= 1:
+                image, *output = (int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+                over = x[image].double().cpu().numpy(), tuple(output), float(found[(image, *output)])
+            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
     return probes

@@ -28,6 +28,8 @@ class Counterexample:
         convolution: the convolution's output there, exactly.
         attention: the attention's output there, exactly.
         sentence: for people.
+        shapes: where the two outputs differ in shape (the attention's is None if there is no output): then the spatial size
+            of both, and nothing else but the sentence.
     """
 
     entries: dict[Index, Fraction]
@@ -35,6 +37,7 @@ class Counterexample:
     convolution: Fraction | None
     attention: Fraction | None
     sentence: str
+    shapes: tuple[Index, Index | None] | None = None
 
     def input(self, channels: int, grid: tuple[int, ...]) -> np.ndarray:
         """The input as an array (channels, *grid), float64."""
@@ -167,6 +170,29 @@ class Refuter:
             ours,
             f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}",
         )
+
+
+def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index, outputs: Index) -> Fraction:
+    """One output of the convolution, exactly.
+
+    Args:
+        conv: the convolution's fields.
+        g: its geometry.
+        x: (D_in, *grid).
+        output: (channel, *position).
+        outputs: the spatial size of all outputs.
+    """
+    channel, *place = output
+    d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
+    group, o = divmod(channel, d_out)
+    total = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
+    reads = [taps_read(g, axis, n, size) for axis, (n, size) in enumerate(zip(x.shape[1:], outputs, strict=True))]
+    for tap in product(*map(range, g.kernel_size)):
+        read = [int(rows[j, at]) for rows, j, at in zip(reads, tap, place, strict=True)]
+        if ZERO not in read:
+            row, seen = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
+            total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, seen, strict=True)), Fraction(0))
+    return total
 
 
 def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:

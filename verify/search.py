@@ -26,10 +26,10 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
         size = output_size(ours, argument.grid)
     except ValueError as error:
         told = f"on this grid the convolution has an output of size {argument.outputs}, and the attention none: {error}"
-        return Counterexample({}, (), None, None, told)
+        return Counterexample({}, (), None, None, told, (argument.outputs, None))
     if size != argument.outputs:
         told = f"on this grid the convolution's output has size {argument.outputs}, the attention's {size}"
-        return Counterexample({}, (), None, None, told)
+        return Counterexample({}, (), None, None, told, (argument.outputs, size))
     return _reading_counterexample(argument)
 
 
