@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from construct.geometry import ConvGeometry
-from construct.rank import rank_factors
+from construct.rank import NoFactors, rank_factors
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,10 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
         head_dim: D_h.  None takes min(D_in, D_out) per group, where one factor is the identity: exact.  "rank" takes the
-            largest rank of a tap, exactly, where the factors can be stored exactly, else min(D_in, D_out), saying so in the
-            log.  A number above pads with zeros: exact.  A number below keeps the largest singular values of every tap: an
-            approximation, whose error a certificate counts (``within``).
+            largest rank of a tap, exactly, where the factors can be stored exactly and the tap is small enough to look for
+            them, else min(D_in, D_out), saying in the log which of the two it was.  A number above pads with zeros: exact.
+            A number below keeps the largest singular values of every tap: an approximation, whose error a certificate counts
+            (``within``).
 
     Returns:
         w_val (heads, groups, D_in/groups, D_h) and w_out (heads, groups, D_h, D_out/groups).
@@ -52,10 +53,10 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     heads, groups, d_in, d_out = taps.shape
     least = min(d_in, d_out)
     if head_dim == "rank":
-        factors = rank_factors(taps)
-        if factors is not None:
-            return factors
-        log.warning("a tap has no exact factors of lower rank that %s can store; D_h stays %d", taps.dtype, least)
+        try:
+            return rank_factors(taps)
+        except NoFactors as reason:
+            log.warning("%s; D_h stays %d", reason, least)
         head_dim = None
     if isinstance(head_dim, int) and not isinstance(head_dim, bool) and head_dim > 0:
         if head_dim < least:

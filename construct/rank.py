@@ -15,23 +15,27 @@ LARGEST = 48
 """Elimination over the rationals is for matrices up to this side; beyond, only zero rows and columns are left out."""
 
 
-def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor] | None:
-    """W_val and W_out of every tap with D_h = the largest exact rank, or None if some factor cannot be stored.
+class NoFactors(ValueError):
+    """There are no factors of lower rank to be had; the message says why."""
+
+
+def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
+    """W_val and W_out of every tap with D_h = the largest exact rank.
 
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
 
     Returns:
         w_val (heads, groups, D_in/groups, D_h), w_out (heads, groups, D_h, D_out/groups), with W_val W_out = tap exactly.
+
+    Raises:
+        NoFactors: of some tap they cannot be stored, or were not looked for.
     """
     heads, groups, d_in, d_out = taps.shape
     exact = taps.detach().cpu().double().numpy()
     pairs = []
     for tap in exact.reshape(-1, d_in, d_out):
-        pair = _factors(tap, taps.dtype)
-        if pair is None:
-            return None
-        pairs.append(pair)
+        pairs.append(_factors(tap, taps.dtype))
     head_dim = max(1, *(a.shape[1] for a, _ in pairs)) if pairs else 1
     w_val, w_out = np.zeros((len(pairs), d_in, head_dim)), np.zeros((len(pairs), head_dim, d_out))
     for n, (a, b) in enumerate(pairs):
@@ -42,20 +46,25 @@ def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor] | None:
     )
 
 
-def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
+def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = np.flatnonzero(tap.any(axis=1)), np.flatnonzero(tap.any(axis=0))
     core = tap[np.ix_(rows, columns)]
     if core.size == 0 or _surely_full_rank(core):
         inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
     elif max(core.shape) > LARGEST:
-        return None
+        sides = "x".join(map(str, core.shape))
+        raise NoFactors(
+            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {LARGEST}x{LARGEST}"
+        )
     else:
         found = _eliminated(core, dtype)
         if found is None:
             turned = _eliminated(core.T, dtype)
             found = None if turned is None else (turned[1].T, turned[0].T)
         if found is None:
-            return None
+            raise NoFactors(
+                f"a tap has no exact factors of lower rank, made of its own columns or rows, that {dtype} can store"
+            )
         inner = found
     a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
     a[rows], b[:, columns] = inner
