@@ -68,7 +68,7 @@ def judged(
         rows.append(_layer_row(path, (conv, layer), check, certificate, verdict, exercised))
     if given is not None:
         bounds: tuple[Any, ...] = ()
-        if not options.no_certify and options.tolerance is None:
+        if not options.no_certify:
             certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
             subject, known = _folded_away(model, pairs)
             with sampling.evaluating(subject, converted):

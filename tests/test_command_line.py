@@ -445,6 +445,10 @@ def test_a_tolerance_is_proved_within_its_leakage(run: Run, saved: Path) -> None
         assert layer["verdict"]["name"] == certificate["verdict"] == "PROVED"
         assert 0 < certificate["leakage"] < certificate["bound"] == certificate["within"]
         assert 0 < max(layer["interior"], layer["border"]) <= certificate["bound"]
+    for bound in json.loads(out)["network"]["end_to_end"].values():
+        assert bound["verdict"] == "PROVED"
+        assert 0 < bound["observed"] <= bound["bound"]
+    assert run(saved, "--input-size", 2, 6, 6, "--tolerance", "0.001")[1].count("network: PROVED") == 2
     # Without a certificate only rounding is allowed for, and that much leakage is more.
     assert run(saved, "--input-size", 2, 6, 6, "--tolerance", "0.001", "--no-certify")[0] == 1
 

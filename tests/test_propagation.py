@@ -768,11 +768,13 @@ def test_a_certified_difference_is_pushed_too():
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.Linear(8, 2))
     net = convert(model, alpha=12.0)
     x = torch.rand(1, 2, 8)
-    assert propagate(model, net, x).verdict.name == "UNDECIDED"
+    worked_out = propagate(model, net, x)  # certified within what leaks, for inputs up to a power of two
+    assert_sound(model, x, worked_out)
+    assert all(certificate.within is not None for certificate in worked_out.certificates.values())
     soft = {"0": certify(model[0], net[0], grid=(8,), input_bound=1.0, within=0.1)}
     result = propagate(model, net, x, certificates=soft)
     assert_sound(model, x, result)
-    assert float(soft["0"].leakage.max()) < result.bound
+    assert float(soft["0"].leakage.max()) < result.bound <= worked_out.bound
     assert result.observed > 1e-7
 
 
