@@ -79,8 +79,10 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
 def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     """Where every head looks for every output: the output's size, and int (heads, outputs), 0 a zero, i + 1 input position i.
 
+    A head that carries nothing looks at a zero.
+
     Raises:
-        NoValue: some head has no best key, or there are no queries.
+        NoValue: some other head has no best key, or there are no queries.
     """
     rows = [_tokens(layer, axis, n) for axis, n in enumerate(size)]
     anchor = [dil * ((k - 1) // 2) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
@@ -99,7 +101,11 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
         delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
     r = np.concatenate([(delta**2).sum(axis=2, keepdims=True), delta], axis=2)
     sources = []
-    for v, w_key_pos in zip(_numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
+    idle = [not (w_val @ w_out).any() for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)]
+    for nothing, v, w_key_pos in zip(idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
+        if nothing:  # whatever it attends to, it adds 0
+            sources.append(np.zeros(len(queries), dtype=int))
+            continue
         (a, _), (b, _) = whole(v), whole(w_key_pos)
         c = a @ b  # the score's vector, times a positive number
         small = max(abs(int(x)) for x in c) * int(np.abs(r).max(initial=1)) * len(c) < 2**62
