@@ -101,7 +101,9 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
         delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
     r = np.concatenate([(delta**2).sum(axis=2, keepdims=True), delta], axis=2)
     sources = []
-    idle = [not (w_val @ w_out).any() for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)]
+    idle = [
+        not (w_val @ w_out).any() for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)
+    ]
     for nothing, v, w_key_pos in zip(idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
         if nothing:  # whatever it attends to, it adds 0
             sources.append(np.zeros(len(queries), dtype=int))
