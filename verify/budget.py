@@ -92,9 +92,10 @@ def attention_size(attention: Attention, bound: float) -> np.ndarray:
     B comes first: the product of two small weights alone could underflow, and B be large.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        into = np.abs(attention.w_val).sum(axis=2)  # (h, g, D_h)
+        w_val, w_out = attention.sizes
+        into = w_val.sum(axis=2)  # (h, g, D_h)
         into = np.where(into > 0, bound * into + TINY, 0.0)
-        through = np.einsum("hge,hgeo->hgo", into, np.abs(attention.w_out)) + into.shape[2] * TINY
+        through = np.matmul(into[:, :, None], w_out)[:, :, 0] + into.shape[2] * TINY
     return np.where(np.isnan(through), np.inf, through).reshape(len(through), -1)
 
 
@@ -148,11 +149,8 @@ def working_rounding(
     underflow = n_conv + underflows(attention, bound)
     if soft:
         n_att += 2 * tokens + 4 + 12 * dims
-        outward, carried = (
-            np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1),
-            attention_size(attention, 1.0).sum(axis=0),
-        )
-        underflow = underflow + (tokens + dims) * (outward + carried)
+        carried = attention_size(attention, 1.0).sum(axis=0)
+        underflow = underflow + (tokens + dims) * (attention.outward + carried)
     with np.errstate(over="ignore", invalid="ignore"):
         lost = fmt.eta * underflow.reshape(-1, *(1,) * (size_c.ndim - 1))
         if soft:
@@ -174,8 +172,7 @@ def underflows(attention: Attention, bound: float) -> np.ndarray:
         bound: the greatest |x|.
     """
     heads, _, d_in, head_dim = attention.w_val.shape
-    outward = np.abs(attention.w_out).sum(axis=(0, 2)).reshape(-1)
-    return d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * bound)
+    return d_in * attention.outward + heads * head_dim + heads * d_in * (1 + head_dim * bound)
 
 
 def stored_rounding(
@@ -200,7 +197,8 @@ def largest_intermediate(conv: Convolution, attention: Attention, bound: float) 
     bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
     with np.errstate(over="ignore"):
         into = [
-            np.abs(w).sum(axis=axis) for w, axis in ((attention.w_val, 2), (attention.w_qry, 1), (attention.w_key, 1))
+            attention.sizes[0].sum(axis=2),
+            *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key)),
         ]
         values = bound * np.array([w.max(initial=0) for w in into])
         through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
@@ -212,10 +210,10 @@ def largest_intermediate(conv: Convolution, attention: Attention, bound: float) 
 
 def folded_size(attention: Attention) -> float:
     """No entry of a folded |W_val||W_out| exceeds this: row sums times the greatest entries, whichever way is less."""
-    w_val, w_out = np.abs(attention.w_val), np.abs(attention.w_out)
+    w_val, w_out = attention.sizes
     with np.errstate(over="ignore", invalid="ignore"):
-        by_column = np.einsum("hge,hgeo->hgo", w_val.max(axis=2, initial=0), w_out).max(initial=0)
-        by_row = np.einsum("hgie,hge->hgi", w_val, w_out.max(axis=3, initial=0)).max(initial=0)
+        by_column = np.matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
+        by_row = np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
     return float(min(by_column, by_row))
 
 

@@ -26,6 +26,7 @@ from verify.probing import (
     impulse_bound,
     impulses,
     probe_grids,
+    random_inputs,
     run_executions,
 )
 from verify.reading import output_size
@@ -161,7 +162,8 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     small, other = probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2]))
     probes = run_executions(module, layer, adversarial_inputs(argument.conv, small, bound), total)
     # On the other grid, where tokens come from: random signs and magnitudes show that, and impulses what each head carries.
-    random, alone = adversarial_inputs(argument.conv, other, bound)[-4:-2], impulses(argument.conv, other, bound)
+    shape = (argument.geometry.in_channels, *other)
+    random, alone = random_inputs(shape, bound, np.random.default_rng(0)), impulses(argument.conv, other, bound)
     allowed = total
     if argument.aims is not None and argument.same_taps and argument.one_hot:
         shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]

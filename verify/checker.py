@@ -140,14 +140,14 @@ def parts_of(pair: Pair) -> tuple[dict[str, np.ndarray], bool]:
     (heads, _, d_in, head_dim), taps = a["w_val"].shape, len(pair.kernel)
     tokens, soft, eta = math.prod(len(axis.tokens) for axis in axes), bool(leaks.any()), 2.0**-log_eta
     # B Σ|W_val||W_out| of every head, and the size of all that is added up, per output channel.
-    into = bound * np.abs(a["w_val"]).sum(axis=2)
-    through = np.matmul(into[:, :, None], np.abs(a["w_out"])).reshape(heads, -1)
+    w_val, w_out = np.abs(a["w_val"]), np.abs(a["w_out"])
+    into = bound * w_val.sum(axis=2)
+    through = np.matmul(into[:, :, None], w_out).reshape(heads, -1)
     size_c = bound * np.abs(pair.kernel).sum(axis=(0, 2)).reshape(-1) + np.abs(pair.bias)
     size_a = through.sum(axis=0) + np.abs(a["b_out"])
-    outward = np.abs(a["w_out"]).sum(axis=(0, 2)).reshape(-1)
-    most_in, most_out = np.abs(a["w_val"]).max(axis=2, initial=0), np.abs(a["w_out"]).max(axis=3, initial=0)
-    by_column = np.matmul(most_in[:, :, None], np.abs(a["w_out"])).max(initial=0)
-    folded = min(by_column, np.matmul(np.abs(a["w_val"]), most_out[..., None]).max(initial=0))  # |W_val W_out|, at most
+    outward = w_out.sum(axis=(0, 2)).reshape(-1)
+    by_column = np.matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
+    folded = min(by_column, np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0))  # |W_val W_out|
     content = [bound * np.abs(a[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")]
     if not 2 * float(np.max([bound, folded, *content, into.max(initial=0), *size_c, *size_a])) < largest:
         raise Fails("step 5 (rounding): an intermediate may overflow")
@@ -159,7 +159,7 @@ def parts_of(pair: Pair) -> tuple[dict[str, np.ndarray], bool]:
     # A product that underflows is off by η, and what becomes of it; η at the T − 1 keys where 0 is meant.
     lost = n_conv + heads * head_dim + d_in * outward + heads * d_in * (1 + head_dim * bound)
     if soft:
-        carried = np.matmul(np.abs(a["w_val"]).sum(axis=2)[:, :, None], np.abs(a["w_out"])).sum(axis=0).reshape(-1)
+        carried = np.matmul(w_val.sum(axis=2)[:, :, None], w_out).sum(axis=0).reshape(-1)
         lost = lost + (tokens + dims) * (outward + carried)
         rounding += (tokens + dims) * 2.0**-100 * size_a
     rounding += eta * lost

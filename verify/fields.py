@@ -7,6 +7,7 @@ the stored numbers themselves.
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from verify.oracle import Convolution
-from verify.own_code import Unreadable, require_own_code
+from verify.own_code import Unreadable, exact_array, require_own_code
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = (
@@ -167,6 +168,16 @@ class Attention:
         record._check_shapes()
         return record
 
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """|W_val| and |W_out|."""
+        return np.abs(self.w_val), np.abs(self.w_out)
+
+    @cached_property
+    def outward(self) -> np.ndarray:
+        """Σ|W_out| per output channel, (D_out,)."""
+        return self.sizes[1].sum(axis=(0, 2)).reshape(-1)
+
     @property
     def carrying(self) -> np.ndarray:
         """Whether each head carries anything, bool (heads,): else it adds 0 to every output, wherever it looks."""
@@ -254,22 +265,6 @@ def _base(conv: Any) -> type:
         raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")
     require_own_code(conv, base, ("weight", "bias"))
     return base
-
-
-def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
-    """The stored numbers as float64, which holds them exactly.
-
-    Raises:
-        Unreadable: not a dense tensor of a floating format, or some number is not finite.
-    """
-    if tensor.layout != torch.strided or tensor.is_meta or nn.parameter.is_lazy(tensor):
-        raise Unreadable(f"{what} is not a dense tensor of numbers")
-    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise Unreadable(f"{what} is {tensor.dtype}")
-    array = tensor.detach().cpu().double().contiguous().numpy()
-    if not np.isfinite(array).all():
-        raise Unreadable(f"{what} has numbers that are not finite")
-    return array
 
 
 def digest(layer: Any, tensors: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ through, as it adds properties for the parametrized tensors alone; those are rea
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
@@ -89,3 +90,19 @@ def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     beside = set(vars(geometry)) - set(vars(replace(geometry)))
     if beside:
         raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
+
+
+def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
+    """The stored numbers as float64, which holds them exactly.
+
+    Raises:
+        Unreadable: not a dense tensor of a floating format, or some number is not finite.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta or nn.parameter.is_lazy(tensor):
+        raise Unreadable(f"{what} is not a dense tensor of numbers")
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise Unreadable(f"{what} is {tensor.dtype}")
+    array = tensor.detach().cpu().double().contiguous().numpy()
+    if not np.isfinite(array).all():
+        raise Unreadable(f"{what} has numbers that are not finite")
+    return array

@@ -87,13 +87,17 @@ def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, s
     d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
     shape = (d_in, *grid)
     inputs: list[Any] = [bound * sign_pattern(conv, channel, grid) for channel in heaviest_channels(conv, 3)]
-    inputs.append(bound * rng.choice([-1.0, 1.0], shape))
-    inputs.append(bound * rng.uniform(-1, 1, shape))
+    inputs += random_inputs(shape, bound, rng)
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
         bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
     )
     return np.stack(inputs)
+
+
+def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random signs, and random magnitudes."""
+    return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
 
 
 def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
@@ -139,7 +143,7 @@ def impulse_bound(
         None if a head that carries something looks at no tap.
     """
     g, weight, kernel = attention.geometry, np.abs(conv.weight), np.zeros_like(conv.weight)
-    for w_val, w_out, shift in zip(np.abs(attention.w_val), np.abs(attention.w_out), shifts, strict=True):
+    for w_val, w_out, shift in zip(*attention.sizes, shifts, strict=True):
         carried = scaled_permutation_product(w_val, w_out)  # (g, i, o)
         carried = np.matmul(w_val, w_out) if carried is None else carried
         tap = None if shift is None else tap_of_shift(g, shift)
