@@ -51,29 +51,33 @@ class Certifier:
         known, given = self.used.get(path), self.given.get(path)
         if known is None or not _covers(known, conv, layer, grid, bound):
             fits = given is not None and _covers(given, conv, layer, grid, bound) and _same_layers(given, conv, layer)
-            known = given if given is not None and fits else self._worked_out(conv, layer, grid, bound)
+            known = given if given is not None and fits else self._worked_out(conv, layer, grid, bound, given)
         if known.verdict.name != "PROVED" or not _covers(known, conv, layer, grid, bound):
             raise NoBound(f"its certificate says {known.verdict}")
         self.used[path] = known
         return known
 
-    def _worked_out(self, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Certificate:
+    def _worked_out(
+        self, conv: Any, layer: Any, grid: tuple[int, ...], bound: float, given: Certificate | None
+    ) -> Certificate:
+        """For other inputs than ``given`` speaks of; of a difference only if that is what was asked of these very layers."""
+        leaking = given is not None and given.within is not None and _same_layers(given, conv, layer)
         largest = float(torch.finfo(layer.w_val.dtype).max)
         wider = 2.0 ** np.ceil(np.log2(max(bound, 2.0**-10)))  # for later inputs too
         try:
-            return _certified(conv, layer, grid, min(wider, largest))
+            return _certified(conv, layer, grid, min(wider, largest), leaking)
         except ValueError:
             try:
-                return _certified(conv, layer, grid, max(bound, 2.0**-10))
+                return _certified(conv, layer, grid, max(bound, 2.0**-10), leaking)
             except ValueError as error:
                 raise NoBound(f"no certificate: {error}") from error
 
 
-def _certified(conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Certificate:
-    """A certificate of the same function; or, of attention that leaks, of a difference within its bound, which serves as well."""
+def _certified(conv: Any, layer: Any, grid: tuple[int, ...], bound: float, leaking: bool) -> Certificate:
+    """A certificate of the same function; or, of attention that may leak, of a difference within its bound."""
     found = certify(conv, layer, grid=grid, input_bound=bound)
     most = float(found.bound.max(initial=0.0))
-    if found.verdict.name == "UNDECIDED" and found.leakage.any() and np.isfinite(most):
+    if leaking and found.verdict.name == "UNDECIDED" and found.leakage.any() and np.isfinite(most):
         return certify(conv, layer, grid=grid, input_bound=bound, within=most)
     return found
 
