@@ -71,6 +71,7 @@ def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     return kept
 
 
+@np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
 def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan:
     """Every head's shift, where it is established.
 
