@@ -88,8 +88,14 @@ def check_archive(file: BinaryIO, size: int, name: str) -> str:
     try:
         with zipfile.ZipFile(file) as archive:
             entries, members = archive.infolist(), archive.namelist()
-            if len(set(members)) != len(members):
+            # Torch's reader takes names without regard to case, so which of two it would find is its own affair.
+            if len({member.casefold() for member in members}) != len(members):
                 raise BadModelFile(f"{name}: the archive holds two records of one name (save the model again)")
+            # Zip readers begin at the end: what lies before or behind may be another archive to another reader.
+            file.seek(max(0, size - 22))
+            ends = file.read(4) == b"PK\x05\x06" and not archive.comment
+            if not ends or min((entry.header_offset for entry in entries), default=0) > 0:
+                raise BadModelFile(f"{name}: something lies before or behind the archive (save the model again)")
             if any(member.endswith("/constants.pkl") for member in members):
                 raise BadModelFile(
                     f"{name}: a TorchScript archive (re-save as the nn.Module itself, or its state dict)"
