@@ -24,15 +24,18 @@ from construct.layer_files import to_safetensors
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from construct.options import parse
 from construct.plain_text import described, one_line, shown
+from construct.room import refused_by_torch
 from construct.sharpness import ALPHA, alpha_for
 from construct.support import geometry_of
 from construct.table import NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import progress, undisturbed
 from construct.ties import untied
-from construct.writing import check_destination, write
+from construct.writing import check_destination, staged
 
 MOST_HEADS = 10_000
 """Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
+
+LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
 
 Content = nn.Module | dict[str, Tensor] | bytes
 """What a file is made of: a module or state dict for torch.save, or bytes as they are."""
@@ -68,15 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadModelFile as error:
         message, code, cause = f"error: {one_line(error, 2000)}", 2, error
     except MemoryError as error:
-        hint = "try --execution chunked, or a smaller --input-size"
-        message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({hint})", 2, error
+        message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({LESS_MEMORY})", 2, error
     except Exception as error:
-        if "DefaultCPUAllocator" in str(error):
-            error = MemoryError(one_line(error))
-        message, code, cause = f"error: {name}{described(error)} (--debug shows where)", 2, error
+        memory = refused_by_torch(error)
+        told = f"{memory} ({LESS_MEMORY})" if memory else f"{described(error)} (--debug shows where)"
+        message, code, cause = f"error: {name}{told}", 2, error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
-    sys.stderr.write(message + "\n")
+    if sys.stderr is not None:  # closed by the caller
+        sys.stderr.write(message + "\n")
     return code
 
 
@@ -114,10 +117,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         # Kernels alone come out as modules: a state dict would lose the geometry again.
         whole = isinstance(source.content, nn.Module) or bool(given(options))
         content, told = _content(converted, whole, options)
-        _write(content, output)
-        if document is not None:
-            certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
-            _write_document(checkers.documents, document, certificates, source, output, network)
+        certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
+        _write(content, output, document, certificates, source, network, checkers.documents)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
     refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
     good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
@@ -155,28 +156,27 @@ def _content(
     return program.content, tuple(program.notes())
 
 
-def _write(content: Content, output: Path) -> None:
-    try:
-        write(content, output)
-    except OSError as error:
-        what = one_line(error.strerror or error)
-        raise BadModelFile(f"{shown(str(output))}: cannot be written: {what} (nothing was changed)") from error
-
-
-def _write_document(
-    documents: ModuleType,
-    document: Path,
+def _write(
+    content: Content,
+    output: Path,
+    document: Path | None,
     certificates: list[Any],
     source: ModelFile,
-    output: Path,
     network: NetworkRow | None,
+    documents: ModuleType,
 ) -> None:
-    figures = None if network is None else network_dict(network)
+    """Both files whole beside their places first, and only then into place: layers never stand beside another's certificate."""
+    place = output
     try:
-        documents.write_document(document, certificates, conv_file=source.path, mhsa_file=output, network=figures)
+        with staged(output, content) as written:
+            if document is not None:
+                place, figures = document, None if network is None else network_dict(network)
+                record = documents.document(certificates, source.path, written, figures, mhsa_name=output.name)
+                with staged(document, record):
+                    place = output
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{shown(str(document))}: cannot be written: {what}") from error
+        raise BadModelFile(f"{shown(str(place))}: cannot be written: {what} (nothing was changed)") from error
 
 
 def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -233,8 +233,10 @@ def _counted(layers: int) -> str:
     return f"{layers} attention layer{'s' if layers != 1 else ''}"
 
 
-def _print(report: Report, as_json: bool, stdout: TextIO) -> None:
-    """Print; a reader who has seen enough (``| head``) is no error."""
+def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
+    """Print; a reader who has seen enough (``| head``), or none at all (``>&-``), is no error."""
+    if stdout is None:
+        return
     try:
         (print_json if as_json else print_table)(report, stdout)
     except BrokenPipeError:

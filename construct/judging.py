@@ -1,6 +1,7 @@
 """A conversion judged: every layer on samples and by its certificate, the network as a whole, and what a row says of it."""
 
 from argparse import Namespace
+from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,10 +11,12 @@ from torch import nn
 from construct.attention import MHSA
 from construct.folding import folded, plain
 from construct.network import substitute
+from construct.plain_text import shown
+from construct.room import require
 from construct.sharpness import alpha_for
 from construct.table import LayerRow, NetworkRow
 from construct.terminal import Advance
-from construct.trial import end_to_end, inputs_for, network_row, outputs_and_calls
+from construct.trial import end_to_end, inputs_for, network_row, outputs_and_calls, within_room
 from construct.walk import every_module
 
 
@@ -43,7 +46,7 @@ def judged(
     if given is not None:
         inputs, told = given
         call = sampling.called
-        with sampling.evaluating(model, converted), torch.no_grad():
+        with sampling.evaluating(model, converted), within_room(pairs), torch.no_grad():
             before = outputs_and_calls(model, inputs, call, calls, options)
             what = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
             checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
@@ -51,10 +54,14 @@ def judged(
     rows = []
     for path, (conv, layer) in pairs.items():
         if path not in checks:
+            shape = sampling.generated_shape(conv, options.samples)
+            sides = "x".join(map(str, shape[1:]))
+            what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
+            require(8 * prod(shape), torch.device("cpu"), what, who)
             x = sampling.generated_inputs(conv, options.samples, options.seed)
-            what = f"{options.samples} generated inputs of {'x'.join(map(str, x.shape[1:]))} (seed {options.seed})"
+            what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
             what += "; not exercised by the network" if given is not None else ""
-            with sampling.evaluating(conv, layer):
+            with sampling.evaluating(conv, layer), within_room({path: (conv, layer)}):
                 check = sampling.check_call(conv, layer, x, what)
             advance(path)
         else:

@@ -1,5 +1,6 @@
 """How much memory there is, asked before it is taken."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -33,15 +34,29 @@ SMALL = 2**26
 """Up to this much (64 MiB), nobody asks: the question itself takes longer than a small layer."""
 
 
-def require(needed: int, device: torch.device, what: str) -> None:
+def require(needed: int, device: torch.device, what: str, who: str = "MHSA: ") -> None:
     """Refuse, before anything is allocated, what cannot fit.
+
+    Args:
+        needed: bytes.
+        device: where they would lie.
+        what: that needs them.
+        who: stands before the message.
 
     Raises:
         NotEnoughMemory: ``needed`` bytes are more than there are; the message gives both figures.
     """
     available = available_bytes(device) if needed > SMALL else None
     if available is not None and needed > available:
-        raise NotEnoughMemory(f"MHSA: {what} needs {gib(needed)}, and {gib(available)} are free on {device}")
+        raise NotEnoughMemory(f"{who}{what} needs {gib(needed)}, and {gib(available)} are free on {device}")
+
+
+def refused_by_torch(error: BaseException) -> NotEnoughMemory | None:
+    """What torch says of memory that it did not get, in one clause with the figure; None if the error is another one."""
+    if "DefaultCPUAllocator" not in str(error):
+        return None
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    return NotEnoughMemory(f"out of memory: {gib(int(asked[1]))} more were asked for" if asked else "out of memory")
 
 
 def gib(count: int) -> str:

@@ -1,17 +1,21 @@
 """A network and its conversion run side by side on the same inputs: the figures of the network as a whole."""
 
+import contextlib
 import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import read_inputs
 from construct.plain_text import described, shown
+from construct.room import refused_by_torch, require
 from construct.table import NetworkRow
 
 
@@ -30,7 +34,41 @@ def seeded_inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
     generator = torch.Generator().manual_seed(options.seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     shape = (1, *options.input_size)
+    what = f"a run on {options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
+    # All of them as float32, and of one at a time a copy and, for the bound, twice its float64.
+    require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), what, who="")
     return [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
+
+
+PER_OUTPUT = 64
+"""Bytes that the comparison of one output of a layer takes, most of them for float64 arrays; measured: 50 to 70."""
+
+
+@contextlib.contextmanager
+def within_room(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
+    """While active, a convolution whose outputs could not be compared is refused by its shapes alone, before it is run."""
+
+    def judge(path: str, layer: MHSA) -> Callable[..., None]:
+        def judged(conv: nn.Module, args: Any, kwargs: Any) -> None:
+            x = args[0] if args else kwargs.get("input")
+            if not isinstance(x, Tensor) or x.dim() <= layer.geometry.dims:
+                return  # the convolution itself says what is wrong
+            size = layer.geometry.output_size(x.shape[-layer.geometry.dims :])
+            batch = x.shape[0] if x.dim() == layer.geometry.dims + 2 else 1
+            outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
+            shape = "x".join(map(str, (layer.out_channels, *size)))
+            require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
+
+        return judged
+
+    handles = []
+    try:
+        for path, (conv, layer) in pairs.items():
+            handles.append(conv.register_forward_pre_hook(judge(shown(path), layer), with_kwargs=True, prepend=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def outputs_and_calls(
@@ -44,6 +82,8 @@ def outputs_and_calls(
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
+        if (memory := refused_by_torch(error)) is not None:
+            raise memory from error
         what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
         if options.example_inputs is None:
             what = f"an input of size {' '.join(map(str, options.input_size))}"

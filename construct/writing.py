@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -109,6 +109,17 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
         BadModelFile: the content could not be read back safely.
         OSError: the file cannot be written; what stood there is as it was.
     """
+    with staged(path, content):
+        pass
+
+
+@contextlib.contextmanager
+def staged(path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes) -> Iterator[Path]:
+    """Write as :func:`write` does, and go into place at the end of the ``with`` block, if it ends well.
+
+    Yields:
+        The file beside ``path`` that is whole and on the disk already.
+    """
     path = Path(path).resolve()  # a link stays a link
     temporary = _temporary(path)
     try:
@@ -121,6 +132,7 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
             os.fsync(file.fileno())
         if path.exists():
             shutil.copymode(path, temporary)
+        yield temporary
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

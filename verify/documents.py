@@ -49,24 +49,45 @@ def write_document(
         ValueError: two layers have one name.
         OSError: a file cannot be read or written.
     """
+    _replace(Path(path), document(layers, conv_file, mhsa_file, network))
+
+
+def document(
+    layers: Iterable[tuple[str, "Certificate"]],
+    conv_file: str | os.PathLike[str] | None = None,
+    mhsa_file: str | os.PathLike[str] | None = None,
+    network: dict[str, Any] | None = None,
+    *,
+    mhsa_name: str | None = None,
+) -> bytes:
+    """The content of a certificate file, for who writes it together with something else.
+
+    Args:
+        layers: as of :func:`write_document`, like the rest.
+        conv_file: already written.
+        mhsa_file: already written, perhaps not in its place yet.
+        network: end-to-end figures.
+        mhsa_name: the name that the file with the attention layers is going to have.
+    """
     records = [{"name": name, **certificate.record()} for name, certificate in layers]
     if len({record["name"] for record in records}) != len(records):
         raise ValueError("two layers have the same name")
     import torch
 
-    document = _finite(
+    found = _finite(
         {
             "format": FORMAT,
             "version": VERSION,
             "torch_version": str(torch.__version__),
             "conv_file": _digest_of(conv_file),
-            "mhsa_file": _digest_of(mhsa_file),
+            "mhsa_file": _digest_of(mhsa_file, mhsa_name),
             "layers": records,
             "network": network,
         }
     )
-    document["record_sha256"] = record_digest(document)
-    _replace(Path(path), (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    found["record_sha256"] = record_digest(found)
+    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
 
 
 def save_certificate(
@@ -95,11 +116,13 @@ def record_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest_of(path: str | os.PathLike[str] | None) -> dict[str, str] | None:
+def _digest_of(path: str | os.PathLike[str] | None, name: str | None = None) -> dict[str, str] | None:
     if path is None:
         return None
+    # The bytes of the name, whatever the locale takes them for.
+    text = os.fsencode(name or Path(path).name).decode(errors="backslashreplace")
     with Path(path).open("rb") as file:
-        return {"name": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {"name": text, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _finite(value: Any) -> Any:

@@ -120,6 +120,13 @@ def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
         samples: the batch size.
         seed: of the generator.
     """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(generated_shape(conv, samples), generator=generator, dtype=torch.float64)
+    return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
+
+
+def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
+    """The shape of :func:`generated_inputs`, so that it can be judged before anything is allocated."""
     fields = Convolution.read(conv)
     spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
     if fields.transposed:
@@ -136,9 +143,7 @@ def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
         ]
     size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
     d_in = fields.weight.shape[0] if fields.transposed else fields.weight.shape[1] * fields.groups
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, d_in, *size, generator=generator, dtype=torch.float64)
-    return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
+    return (samples, d_in, *size)
 
 
 @contextmanager
