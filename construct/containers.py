@@ -147,8 +147,10 @@ def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
         )
     try:
         metadata, spans = _header(file.read(length))
-        ends = sorted(spans)
-        if [0, *(end for _, end in ends)] != [*(begin for begin, _ in ends), size - 8 - length]:
+        ends, there = sorted(spans), size - 8 - length
+        if max((end for _, end in ends), default=0) > there:
+            raise ValueError(f"its tensors take {ends[-1][1]} bytes, and {there} are there: the file is truncated")
+        if [0, *(end for _, end in ends)] != [*(begin for begin, _ in ends), there]:
             raise ValueError("its tensors overlap, leave holes, or do not fill the file to its end")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = "nested too deep" if isinstance(error, RecursionError) else one_line(error)

@@ -51,6 +51,7 @@ class ModelFile:
         content: a module, or a state dict.
         notes: what was assumed or passed over, a sentence each.
         metadata: of a safetensors file, texts by name.
+        beyond: what it names that only ``allow`` or ``trust`` let in.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class ModelFile:
     content: nn.Module | dict[str, Tensor]
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    beyond: tuple[str, ...] = ()
 
 
 def load(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> nn.Module:
@@ -119,6 +121,7 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
     named = imported(allow)
     notes: list[str] = []
     metadata: dict[str, str] = {}
+    beyond: list[str] = []
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -151,10 +154,13 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
                 )
             else:
                 content = _restricted(file, size, kind, name, named)
+            if (named or trust) and kind in ("torch.save", "pickle"):
+                with allowing() as ours:
+                    beyond = foreign_names(file, ours)
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
     content, unwrapped = unwrap(content, name)
-    return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata)
+    return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata, tuple(beyond))
 
 
 def read_inputs(path: str | os.PathLike[str]) -> Any:

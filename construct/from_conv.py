@@ -30,7 +30,7 @@ from construct.support import geometry_of
 from construct.table import NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import progress, undisturbed
 from construct.ties import untied
-from construct.writing import check_destination, staged
+from construct.writing import beyond_ours, check_destination, staged
 
 MOST_HEADS = 10_000
 """Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
@@ -119,6 +119,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         content, told = _content(converted, whole, options)
         certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
         _write(content, output, document, certificates, source, network, checkers.documents)
+        if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
+            told += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
     refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
     good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
@@ -168,7 +170,7 @@ def _write(
     """Both files whole beside their places first, and only then into place: layers never stand beside another's certificate."""
     place = output
     try:
-        with staged(output, content) as written:
+        with staged(output, content, source.beyond) as written:
             if document is not None:
                 place, figures = document, None if network is None else network_dict(network)
                 record = documents.document(certificates, source.path, written, figures, mhsa_name=output.name)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,6 +62,12 @@ def written_here(path: str | os.PathLike[str]) -> bool:
     return ours or all(any(text.rpartition(".")[2] == name for text in texts) for name in NAMES)
 
 
+def beyond_ours(path: Path) -> list[str]:
+    """What a file of torch.save names beyond the classes that anybody may read."""
+    with path.open("rb") as file, allowing() as ours:
+        return foreign_names(file, ours)
+
+
 def check_destination(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str],
@@ -114,8 +120,15 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
 
 
 @contextlib.contextmanager
-def staged(path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes) -> Iterator[Path]:
+def staged(
+    path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
+) -> Iterator[Path]:
     """Write as :func:`write` does, and go into place at the end of the ``with`` block, if it ends well.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        allowed: names of classes that it may hold beyond those that anybody can read back.
 
     Yields:
         The file beside ``path`` that is whole and on the disk already.
@@ -127,7 +140,7 @@ def staged(path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] 
             if isinstance(content, bytes):
                 file.write(content)
             else:
-                _save_into(file, content, shown(str(path)))
+                _save_into(file, content, shown(str(path)), allowed)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -140,7 +153,7 @@ def staged(path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] 
         raise
 
 
-def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str) -> None:
+def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str, allowed: Collection[str]) -> None:
     """With torch.save, and make sure that it can be read back."""
     stream = _Stream(file)
     try:
@@ -152,7 +165,7 @@ def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str
         raise stream.failure
     file.flush()
     with allowing() as ours:
-        foreign = foreign_names(file, ours)
+        foreign = foreign_names(file, ours | set(allowed))
     if foreign:
         raise BadModelFile(
             f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(foreign))} "

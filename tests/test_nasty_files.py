@@ -1,25 +1,36 @@
 """Hostile and odd files, by their row in the list of inputs to survive."""
 
+import hashlib
+import io
 import json
+import os
 import pickle
 import struct
+import sys
+import time
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 
 import construct
 from construct import requirements
 from construct.files import read
 from construct.from_conv import main
+from verify.checker import check
 
 
 class Own(nn.Conv2d):
     """A class that only --allow lets in."""
+
+
+class Other(nn.ReLU):
+    """Another."""
 
 
 def error(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -54,6 +65,67 @@ def test_row_04_a_pickle_under_another_name(tmp_path: Path, capsys: Any) -> None
         assert "a pickle, though its name ends in" in error(tmp_path / name, capsys=capsys)
 
 
+def saved(content: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+FORMS = {
+    "torch.save": lambda: saved(nn.Conv2d(1, 2, 3)),
+    "state dict": lambda: saved(nn.Conv2d(1, 2, 3).state_dict()),
+    "before 1.6": lambda: saved(nn.Conv2d(1, 2, 3).state_dict(), _use_new_zipfile_serialization=False),
+    "safetensors": lambda: save(nn.Conv2d(1, 2, 3).state_dict()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_row_05_files_that_are_torn_at_any_place(form: str, tmp_path: Path, capsys: Any) -> None:
+    whole = FORMS[form]()
+    cuts = {0, 1, 2, 7, 8, 9, len(whole) // 4, len(whole) // 2, len(whole) - 100, len(whole) - 22, len(whole) - 1}
+    for length in sorted(cuts):
+        (tmp_path / "m.pt").write_bytes(whole[:length])
+        line = error(tmp_path / "m.pt", "--stride", "1", capsys=capsys)
+        assert any(word in line for word in ("the file is empty", "truncated", "not a model file")), (length, line)
+
+
+def test_row_06_every_flipped_bit_of_a_weight_is_noticed(tmp_path: Path, capsys: Any) -> None:
+    conv, path = nn.Conv2d(1, 2, 3), tmp_path / "m.pt"
+    whole, numbers = saved(conv), conv.weight.detach().numpy().tobytes()
+    place = whole.index(numbers)
+    for bit in range(0, 8 * len(numbers), 37):
+        content = bytearray(whole)
+        content[place + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        assert "CRC mismatch in data/0: the file has changed" in error(path, capsys=capsys)
+    path.write_bytes(whole)
+    assert main([str(path)]) == 0
+    assert hashlib.sha256(whole).hexdigest() in capsys.readouterr().out
+
+
+def test_row_07_what_is_no_regular_file_is_told_at_once(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.pt").mkdir()
+    os.mkfifo("pipe.pt")
+    Path("loop.pt").symlink_to("loop.pt")
+    Path("zero.pt").symlink_to("/dev/zero")
+    Path("dangling.pt").symlink_to("nowhere.pt")
+    started = time.monotonic()
+    for name, what in {
+        "folder.pt": "is a directory",
+        "pipe.pt": "is not a regular file",
+        "loop.pt": "symbolic link",
+        "zero.pt": "is not a regular file",
+        "dangling.pt": "no such file",
+        "missing.pt": "no such file",
+    }.items():
+        assert what in error(tmp_path / name, capsys=capsys)
+        for option in (["--example-inputs", name], ["--model-file", f"{name}:net"]):
+            torch.save(nn.Conv2d(1, 1, 1).state_dict() if "--model-file" in option else nn.Conv2d(1, 1, 1), "m.pt")
+            assert what in error(tmp_path / "m.pt", *option, capsys=capsys)
+    assert time.monotonic() - started < 10
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -77,6 +149,14 @@ def test_row_09_the_content_decides_and_a_lying_name_is_told(tmp_path: Path) -> 
     assert "the content is safetensors" in found.notes[0]
     torch.save(nn.Conv2d(1, 1, 1), tmp_path / "m.safetensors")
     assert "of torch.save" in read(tmp_path / "m.safetensors").notes[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_row_10_torchscript_is_named_with_what_to_do(tmp_path: Path, capsys: Any) -> None:
+    torch.jit.save(torch.jit.trace(nn.Conv2d(1, 2, 3), torch.ones(1, 1, 5, 5)), tmp_path / "m.pt")
+    for options in ((), ("--stride", "1"), ("--trust",)):
+        told = "a TorchScript archive (re-save as the nn.Module itself, or its state dict)"
+        assert told in error(tmp_path / "m.pt", *options, capsys=capsys)
 
 
 def test_row_11_kernels_alone(tmp_path: Path, capsys: Any) -> None:
@@ -107,16 +187,73 @@ def test_row_12_wrapped_checkpoints(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_row_13_classes_by_name(tmp_path: Path, capsys: Any) -> None:
-    torch.save(nn.Sequential(Own(1, 1, 1)), tmp_path / "m.pt")
-    name = f"{__name__}.Own"
-    line = error(tmp_path / "m.pt", capsys=capsys)
-    assert name in line
-    assert "--arch" in line
-    assert "--allow" in line
-    assert main([str(tmp_path / "m.pt"), "--allow", name]) in (0, 2)
+    path, name = tmp_path / "m.pt", f"{__name__}.Own"
+    torch.save(nn.Sequential(Own(1, 2, 3), Other()), path)
+    line = error(path, capsys=capsys)
+    assert f"holds classes that are not allowed: {__name__}.Other, {name} (" in line  # all at once
+    assert line.endswith(
+        "(save a state dict and give --arch or --model-file; or --allow each class by its name, if you know it)\n"
+    )
+    line = error(path, "--allow", name, capsys=capsys)
+    assert f"not allowed: {__name__}.Other (" in line  # those that are still missing
+    # The first way out ...
+    allow = ("--allow", name, "--allow", f"{__name__}.Other")
+    assert main([str(path), *allow]) == 0
+    assert f"note: the output still names {__name__}.Other: --allow that" in capsys.readouterr().out
+    assert f"not allowed: {__name__}.Other (" in error(tmp_path / "m.mhsa.pt", capsys=capsys)
+    net = construct.load(tmp_path / "m.mhsa.pt", allow=[f"{__name__}.Other"])
+    assert isinstance(net.get_submodule("0"), construct.MHSA)
+    assert main([str(path), "--trust"]) == 0
     capsys.readouterr()
-    assert isinstance(construct.load(tmp_path / "m.pt", allow=[name]), nn.Sequential)
-    assert "cannot be allowed" in error(tmp_path / "m.pt", "--allow", "os.system", capsys=capsys)
+    # ... and the second.
+    torch.save(nn.Sequential(Own(1, 2, 3), Other()).state_dict(), path)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Conv2d(1, 2, 3), nn.ReLU())\n"
+    )
+    assert main([str(path), "--model-file", f"{tmp_path / 'net.py'}:Net", "--force"]) == 0
+    capsys.readouterr()
+    assert "cannot be allowed" in error(path, "--allow", "os.system", capsys=capsys)
+
+
+@pytest.mark.parametrize("module", ["__main__", "a_package_that_is_not_here"])
+def test_row_13_a_class_of_a_script_or_of_a_missing_package(module: str, tmp_path: Path, capsys: Any) -> None:
+    kind = type("Net", (nn.Sequential,), {"__module__": module})
+    place = types.ModuleType(module)
+    place.Net = kind  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module, place)
+        torch.save(kind(nn.Conv2d(1, 2, 3)), tmp_path / "m.pt")
+    line = error(tmp_path / "m.pt", capsys=capsys)
+    assert (
+        f"holds classes that are not allowed: {module}.Net (save a state dict and give --arch or --model-file; " in line
+    )
+    told = "cannot be allowed" if module == "__main__" else "No module named 'a_package_that_is_not_here'"
+    line = error(tmp_path / "m.pt", "--allow", f"{module}.Net", capsys=capsys)
+    assert told in line
+    assert "PYTHONPATH" in line or "package.module.Class" in line
+
+
+NO_MODELS = {
+    "list": ([torch.ones(2)], "holds an object of class list, not a model"),
+    "tensor": (torch.ones(1, 1, 3, 3), "holds an object of class Tensor, not a model"),
+    "number": (5, "holds an object of class int, not a model"),
+    "empty": ({}, "holds an empty dict, not a model"),
+    "no tensors": ({"epoch": 3}, "not a state dict (save the state dict)"),
+    "module": (nn.Sequential(nn.Linear(2, 2)), "no convolution found"),
+    "nothing in it": (nn.Sequential(), "no convolution found"),
+    "state dict": (nn.Linear(2, 2).state_dict(), "0 convolutions found"),
+}
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
+def test_row_14_nothing_to_convert_is_never_verified(name: str, tmp_path: Path, capsys: Any) -> None:
+    content, told = NO_MODELS[name]
+    torch.save(content, tmp_path / "m.pt")
+    options = ("--stride", "1") if name == "state dict" else ()
+    assert told in error(tmp_path / "m.pt", *options, capsys=capsys)
+    if name == "state dict":
+        assert "give --arch" in error(tmp_path / "m.pt", capsys=capsys)
 
 
 def nested(depth: int) -> Any:
@@ -187,6 +324,50 @@ def test_row_17_storages_that_are_too_short(tmp_path: Path, capsys: Any) -> None
 def test_row_18_and_19_safetensors_headers(content: bytes, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "m.safetensors").write_bytes(content)
     assert "safetensors" in error(tmp_path / "m.safetensors", capsys=capsys)
+
+
+def test_row_19_names_in_a_file_cannot_play_with_the_terminal(tmp_path: Path, capsys: Any) -> None:
+    names = ["\x1b[2Jgone", "two\nlines", "\u202eturned", "bell\a", "\x9b31m"]
+    path = tmp_path / "m.safetensors"
+    save_file({f"{name}.weight": torch.ones(1, 1, 1, 1) for name in names}, path)
+    assert main([str(path), "--stride", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(repr(name) in out for name in names)
+    assert out.replace("\n", "").isprintable()
+    path.write_bytes(header(b'{"\\u001b[2J":{"dtype":"\\u001b[2J","shape":[1],"data_offsets":[0,4]}}', b"\0" * 4))
+    assert "u001b" in error(path, "--stride", "1", capsys=capsys).replace("x1b", "u001b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with spaces.pt",
+        "-o",
+        "--trust",
+        "\u202etp.m",
+        "größe.pt",
+        "a'b\"c.pt",
+        "new\nline.pt",
+        "%s.pt",
+        "[bold].pt",
+        "m.pt.pt",
+        ".pt",
+        "x" * 200,
+    ],
+)
+def test_row_21_odd_names_of_files_work(name: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(saved(nn.Conv2d(1, 1, 1)))
+    assert main(["--", name] if name.startswith("-") else [name]) == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    written = {path.name for path in tmp_path.iterdir()} - {name}
+    assert len(written) == 2
+    layers, certificate = sorted(written, key=lambda found: found.endswith(".json"))
+    assert check(tmp_path / certificate, tmp_path / name, tmp_path / layers).verdict.name == "PROVED"
+    # And as the name of the output.
+    assert main([name if not name.startswith("-") else f"./{name}", "-o", f"./out {name}", "--seed", "1"]) == 0
+    assert isinstance(construct.load(tmp_path / f"out {name}"), construct.MHSA)
 
 
 def test_row_52_the_certificate_does_not_replace_the_output(tmp_path: Path, capsys: Any) -> None:
