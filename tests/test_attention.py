@@ -190,6 +190,7 @@ def doubtful(draw: st.DrawFn) -> tuple[Any, torch.Tensor]:
     return conv, (torch.arange(int(np.prod(shape))) % 5 - 2).view(shape).to(dtype)
 
 
+@pytest.mark.nasty(34, 35)
 def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
     """On doubtful inputs torch's convolution is asked first; we do as it does, and a refusal bears our name."""
     outcomes: Counter[str] = Counter()
@@ -244,6 +245,7 @@ def refusal(call: Callable[[], torch.Tensor]) -> str:
     st.lists(st.integers(-2, 4), min_size=0, max_size=5),
     st.sampled_from([0, 0, 0, 1, 2, -1]),
 )
+@pytest.mark.nasty(37)
 def test_output_size_is_taken_and_refused_as_torch_does(conv: Any, batched: bool, offsets: list[int], more: int):
     """Reachable sizes give torch's output; others, and lists of a wrong length, a ValueError with our name."""
     d = len(conv.kernel_size)
@@ -275,6 +277,7 @@ def test_output_size_is_for_transposed_layers_alone():
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 @pytest.mark.parametrize("channels", [(0, 2), (2, 0)], ids=["none in", "none out"])
+@pytest.mark.nasty(35)
 def test_a_convolution_without_channels_is_refused_at_conversion(channels: tuple[int, int]):
     """Torch returns an odd shape for it."""
     with pytest.raises(UnsupportedLayer, match="channels"):

@@ -199,6 +199,7 @@ def test_the_score_is_lemma_2(d: int, data: st.DataObject):
     [(torch.float16, 17.4), (torch.bfloat16, 92.9), (torch.float32, 104), (torch.float64, 746)],
     ids=["float16", "bfloat16", "float32", "float64"],
 )
+@pytest.mark.nasty(29)
 def test_alpha_for_a_format(dtype: torch.dtype, alpha: float):
     """The figures of the table, and what they promise: from there on every other weight is exactly 0."""
     assert alpha - 1 < alpha_for(dtype) <= alpha

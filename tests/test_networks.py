@@ -318,6 +318,7 @@ def test_a_weight_that_moves_when_looked_at_in_training_is_left_where_it_is():
     assert check_call(model[0].eval(), net[0], x, "an image").verdict.name == "CHECKED"
 
 
+@pytest.mark.nasty(30)
 def test_frozen_stays_frozen():
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, bias=False))
     model[1].requires_grad_(False)
@@ -331,6 +332,7 @@ def test_frozen_stays_frozen():
         assert not any(getattr(layer, name).requires_grad for name in ("w_qry", "w_key", "w_key_pos", "u", "v"))
 
 
+@pytest.mark.nasty(30)
 def test_every_module_keeps_its_own_mode():
     model = small().train()
     model[3].eval()
@@ -474,6 +476,7 @@ def test_one_error_lists_everything_that_cannot_be_converted(caplog):
 
 
 @pytest.mark.parametrize("name", UNCONVERTIBLE)
+@pytest.mark.nasty(22)
 def test_each_is_refused_alone_too(name):
     make, reason = UNCONVERTIBLE[name]
     conv = make()
@@ -502,6 +505,7 @@ def test_a_lazy_convolution_that_has_seen_data_is_converted():
     assert check_call(conv, convert(conv), x, "an image").verdict.name == "CHECKED"
 
 
+@pytest.mark.nasty(22)
 def test_attributes_in_other_spelling_are_no_lies():
     """One number for all axes, or a list: torch reads them so too."""
     conv: Any = nn.Conv2d(3, 4, 3, stride=2, padding=1)
@@ -585,12 +589,14 @@ def test_casting_a_converted_network(dtype):
     assert back(image()).dtype == torch.float32
 
 
+@pytest.mark.nasty(29)
 def test_float64_is_as_good_as_float64():
     model, x = small().eval(), image(dtype=torch.float64)
     net = convert(model).double()
     torch.testing.assert_close(net(x), model.double()(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.nasty(36)
 def test_channels_last():
     model, x = small().eval(), image()
     net = convert(model).to(memory_format=torch.channels_last)

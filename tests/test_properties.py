@@ -22,6 +22,7 @@ EXAMPLES = settings().max_examples
 # ---- the same function -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nasty(31, 32, 33, 37)
 def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
     """|MHSA − Conv| stays within a bound derived from shapes and numbers, at every element; and no option was left out."""
     occurred: Counter[str] = Counter()
