@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
+import torch
 from torch import Tensor, nn
 
 from construct.architecture import module_from_file, named_module, with_state
@@ -26,6 +27,7 @@ from construct.options import parse
 from construct.plain_text import described, one_line, shown
 from construct.room import refused_by_torch
 from construct.sharpness import ALPHA, alpha_for
+from construct.showing import check_page, write_page
 from construct.support import geometry_of
 from construct.table import NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import progress, undisturbed
@@ -59,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
         from verify import calls, documents, layers, propagation, sampling
+        from verify.report import conversion
 
         with undisturbed():
-            report = _run(options, Checkers(sampling, calls, layers, documents, propagation))
+            report = _run(options, Checkers(sampling, calls, layers, documents, propagation, conversion))
         _print(report, options.json, stdout)
         return report.exit_code
     except SystemExit as end:  # argparse has shown the help
@@ -93,6 +96,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         if document == output:
             raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, checkers.documents.is_document)
+    check_page(options, (output, document), checkers.pages)
     source = read(options.model, allow=options.allow, trust=options.trust)
     model, assumed = _network(source, options)
     model, wrappers = unwrapped(model)
@@ -124,7 +128,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
     refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
     good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
-    return Report(
+    report = Report(
         source=source.path,
         sha256=source.sha256,
         layers=layers,
@@ -138,7 +142,12 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         output=output if writable else None,
         document=document if writable else None,
         exit_code=0 if good else 1,
+        page=options.report if layers else None,
     )
+    if report.page is not None:
+        with torch.no_grad():
+            write_page(report, model, pairs, options, checkers.pages)
+    return report
 
 
 def _content(

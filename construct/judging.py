@@ -28,6 +28,7 @@ class Checkers(NamedTuple):
     layers: ModuleType
     documents: ModuleType
     propagation: ModuleType
+    pages: ModuleType
 
 
 def judged(

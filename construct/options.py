@@ -128,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-certify", action="store_true", help="only check on samples, and write no certificate")
     add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
     add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
+    add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
     add("--strict", action="store_true", help="exit with 1 if a convolution is left unconverted")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     add("--force", action="store_true", help="replace a foreign file at OUT")

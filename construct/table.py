@@ -92,6 +92,7 @@ class Report:
         output: the file that was written, or None.
         document: the certificate that was written, or None.
         exit_code: of the command.
+        page: the report that was written, or None.
     """
 
     source: Path
@@ -107,6 +108,7 @@ class Report:
     output: Path | None
     document: Path | None
     exit_code: int
+    page: Path | None = None
 
 
 def convolution_text(g: ConvGeometry) -> str:
@@ -174,6 +176,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "notes": list(report.notes),
         "output": None if report.output is None else str(report.output),
         "certificate": None if report.document is None else str(report.document),
+        "report": None if report.page is None else str(report.page),
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
@@ -303,6 +306,8 @@ def _lines(report: Report) -> list[str]:
         why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
         why = "a layer is REFUTED" if report.layers else why
         lines.append(f"written: nothing, because {why}")
+    if report.page is not None:
+        lines.append(f"report: {shown(str(report.page))}")
     return lines
 
 

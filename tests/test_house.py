@@ -36,7 +36,7 @@ ORDER = (
     *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
-    *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "from_conv"),
+    *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "from_conv"),
 )
 """The modules of construct, from left to right: left never imports right."""
 
@@ -215,6 +215,7 @@ CALLS = {
     "verify.prove_lemma1": "verify.prove_lemma1(dims=1)",
     "verify.prove_lemma2": "verify.prove_lemma2(dims=1)",
     "verify.prove_theorem": "verify.prove_theorem(dims=1)",
+    "verify.write_report": "verify.write_report(path + '.html', conv, layer)",
 }
 EVERY_SUBMODULE = """
 import importlib, pkgutil

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from verify.claim_table import claims
     from verify.comparison import Discrepancy, compare
     from verify.lemmas import prove_lemma1, prove_lemma2, prove_theorem
+    from verify.report.writing import write_report
     from verify.verdict import Verdict
 
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "prove_lemma1": "verify.lemmas",
     "prove_lemma2": "verify.lemmas",
     "prove_theorem": "verify.lemmas",
+    "write_report": "verify.report.writing",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "prove_lemma1",
     "prove_lemma2",
     "prove_theorem",
+    "write_report",
 ]
 
 

@@ -1,0 +1,70 @@
+"""The page of what ``python -m construct.from_conv`` did: the same rows, verdicts and files."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from verify.report.layer import Layer
+from verify.report.page import Facts, is_page, network_sentences, page, require_jinja2
+from verify.report.writing import LEDE, pictured
+
+__all__ = ["conversion_page", "is_page", "require_jinja2"]
+
+
+def conversion_page(
+    layers: Iterable[tuple[str, Any, Any, Any, Any, Any]],
+    *,
+    model: nn.Module,
+    convolutions: Mapping[str, nn.Module],
+    x: Any,
+    size: tuple[int, ...] | None,
+    network: Mapping[str, Any] | None,
+    left_out: Sequence[tuple[str, str, str]],
+    remarks: Sequence[tuple[str, str]],
+    source: Path,
+    output: Path | None,
+    document: Path | None,
+) -> bytes:
+    """The page.
+
+    Args:
+        layers: (path, plain convolution, attention layer, check, certificate, verdict), in the order of the table.
+        model: the original network.
+        convolutions: its convolutions, as they are in it, by path.
+        x: an input of the network; None if it was not run.
+        size: (C, S1, …, Sd) if the network takes any tensor of that size.
+        network: the figures of the network as a whole.
+        left_out: (path, class, reason) of convolutions that were not converted.
+        remarks: (path, what else the conversion did there).
+        source: the file that was read.
+        output: the file with the attention layers, if one was written.
+        document: the certificate file, if one was written.
+
+    Raises:
+        ImportError: jinja2 is not there.
+    """
+    inputs, told = pictured(model, convolutions, x, size)
+    shown = [
+        Layer(path, conv, mhsa, check, certificate, verdict, inputs.get(path))
+        for path, conv, mhsa, check, certificate, verdict in layers
+    ]
+    recheck = None
+    if output is not None and document is not None:
+        names = [shlex.quote(path.name) for path in (document, source, output)]
+        recheck = "python -m verify check {} --conv {} --mhsa {}".format(*names)
+    notes = [f"Left unconverted: {path or '(the model)'}, a {kind}: {reason}" for path, kind, reason in left_out]
+    notes += [f"{path}: {remark}" if path else remark for path, remark in remarks]
+    return page(
+        shown,
+        Facts(
+            title=f"{source.name} as attention",
+            lede=LEDE,
+            network=network_sentences(network),
+            input_told=told,
+            recheck=recheck,
+            notes=tuple(notes),
+        ),
+    )

@@ -1,0 +1,201 @@
+"""The pictures of a layer at work: what went in, what the convolution and the attention gave, and how far they are apart.
+
+Written as PNG by the standard library alone, so that the page needs nothing from elsewhere.
+"""
+
+import base64
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from verify.report.layer import Layer
+from verify.sampling import called, evaluating
+
+LARGEST = 96
+"""Pixels along a side of a picture; larger ones are drawn in blocks."""
+
+# From paper to ink, and from one hue over paper to another: light at the least value, or at zero.
+INK = ((247, 248, 250), (158, 190, 220), (52, 108, 168), (12, 40, 84))
+BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60, 120))
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture of the strip.
+
+    Attributes:
+        title: what it shows.
+        uri: the PNG as a data URI.
+        alt: the same in words.
+        scale: what its lightest and darkest shade stand for.
+    """
+
+    title: str
+    uri: str
+    alt: str
+    scale: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Four pictures and what is said of them."""
+
+    images: tuple[Image, ...]
+    caption: str
+
+    @property
+    def size(self) -> int:
+        """Characters that it adds to the page."""
+        return sum(len(image.uri) for image in self.images)
+
+
+def strip(layer: Layer) -> Strip | None:
+    """Run both layers on ``layer.x`` and draw them; None if that cannot be done, or an output is not finite."""
+    if layer.x is None or layer.conv is None or layer.mhsa is None:
+        return None
+    with evaluating(layer.conv, layer.mhsa), torch.no_grad():
+        x = layer.x[:1]
+        before, after = layer.conv(x), layer.mhsa(x)
+    if before.shape != after.shape:
+        return None
+    x, before, after = (t[0].detach().double().cpu().numpy() for t in (x, before, after))
+    if not all(np.isfinite(t).all() and t.size for t in (x, before, after)):
+        return None
+    difference = after - before
+    channel = int(before.reshape(len(before), -1).var(axis=1).argmax())
+    worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
+    seen = before if before.ndim == 2 else before[channel]
+    low, high = float(seen.min()), float(seen.max())
+    most = float(np.abs(difference).max())
+    of = "all channels, one a row" if before.ndim == 2 else f"channel {channel} of {len(before)}"
+    of_worst = of if before.ndim == 2 else f"channel {worst}, where it is greatest"
+    apart = f"the attention's output minus the convolution's, {of_worst}"
+    images = [
+        _input_image(x),
+        _image("Convolution", before if before.ndim == 2 else before[channel], low, high, of),
+        _image("Attention", after if after.ndim == 2 else after[channel], low, high, f"{of}, on the same scale"),
+        _difference(difference if difference.ndim == 2 else difference[worst], most, apart),
+    ]
+    told = []
+    if before.ndim == 4:
+        told.append("Of each volume, the middle slice.")
+    if max(*x.shape[-2:], *before.shape[-2:]) > LARGEST:
+        told.append("Large pictures are drawn in blocks: the mean of each, and of the difference the greatest.")
+    return Strip(tuple(images), " ".join(told))
+
+
+def _input_image(x: np.ndarray) -> Image:
+    if x.ndim == 3 and len(x) == 3:
+        low, high = float(x.min()), float(x.max())
+        shade = np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
+        return Image(
+            "Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", f"{low:.3g} … {high:.3g}"
+        )
+    if x.ndim == 2:
+        return _image("Input", x, float(x.min()), float(x.max()), "all channels, one a row")
+    channel = int(x.reshape(len(x), -1).var(axis=1).argmax())
+    seen = x[channel]
+    return _image("Input", seen, float(seen.min()), float(seen.max()), f"channel {channel} of {len(x)}")
+
+
+def _image(title: str, values: np.ndarray, low: float, high: float, of: str) -> Image:
+    shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
+    return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{low:.3g} … {high:.3g}; {of}")
+
+
+def _difference(values: np.ndarray, most: float, told: str) -> Image:
+    shade = 0.5 + 0.5 * _small(_flat(values), greatest=True) / (most or 1.0)
+    scale = f"its own scale: ±{most:.3g}; {told}" if most else "exactly 0 everywhere"
+    return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {told}", scale)
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    """A plane: the middle slice of a volume."""
+    return values[len(values) // 2] if values.ndim == 3 else values
+
+
+def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
+    """At most ``LARGEST`` pixels a side: the mean of each block, or its number of greatest size."""
+    height, width = planes.shape[-2:]
+    f, g = -(-height // LARGEST), -(-width // LARGEST)
+    if f == g == 1:
+        return planes
+    widths = [(0, 0)] * (planes.ndim - 2) + [(0, -height % f), (0, -width % g)]
+    whole = np.pad(planes, widths, mode="edge")
+    blocks = whole.reshape(*planes.shape[:-2], whole.shape[-2] // f, f, whole.shape[-1] // g, g)
+    if not greatest:
+        return blocks.mean(axis=(-3, -1))
+    least, most = blocks.min(axis=(-3, -1)), blocks.max(axis=(-3, -1))
+    return np.where(-least > most, least, most)
+
+
+def _coloured(shade: np.ndarray, stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    """Numbers from 0 to 1 as (height, width, 3) bytes."""
+    at = np.linspace(0, 1, len(stops))
+    parts = [np.interp(shade.clip(0, 1), at, [stop[c] for stop in stops]) for c in range(3)]
+    return np.rint(np.stack(parts, axis=-1)).astype(np.uint8)
+
+
+def png(pixels: np.ndarray) -> str:
+    """A data URI of (height, width, 3) bytes."""
+    height, width, _ = pixels.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in parts:
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
+    """A real picture of (channels, height, width) from scikit-learn's samples, and what it is; None where there is none.
+
+    Three channels get the photograph of a flower, a single one of 8 × 8 pixels a handwritten digit.
+    """
+    if len(shape) != 3:
+        return None
+    try:
+        from sklearn.datasets import load_digits, load_sample_image
+    except ImportError:
+        return None
+    if shape == (1, 8, 8):
+        digits: Any = load_digits()
+        digit = torch.tensor(digits.images[0] / 16)
+        return digit[None, None].to(dtype), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
+    if shape[0] != 3 or min(shape[1:]) < 8:
+        return None
+    try:
+        image = torch.tensor(load_sample_image("flower.jpg").copy())
+    except (ImportError, OSError):  # reading it takes pillow
+        return None
+    square = image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255  # 427 × 427, the flower in the middle
+    small = nn.functional.interpolate(square, size=shape[1:], mode="area")
+    return (2 * small - 1).to(dtype), "a photograph of scikit-learn's, pixels from −1 to 1"
+
+
+def activations(model: nn.Module, x: Any, convolutions: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Run a network once and keep what each convolution is given first, by path."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def hook(path: str) -> Any:
+        def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
+            given = args[0] if args else kwargs["input"]
+            dims = convolutions[path].weight.dim() - 2
+            kept.setdefault(path, (given if given.dim() == dims + 2 else given[None]).detach()[:1].clone())
+
+        return keep
+
+    handles = [conv.register_forward_pre_hook(hook(path), with_kwargs=True) for path, conv in convolutions.items()]
+    try:
+        with evaluating(model), torch.no_grad():
+            called(model, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept

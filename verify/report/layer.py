@@ -1,0 +1,77 @@
+"""What the report is told of a layer, and the geometry of a convolution in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verify.certificate import Certificate
+from verify.fields import Geometry
+from verify.sampling import LayerCheck
+from verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the page; what is None is not shown.
+
+    Attributes:
+        name: where it sits in the network; empty if it is all there is.
+        conv: the convolution.
+        mhsa: the attention layer.
+        check: what samples showed.
+        certificate: what holds for all inputs.
+        verdict: the last word on it.
+        x: an input of the layer to draw, (1, D_in, *n).
+        attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys); one of learned attention, say.
+    """
+
+    name: str
+    conv: Any = None
+    mhsa: Any = None
+    check: LayerCheck | None = None
+    certificate: Certificate | None = None
+    verdict: Verdict | None = None
+    x: Any = None
+    attention: np.ndarray | None = None
+
+
+def in_words(g: Geometry) -> str:
+    """``3 × 3 convolution, 16 → 24 channels, every 2nd position, padded by 1 with zeros``."""
+    kind = "transposed convolution" if g.transposed else "convolution"
+    shape = f"{times(g.kernel_size)} {kind}" if g.dims > 1 else f"1-D {kind} of {g.kernel_size[0]} taps"
+    words = [shape]
+    words.append(f"{g.in_channels} → {g.out_channels} channels")
+    if g.groups == g.in_channels > 1:
+        words.append("each channel on its own")
+    elif g.groups > 1:
+        words.append(f"in {g.groups} groups")
+    if any(s > 1 for s in g.stride):
+        words.append(f"inputs {times(g.stride)} apart" if g.transposed else f"in steps of {times(g.stride)}")
+    if any(d > 1 for d in g.dilation):
+        words.append(f"taps {times(g.dilation)} apart")
+    words.append(_padding(g))
+    if any(g.output_padding):
+        words.append(f"{times(g.output_padding)} more at the far end")
+    return ", ".join(words)
+
+
+def _padding(g: Geometry) -> str:
+    if not any(p for pair in g.pads for p in pair):
+        return "no padding" if not g.transposed else "nothing cropped"
+    if g.transposed:
+        return f"cropped by {times([before for before, _ in g.pads])}"
+    sides = times([before if before == after else f"{before}+{after}" for before, after in g.pads])
+    what = {
+        "zeros": "with zeros",
+        "reflect": "by reflection",
+        "replicate": "with copies of the edge",
+        "circular": "around the circle",
+    }
+    return f"padded by {sides} {what[g.padding_mode]}"
+
+
+def times(numbers: Sequence[Any]) -> str:
+    """``3 × 5``."""
+    return " × ".join(map(str, numbers))
