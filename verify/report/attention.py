@@ -60,7 +60,7 @@ def picture(layer: Layer) -> dict[str, Any]:
         raise NoPicture(f"attention in {g.dims} dimensions is not drawn")
     with torch.no_grad():
         content = mhsa.has_content()
-    size = _size(g, 1 if content else TOKENS[g.dims], _largest(layer))
+    size = _size(g, TOKENS[g.dims] * 2 // 3 if content else TOKENS[g.dims], _largest(layer))
     found = _tokens(g, size)
     pairs = len(aims) * prod(found["shape"])
     if content:

@@ -93,9 +93,8 @@ def _input_image(x: np.ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low, high = float(x.min()), float(x.max())
         shade = np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
-        return Image(
-            "Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", f"{low:.3g} … {high:.3g}"
-        )
+        told = f"{_number(low)} … {_number(high)}; three channels as colours"
+        return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", told)
     if x.ndim == 2:
         return _image("Input", x, float(x.min()), float(x.max()), "all channels, one a row")
     channel = int(x.reshape(len(x), -1).var(axis=1).argmax())
@@ -105,13 +104,17 @@ def _input_image(x: np.ndarray) -> Image:
 
 def _image(title: str, values: np.ndarray, low: float, high: float, of: str) -> Image:
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
-    return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{low:.3g} … {high:.3g}; {of}")
+    return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
 
 
 def _difference(values: np.ndarray, most: float, told: str) -> Image:
     shade = 0.5 + 0.5 * _small(_flat(values), greatest=True) / (most or 1.0)
     scale = f"its own scale: ±{most:.3g}; {told}" if most else "exactly 0 everywhere"
     return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {told}", scale)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
 
 
 def _flat(values: np.ndarray) -> np.ndarray:

@@ -169,7 +169,7 @@ function svg(name, attributes) {
 function colours() {
   const style = getComputedStyle(document.documentElement);
   const found = {};
-  for (const name of ["accent", "token", "pad", "hatch", "query", "line"]) found[name] = style.getPropertyValue(`--${name}`).trim();
+  for (const name of ["accent", "token", "pad", "hatch", "query", "paper"]) found[name] = style.getPropertyValue(`--${name}`).trim();
   return found;
 }
 
@@ -232,11 +232,13 @@ function drawGrid(canvas, picture, attention, query, slice, dots) {
     }
   }
   if (from.length < 3 || from[0] === slice) {
-    pen.strokeStyle = colour.query;
-    pen.lineWidth = Math.max(2, box.cell / 9);
-    const inset = pen.lineWidth / 2;
-    const top = from.length > 1 ? from.at(-2) * box.height : 0;
-    pen.strokeRect(from.at(-1) * box.cell + inset, top + inset, box.cell - gap - 2 * inset, box.height - gap - 2 * inset);
+    const [left, top] = [from.at(-1) * box.cell, from.length > 1 ? from.at(-2) * box.height : 0];
+    const thick = Math.max(2, box.cell / 10);
+    for (const [ring, inset] of [[colour.query, thick / 2], [colour.paper, 1.5 * thick]]) {  // seen on any shade
+      pen.strokeStyle = ring;
+      pen.lineWidth = thick;
+      pen.strokeRect(left + inset, top + inset, box.cell - gap - 2 * inset, box.height - gap - 2 * inset);
+    }
   }
 }
 
@@ -378,7 +380,7 @@ class AttentionPicture {
     }
     const what = slices > 1 ? `, slice by slice` : "";
     const caption = element("figcaption", {}, `The kernel${what}: each tap’s norm over the channels (darkest: ${short(most)}), with the number of the head that looks there.`);
-    return element("figure", { class: "taps" }, holder, caption);
+    return element("figure", { class: "tap-map" }, holder, caption);
   }
 
   cards() {
@@ -387,7 +389,8 @@ class AttentionPicture {
     const across = this.dims === 1 ? 1 : Math.min(this.heads, square ? kernel.shape.at(-1) : 4);
     const grid = element("div", { class: "heads" });
     grid.style.setProperty("--across", Math.max(1, across > 1 ? across : Math.min(this.heads, this.dims === 1 ? 1 : 3)));
-    grid.classList.toggle("tight", across > 4);
+    this.tight = across > 4;
+    grid.classList.toggle("tight", this.tight);
     this.cardsOf = [];
     for (let head = 0; head < this.heads; head++) {
       const canvas = element("canvas", { role: "img" });
@@ -511,7 +514,8 @@ class AttentionPicture {
     if (this.picture.kernel) drawMark(mark, this.picture.kernel, this.picture.taps[head]);
     card.classList.toggle("chosen", head === this.chosen);
     const aim = this.picture.aims[head];
-    const lines = [element("b", {}, `head ${head}`), aim ? ` τ ${vector(aim.shift)}` : "", element("br"), percent(map[best])];
+    const shift = aim ? element("span", { class: "shift" }, `${this.tight ? "" : "τ "}${vector(aim.shift)}`) : "";
+    const lines = [element("b", {}, `${this.tight ? "" : "head "}${head}`), " ", shift, element("br"), percent(map[best])];
     if (this.dims === 3) lines.push(`, slice ${slice}`);
     text.replaceChildren(...lines);
     canvas.setAttribute("aria-label", `head ${head}: ${percent(map[best])} on ${describe(this.picture, best)}`);

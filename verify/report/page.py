@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ def page(layers: Sequence[Layer], facts: Facts) -> bytes:
         layers=views,
         limits=limits,
         tally=[(name, names[name]) for name in MEANINGS if name in names],
+        judged=sum(names.values()),
         meanings=[MEANINGS[name] for name in MEANINGS if name in names],
         certified=bool(certificates),
         common=common,
@@ -200,7 +202,7 @@ def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[s
     certificate, conv, verdict = layer.certificate, layer.conv, layer.verdict
     heads, alpha = "", None
     if layer.mhsa is not None:
-        heads, alpha = layer.mhsa.heads, exactly_or_short(float(layer.mhsa.centres()[0].min()))
+        heads, alpha = layer.mhsa.heads, _alpha(float(layer.mhsa.centres()[0].min()))
     elif layer.attention is not None:
         heads = len(layer.attention)
     numbers = _numbers(certificate) if certificate else []
@@ -216,6 +218,7 @@ def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[s
         "claim": claimed(certificate) if certificate and certificate.verdict.name == "PROVED" else "",
         "numbers": [*numbers, *_sampled(layer)],
         "observed": known.get("observed"),
+        "relation": "≤" if known and float(known["observed"].exact) <= float(known["bound"].exact) else ">",
         "bound": known.get("bound"),
         "drawn": not why_not,
         "why_not": why_not,
@@ -226,10 +229,16 @@ def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[s
     }
 
 
-def exactly_or_short(value: float) -> str:
-    """A number exactly where that takes few digits, else four."""
+def _alpha(value: float) -> str | None:
+    """The sharpness of the softest head; a head whose score has no maximum has none."""
+    if not value > 0:
+        return None
     text = exactly(value)
     return text if len(text) <= 7 else f"{value:.4g}"
+
+
+def _rounded_up(value: float) -> str:
+    return "∞" if value == math.inf else from_above(value)
 
 
 def claimed(certificate: Certificate) -> str:
@@ -254,9 +263,9 @@ def _numbers(certificate: Certificate) -> list[Number]:
     rows = []
     for key, name in parts:
         value = float(getattr(certificate, key).max(initial=0.0))
-        rows.append(Number(key, name, from_above(value), repr(value)))
+        rows.append(Number(key, name, _rounded_up(value), repr(value)))
     b = float(certificate.input_bound)
-    return [*rows, Number("input_bound", "inputs up to", exactly(b), repr(b))]
+    return [*rows, Number("input_bound", "for inputs |x| up to", exactly(b), repr(b))]
 
 
 def _sampled(layer: Layer) -> list[Number]:
@@ -268,7 +277,7 @@ def _sampled(layer: Layer) -> list[Number]:
         ("border", "the same, where some is"),
     )
     return [
-        Number(key, name, from_above(getattr(layer.check, key)), repr(getattr(layer.check, key))) for key, name in rows
+        Number(key, name, _rounded_up(getattr(layer.check, key)), repr(getattr(layer.check, key))) for key, name in rows
     ]
 
 
