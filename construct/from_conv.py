@@ -31,7 +31,7 @@ from construct.showing import check_page, write_page
 from construct.support import geometry_of
 from construct.table import NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import progress, undisturbed
-from construct.ties import untied
+from construct.ties import names_of, untied
 from construct.writing import beyond_ours, check_destination, staged
 
 MOST_HEADS = 10_000
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0 all layers PROVED or CHECKED; 1 something REFUTED, UNDECIDED or, with ``--strict``, left unconverted;
-        2 bad input; 130 interrupted.
+        The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED or, with ``--strict``,
+        left unconverted; 2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     stdout = sys.stdout
@@ -121,11 +121,18 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         # Kernels alone come out as modules: a state dict would lose the geometry again.
         whole = isinstance(source.content, nn.Module) or bool(given(options))
         content, told = _content(converted, whole, options)
-        certificates = [(row.path, row.certificate) for row in layers if row.certificate is not None]
+        # A module under two names stands twice in a state dict, and a recheck looks for it under both.
+        certificates = [
+            (name, row.certificate)
+            for row in layers
+            if row.certificate is not None
+            for name in names_of(model, row.path, pairs[row.path][0])
+        ]
         _write(content, output, document, certificates, source, network, checkers.documents)
         if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
             told += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
+    # What lies between the layers is not ours: an end-to-end bound that cannot be had is told, and no failure.
     refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
     good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
     report = Report(

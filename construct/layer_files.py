@@ -23,7 +23,7 @@ def to_safetensors(model: nn.Module) -> bytes:
     """
     from safetensors.torch import save
 
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, MHSA)}
+    layers = {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
     # Tied tensors are written once for each name: the format has no notion of sharing.
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
     return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})

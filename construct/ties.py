@@ -55,3 +55,9 @@ def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tup
                 (path, f"{name} was shared with {apart[0]}{more}, and is no longer: both start from its value")
             )
     return remarks
+
+
+def names_of(model: nn.Module, first: str, module: nn.Module) -> list[str]:
+    """Every name that a module has in its network, the one by which it is known first."""
+    found = [path for path, other in model.named_modules(remove_duplicate=False) if other is module]
+    return list(dict.fromkeys([first, *found]))

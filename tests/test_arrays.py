@@ -99,11 +99,20 @@ def test_layers_are_found_under_the_names_that_torch_gives_them(tmp_path):
     torch.manual_seed(0)
     net = Net()
     found = read(written(tmp_path / "f.pt", net))
-    expected = {name: m for name, m in net.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
-    assert list(found) == list(expected)
+    expected: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
+    assert list(found) == ["first", "blocks.0.0", *list(expected)[1:]]
+    assert found["blocks.0.0"][0] is found["first"][0]  # one module of two names; and a circle of modules has an end
     for name, module in expected.items():
         assert np.array_equal(found[name][1]["weight"], module.weight.detach().numpy())
-    assert list(read(written(tmp_path / "m.pt", construct.convert(net)))) == list(expected)
+    assert list(read(written(tmp_path / "m.pt", construct.convert(net)))) == list(found)
+
+
+def test_modules_that_share_themselves_endlessly_are_refused(tmp_path, monkeypatch):
+    """Two places for every module, and in each of them again: 2^40 paths in a small file."""
+    module: Any = nn.Conv2d(1, 1, 1)
+    for _ in range(40):
+        module = nn.Sequential(module, module)
+    refused(written(tmp_path / "f.pt", module), "has more than 100000 modules")
 
 
 @pytest.mark.parametrize("layout", ["permuted", "sliced", "expanded", "shared"])
@@ -178,7 +187,7 @@ def test_nothing_that_a_pickle_names_is_imported(tmp_path):
         check=False,
         cwd=Path(__file__).parents[1],
     )
-    assert (done.stdout, done.stderr) == ("3\n", "")
+    assert (done.stdout, done.stderr) == ("4\n", "")
 
 
 def edited(path, **members):
@@ -227,7 +236,11 @@ def test_odd_archives_are_refused(saved, tmp_path):
     written(saved, nn.Conv2d(1, 1, 1))
     refused(edited(saved, constants_pkl=b""), "not what torch.save writes")
     written(saved, nn.Conv2d(1, 1, 1), _use_new_zipfile_serialization=False)
-    refused(saved, "neither")
+    refused(saved, "as torch.save wrote before 1.6, which is not rechecked: save it again")
+    whole = written(saved, nn.Conv2d(1, 1, 1)).read_bytes()
+    for content in (whole + b"\0", whole + whole, whole[:99] + whole, b"PK\3\4" + whole):
+        saved.write_bytes(content)
+        refused(saved, "before or behind the zip|damaged")
     with zipfile.ZipFile(saved, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("f/data.pkl", b"a" * 1000)
     refused(saved, "compressed")

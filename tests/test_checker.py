@@ -36,6 +36,7 @@ from verify.strategies import convolutions, sizes_for
 ROOT = Path(__file__).parents[1]
 CHECKER = (
     "checker",
+    "unwrapping",
     "pairs",
     "grids",
     "exact",

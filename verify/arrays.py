@@ -3,6 +3,7 @@
 - torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is looked up and nothing is called: what
   pickle would have imported, made or filled becomes an inert record, and layers are found by their path among the records.
 - torch.save of a state dict: the same, but a state dict says nothing of geometry.
+- torch.save of a checkpoint that holds one of these beside other things: that one.
 - safetensors, with the geometry of its layers as JSON under the key ``geometry`` of the metadata, or without.
 
 Every checksum, length, offset and stride is checked, and whatever is odd is refused in one line.
@@ -18,12 +19,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.opcodes import CLASSES, Made, Rejected, walk
+from verify.unwrapping import is_module, network_in, tensors_of
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-MOST_EXPANDED, LONGEST_HEADER = 2**24, 100_000_000
+MOST_EXPANDED, LONGEST_HEADER, MOST_MODULES = 2**24, 100_000_000, 100_000
 
 _STORAGES = dict(zip([f"torch {kind}Storage" for kind in ("Half", "BFloat16", "Float", "Double")], BYTES, strict=True))
 _SAFETENSORS = dict(zip(("F16", "BF16", "F32", "F64"), BYTES, strict=True))
@@ -87,7 +89,12 @@ def layers_in(file: BinaryIO, what: str) -> dict[str, Layer]:
     """The layers of a weight file by their path; `Rejected` if it is odd.  It has to stay open while tensors are read."""
     file.seek(0)
     try:
-        return _torch_layers(file) if file.read(4) == b"PK\x03\x04" else _safetensors_layers(file)
+        start = file.read(9)  # the length of a safetensors header may begin as a pickle does; then a brace follows
+        if start[:1] == b"\x80" and start[1:2] <= b"\x05" and start[8:] != b"{":
+            raise Rejected(
+                "a pickle, as torch.save wrote before 1.6, which is not rechecked: save it again with torch.save"
+            )
+        return _torch_layers(file) if start[:4] == b"PK\x03\x04" else _safetensors_layers(file)
     except Exception as error:  # whatever a damaged file makes of the standard library's readers
         told = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
         raise Rejected(f"{what}: {told}") from None
@@ -159,6 +166,9 @@ def _read_at(file: BinaryIO, place: int, shape: tuple[int, ...], dtype: str) -> 
 def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     archive = zipfile.ZipFile(file)
     names, members = archive.namelist(), archive.infolist()
+    end = file.seek(-22, 2)
+    if archive.comment or file.read(4) != b"PK\5\6" or min((m.header_offset for m in members), default=end) > 0:
+        raise Rejected("something lies before or behind the zip, where another reader may find another one")
     if len({name.casefold() for name in names}) != len(names) or any(
         m.compress_type or m.flag_bits & 1 for m in members
     ):
@@ -174,25 +184,42 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
         raise Rejected("not little-endian")
     root, described = walk(archive.read(pickles[0]))
-    if "_modules" not in (root.state.entries() if root.state else ()):
-        return _by_name({name: _tensor(value, archive, folder) for name, value in root.entries().items()}, {})
+    root = network_in(root)
+    if not is_module(root):
+        return _by_name({name: _tensor(value, archive, folder) for name, value in tensors_of(root).items()}, {})
     layers: dict[str, Layer] = {}
-    todo, seen = [("", root)], set()
-    while todo:  # every module once, under its first path, in the order of torch's named_modules
-        path, module = todo.pop()
-        if id(module) in seen:
+    todo: list[tuple[str, Made, tuple[int, ...]]] = [("", root, ())]
+    read: dict[int, Layer | None] = {}
+    for _ in range(MOST_MODULES):  # every module under each of its paths, in the order of torch's named_modules
+        if not todo:
+            break
+        path, module, above = todo.pop()
+        if id(module) in above:
             continue
-        seen.add(id(module))
         attributes = module.state.entries()
         children = [entry for entry in attributes["_modules"].entries().items() if entry[1] is not None]
-        todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
-        held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
-        kind = CLASSES.get(module.kind, "unknown")
-        if kind != "unknown" or ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
-            tensors = {name: _tensor(value, archive, folder) for name, value in held.items() if value is not None}
-            layers[path] = Layer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
-    hidden = [f"(not among the modules: {record.kind})" for record in described if id(record) not in seen]
+        inside = (*above, id(module))
+        todo += [(f"{path}.{name}" if path else name, child, inside) for name, child in reversed(children)]
+        if id(module) not in read:
+            read[id(module)] = _layer_of(path, module, attributes, archive, folder)
+        if (layer := read[id(module)]) is not None:
+            layers[path] = layer
+    if todo:
+        raise Rejected(f"has more than {MOST_MODULES} modules")
+    hidden = [f"(not among the modules: {record.kind})" for record in described if id(record) not in read]
     return layers | dict.fromkeys(hidden, Layer("unknown", None, {}))
+
+
+def _layer_of(
+    path: str, module: Made, attributes: dict[str, Any], archive: zipfile.ZipFile, folder: str
+) -> Layer | None:
+    """The layer that a module is; None if it is none."""
+    held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
+    kind = CLASSES.get(module.kind, "unknown")
+    if kind == "unknown" and not ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
+        return None
+    tensors = {name: _tensor(value, archive, folder) for name, value in held.items() if value is not None}
+    return Layer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
 
 
 def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, Stored]) -> Layer:

@@ -18,6 +18,7 @@ from verify.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, s
 from verify.grids import Axis, Geometry, NoOutput, axis_of
 from verify.pairs import Pair
 from verify.statements import Claim, read_document
+from verify.unwrapping import by_certified_name
 from verify.verdict import Verdict
 
 NOT_RECHECKED = (
@@ -60,31 +61,32 @@ def check(certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | 
     """
     notes: list[str] = []
     layers: dict[str, Verdict] = {}
+    assumed = 0
     try:
         document = read_document(certificate_path)
         with Path(conv_path).open("rb") as conv_file, Path(mhsa_path).open("rb") as mhsa_file:
-            found = []
+            found, claimed = [], [claim.name for claim in document.claims]
             for file, stated in zip((conv_file, mhsa_file), document.digests, strict=True):
                 if stated is None:
                     notes.append(f"the certificate holds no digest of the whole file {file.name}")
                 elif stated != hashlib.file_digest(file, "sha256").hexdigest():
                     raise Rejected(f"{file.name} is not the file that was certified: its sha256 differs")
-                found.append(layers_in(file, file.name))
+                found.append(by_certified_name(layers_in(file, file.name), claimed, file.name, notes))
             for claim in document.claims:
-                if claim.name not in found[0] or claim.name not in found[1]:
-                    raise Rejected(f"layer {claim.name!r} is missing in a weight file")
                 pair = Pair.read(claim, found[0][claim.name], found[1][claim.name])
-                layers[claim.name] = judge(claim, pair)
+                layers[claim.name], assumed = judge(claim, pair), assumed + pair.assumed
                 notes += [f"layer {claim.name!r}: {note}" for note in pair.notes]
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # whatever odd input makes of the code below: it fails closed
         raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
-    uncovered = tuple(dict.fromkeys(name for names in found for name in names if name not in layers))
+    covered = {id(held[name]) for held in found for name in layers}  # one module under two names is one layer
+    uncovered = tuple(dict.fromkeys(name for held in found for name, layer in held.items() if id(layer) not in covered))
     notes += [f"no certificate covers {name!r}" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
     told = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
+    told += f"; of {assumed} the files state no geometry, so it is taken from the certificate" if assumed else ""
     return Result(Verdict("REFUTED" if "REFUTED" in names else name, told), layers, uncovered, (*notes, *NOT_RECHECKED))
 
 
@@ -115,6 +117,7 @@ def judge(claim: Claim, pair: Pair) -> Verdict:
     if not (exact if claim.within is None else most <= claim.within):
         raise Rejected(f"{told}what it claims does not follow from a bound of {most:.3g}")
     what = "the same function" if claim.within is None else f"a difference of at most {claim.within:g}"
+    what += ", with the geometry that the certificate states," if pair.assumed else ""
     return Verdict("PROVED", f"{what} for all |x| ≤ {claim.input_bound:g} up to {claim.grid}: difference ≤ {most:.3g}")
 
 

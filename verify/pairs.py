@@ -16,6 +16,9 @@ AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")
 """They make up the scores, and may be of another type than the values."""
 
 
+NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
+
+
 @dataclass(frozen=True)
 class Pair:
     """The numbers of a convolution and an attention layer, in float64, which holds them exactly.
@@ -30,6 +33,7 @@ class Pair:
         a: the eight tensors of the attention layer.
         carrying: (heads,), whether a head carries anything at all.
         loud: (heads,), whether its scores may depend on the content.
+        assumed: whether a file states no geometry, so that what the certificate says is taken for it.
         notes: for people.
     """
 
@@ -42,12 +46,17 @@ class Pair:
     a: dict[str, np.ndarray]
     carrying: np.ndarray
     loud: np.ndarray
+    assumed: bool
     notes: list[str]
 
     @classmethod
     def read(cls, claim: Claim, conv: Layer, mhsa: Layer) -> "Pair":
         """Read both layers; `Rejected` if they are not those that were certified, byte by byte."""
         told, notes = f"layer {claim.name!r}: ", []
+        if conv.kind == "unknown":
+            raise Rejected(
+                f"{told}its class, or its tensors {sorted(conv.tensors)}, are of no plain convolution: {NOT_PLAIN}"
+            )
         for layer in (conv, mhsa):
             if layer.geometry is None:
                 notes.append(f"the file of the {layer.kind} states no geometry; assumed: what the certificate says")
@@ -79,6 +88,7 @@ class Pair:
             a=a,
             carrying=np.asarray(anything["w_val"] & anything["w_out"]),
             loud=np.asarray((anything["w_qry"] & (content | place)) | (anything["u"] & content)),
+            assumed=conv.geometry is None or mhsa.geometry is None,
             notes=notes,
         )
 

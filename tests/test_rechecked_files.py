@@ -1,0 +1,178 @@
+"""Whatever file the command certifies, the checker reads the same kernels from it, or says in one line why not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import verify
+from construct.from_conv import main
+from verify.arrays import Rejected
+from verify.documents import record_digest
+
+NETWORKS = """
+import warnings
+import torch
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 1))
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 1, 3)
+        self.b = nn.ModuleList([self.a])
+
+    def forward(self, x):
+        return self.b[0](self.a(x))
+
+def bare():
+    return nn.Conv2d(1, 2, 3)
+
+def normed():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 3)))
+
+def once_normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Conv2d(1, 2, 3)))
+
+def pruned():
+    found = net()
+    nn.utils.prune.l1_unstructured(found[0], "weight", 0.4)
+    return found
+
+def wrapped_inside():
+    return nn.Sequential(nn.DataParallel(nn.Conv2d(1, 2, 3)), nn.ReLU())
+
+def named_module():
+    found = nn.Module()
+    found.module = nn.Conv2d(1, 2, 3)
+    found.forward = found.module.forward
+    return found
+"""
+
+
+def under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def trained(model: nn.Module) -> dict[str, Any]:
+    """What an optimizer has left after a step."""
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+FORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "state dict": lambda m: m.state_dict(),
+    "state_dict": lambda m: {"state_dict": m.state_dict(), "epoch": 3},
+    "model and optimizer": lambda m: {"optimizer": trained(m), "model": m.state_dict(), "rng": torch.get_rng_state()},
+    "nested": lambda m: {"epoch": 3, "checkpoint": {"lr": [0.1], "model_state_dict": m.state_dict()}},
+    "beside an epoch": lambda m: {**m.state_dict(), "epoch": 3, "history": [0.1], "args": {"lr": 0.1}},
+    "module.": lambda m: under("module.", m.state_dict()),
+    "_orig_mod.": lambda m: under("_orig_mod.", m.state_dict()),
+    "both, wrapped": lambda m: {"model": under("module._orig_mod.", m.state_dict()), "ema_decay": 0.9},
+    "lightning": lambda m: {"state_dict": under("model.", m.state_dict()), "callbacks": {"Best": {"score": torch.ones(())}}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], nn.Module]:
+    """Networks of the file above, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETWORKS)
+    names: dict[str, Any] = {}
+    exec(NETWORKS, names)
+
+    def make(name: str) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return names[name]()
+
+    return make
+
+
+def converted(file: str, *options: str) -> verify.Verdict:
+    """The command's certificate of a file, rechecked from that very file."""
+    assert main([file, "-o", "o.pt", *options]) == 0
+    return verify.check("o.json", file, "o.pt").verdict
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["net", "bare"])
+def test_checkpoints_are_rechecked(name: str, form: str, made: Callable[[str], nn.Module]) -> None:
+    torch.save(FORMS[form](made(name)), "m.pt")
+    assert converted("m.pt", "--model-file", f"nets.py:{name}").name == "PROVED"
+    assert converted("m.pt", "--stride", "1").name == "PROVED"  # and the kernels alone
+
+
+def test_other_forms_are_rechecked(made: Callable[[str], nn.Module]) -> None:
+    torch.save({"model": made("net"), "epoch": 3}, "m.pt")
+    assert converted("m.pt").name == "PROVED"
+    torch.save(made("wrapped_inside").state_dict(), "m.pt")
+    assert converted("m.pt", "--model-file", "nets.py:wrapped_inside").name == "PROVED"
+    torch.save(made("named_module").state_dict(), "m.pt")
+    assert converted("m.pt", "--model-file", "nets.py:named_module").name == "PROVED"
+    save_file(under("module.", made("net").state_dict()), "m.safetensors")
+    assert converted("m.safetensors", "--model-file", "nets.py:net").name == "PROVED"
+
+
+def test_a_module_of_two_names_is_rechecked_under_both(made: Callable[[str], nn.Module]) -> None:
+    net = made("Shared")
+    torch.save(net.state_dict(), "m.pt")
+    assert converted("m.pt", "--model-file", "nets.py:Shared").name == "PROVED"
+    assert [layer["name"] for layer in json.loads(Path("o.json").read_bytes())["layers"]] == ["a", "b.0"]
+    assert main(["m.pt", "-o", "o.safetensors", "--model-file", "nets.py:Shared"]) == 0
+    assert verify.check("o.json", "m.pt", "o.safetensors").verdict.name == "PROVED"
+    a: Any = nn.Conv2d(1, 1, 3)
+    torch.save(nn.ModuleDict({"a": a, "b": nn.ModuleList([a])}), "w.pt")
+    assert converted("w.pt").name == "PROVED"
+
+
+def refused(file: str, *options: str) -> str:
+    assert main([file, "-o", "o.pt", *options]) == 0
+    with pytest.raises(Rejected) as caught:
+        verify.check("o.json", file, "o.pt")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_what_cannot_be_rechecked_is_told_in_one_line(made: Callable[[str], nn.Module]) -> None:
+    for name in ("normed", "once_normed", "pruned"):
+        torch.save(made(name).state_dict(), "m.pt")
+        told = refused("m.pt", "--model-file", f"nets.py:{name}")
+        assert told.startswith("layer '0'")
+        assert "folded" in told
+    torch.save(made("net").state_dict(), "m.pt", _use_new_zipfile_serialization=False)
+    assert "before 1.6, which is not rechecked: save it again" in refused("m.pt", "--stride", "1")
+    state = made("net").state_dict()
+    torch.save({"model": state, "model_ema": {name: 2 * value for name, value in state.items()}}, "m.pt")
+    told = refused("m.pt", "--stride", "1")
+    assert "holds 2 networks ('model', 'model_ema'), and nothing says which is meant" in told
+
+
+def test_a_prefix_is_not_guessed(made: Callable[[str], nn.Module]) -> None:
+    """Even where a certificate says nothing of the whole file."""
+    state = made("net").state_dict()
+    torch.save(state, "m.pt")
+    assert main(["m.pt", "-o", "o.pt", "--stride", "1"]) == 0
+    document = json.loads(Path("o.json").read_bytes())
+    document["conv_file"] = None
+    document["record_sha256"] = record_digest(document)
+    Path("o.json").write_text(json.dumps(document))
+    torch.save({**under("module.", state), "conv.weight": torch.ones(1, 1, 3, 3)}, "m.pt")
+    result = verify.check("o.json", "m.pt", "o.pt")
+    assert (result.verdict.name, result.uncovered) == ("UNDECIDED", ("conv",))
+    for mixed in (under("other.", state), under("module.", state) | under("_orig_mod.", state)):
+        torch.save(mixed, "m.pt")
+        with pytest.raises(Rejected, match="is missing in a weight file"):
+            verify.check("o.json", "m.pt", "o.pt")
