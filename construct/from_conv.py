@@ -23,7 +23,7 @@ from construct.judging import Checkers, judged
 from construct.kernels import from_kernels, given
 from construct.layer_files import to_safetensors
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
-from construct.options import parse
+from construct.options import certificate_beside, parse
 from construct.plain_text import described, one_line, shown
 from construct.room import refused_by_torch
 from construct.sharpness import ALPHA, alpha_for
@@ -92,7 +92,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     output = check_destination(options.output, options.model, options.force)
     document = None
     if not options.no_certify:
-        document = output.with_suffix(".json")
+        document = certificate_beside(output, options.format)
         if document == output:
             raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, checkers.documents.is_document)

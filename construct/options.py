@@ -167,6 +167,11 @@ def _beside(model: Path, ending: str) -> Path:
     return model.with_name(f"{stem}.mhsa.{ending}")
 
 
+def certificate_beside(output: Path, form: str) -> Path:
+    """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so that no two formats share it."""
+    return output.with_suffix(".json") if form == "pt" else output.with_name(f"{output.name}.json")
+
+
 def _format(options: argparse.Namespace) -> str:
     """The format of the output: as asked for, else as its name ends.
 

@@ -265,7 +265,23 @@ def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         for found in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
             within_rounding(found, conv(x))
-    assert verify.check("m.mhsa.json", "m.pt", "m.mhsa.safetensors") is not None
+    assert verify.check("m.mhsa.safetensors.json", "m.pt", "m.mhsa.safetensors").verdict.name == "PROVED"
+
+
+def test_every_format_of_a_model_has_a_certificate_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """One written after another leaves the certificate of the first as it was; that of the usual format has the short name."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Conv2d(2, 3, 3)), "m.pt")
+    expected = {"m.pt"}
+    for form in ("pt", "safetensors", "pt2", "onnx"):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert main(["m.pt", "--input-size", "2", "6", "6", "--format", form]) == 0
+        expected |= {f"m.mhsa.{form}", "m.mhsa.json" if form == "pt" else f"m.mhsa.{form}.json"}
+        assert {path.name for path in tmp_path.iterdir()} == expected
+        assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
+    for form, document in (("pt", "m.mhsa.json"), ("safetensors", "m.mhsa.safetensors.json")):
+        assert verify.check(document, "m.pt", f"m.mhsa.{form}").verdict.name == "PROVED"
 
 
 @pytest.mark.parametrize(
