@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-from collections import OrderedDict
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
 from torch import nn
 
 import construct
@@ -24,14 +24,6 @@ from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import NoPicture, picture
 from verify.report.layer import Layer, in_words
-
-HOSTILE = (
-    "</script><img src=x onerror=window.hurt=1>",
-    "</details><script>window.hurt=2</script>",
-    '"><svg onload=window.hurt=3>',
-    "{{ 7 * 7 }}",
-    "line\u2028break\u202e&amp;",
-)
 
 
 class Document(HTMLParser):
@@ -66,64 +58,6 @@ class Document(HTMLParser):
         """The pictures, as the script reads them."""
         places = [a for tag, a in self.elements if tag == "script"]
         return json.loads(self.texts["script"][[a.get("id") for a in places].index("data")])
-
-
-def edited_layer() -> tuple[nn.Conv2d, Any]:
-    """A layer whose v somebody has edited: one head moved, one softened, one between two pixels, one without a maximum."""
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = construct.conv_to_mhsa(conv)
-    with torch.no_grad():
-        layer.v[0] = torch.tensor([-2.0, 4.0, 8.0])  # τ = (1, 2)
-        layer.v[3] *= 2**-10
-        layer.v[4] = torch.tensor([-1.0, 1.0, 0.0])  # τ = (½, 0)
-        layer.v[5] = torch.tensor([0.25, 0.0, 0.0])
-    return conv, layer
-
-
-def soft(conv: nn.Module, **options: Any) -> Any:
-    return construct.conv_to_mhsa(conv, alpha=0.75, **options)
-
-
-def seeded(make: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make()
-
-
-SHOWN = {
-    "plain": lambda: (conv := nn.Conv2d(3, 4, 3, padding=1), soft(conv)),
-    "strided-dilated": lambda: (
-        conv := nn.Conv2d(1, 2, (2, 3), stride=(2, 1), dilation=2, padding=2, padding_mode="circular"),
-        soft(conv),
-    ),
-    "1-D": lambda: (conv := nn.Conv1d(2, 2, 5, stride=2, padding=3, padding_mode="reflect"), soft(conv)),
-    "3-D": lambda: (conv := nn.Conv3d(2, 2, (2, 3, 1), padding=(1, 1, 0)), soft(conv)),
-    "transposed": lambda: (conv := nn.ConvTranspose2d(2, 3, 3, 2, padding=1, output_padding=1), soft(conv)),
-    "parabola": lambda: (conv := nn.Conv2d(2, 2, 3, padding=1), soft(conv, encoding="parabola")),
-    "edited": edited_layer,
-}
-"""Layers of every kind, soft enough for their attention to be seen."""
-
-
-def drawn(name: str) -> tuple[Any, dict[str, Any]]:
-    conv, layer = seeded(SHOWN[name])
-    return layer, picture(Layer(name, conv, layer))
-
-
-def own_attention(layer: Any, found: dict[str, Any]) -> np.ndarray:
-    """(heads, queries, keys) on the picture's grid, from the layer itself."""
-    with torch.no_grad():
-        return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"]))[0].numpy()
-
-
-def network() -> nn.Sequential:
-    """Names that try to be markup."""
-    return nn.Sequential(
-        OrderedDict(
-            (name.replace(".", "_"), nn.Conv2d(3, 3, 3, padding=1, padding_mode="replicate" if k % 2 else "zeros"))
-            for k, name in enumerate(HOSTILE)
-        )
-    )
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,20 @@
 // encoding; softmax over all keys gives what it attends to.  Nothing here knows the kernel or where a head "should" look.
 
 const pictures = JSON.parse(document.getElementById("data").textContent);
+for (const picture of Object.values(pictures)) {
+  const tokens = picture.shape.reduce((product, n) => product * n, 1);
+  picture.places = Array.from({ length: tokens }, (_, key) => placeOf(picture.shape, key));
+  picture.kinds = picture.places.map((place) => kindOf(picture, place));
+}
 
 // ---- Eq. 6 and its softmax -----------------------------------------------------------------------------------------------
 
 /** r of a shift: (‖δ‖², δ); or (n², n) with n the shift's number in mixed radix, for the parabola. */
 function encoded(delta, radix) {
   const parts = radix === null ? delta : [delta.reduce((sum, x, axis) => sum + radix[axis] * x, 0)];
-  return [parts.reduce((sum, x) => sum + x * x, 0), ...parts];
+  let square = 0;
+  for (const x of parts) square += x * x;
+  return [square, ...parts];
 }
 
 /** The place on the grid of the token with this number, row by row. */
@@ -29,13 +36,14 @@ function numberOf(shape, place) {
   return place.reduce((number, x, axis) => number * shape[axis] + x, 0);
 }
 
-function softmax(scores) {
-  let most = -Infinity;
-  for (const score of scores) most = Math.max(most, score);
-  const weights = scores.map((score) => Math.exp(score - most));
-  let total = 0;
-  for (const weight of weights) total += weight;
-  return weights.map((weight) => weight / total);
+/** Softmax of the scores times a factor: the slider's sharpness over the layer's own. */
+function softmax(scores, factor) {
+  let most = -Infinity, total = 0;
+  for (const score of scores) most = Math.max(most, factor * score);
+  const weights = new Float64Array(scores.length);
+  for (let k = 0; k < scores.length; k++) total += weights[k] = Math.exp(factor * scores[k] - most);
+  for (let k = 0; k < scores.length; k++) weights[k] /= total;
+  return weights;
 }
 
 /** The token that asks for an output: one index an axis → its place on the padded grid. */
@@ -43,21 +51,31 @@ function tokenOfQuery(picture, query) {
   return query.map((index, axis) => picture.queries[axis][index]);
 }
 
-/** A head's score of every key, as the layer's own α has it. */
+/** r of the shift to every key; all heads share it, so that of the last query is kept. */
+function encodings(picture, query) {
+  const name = query.join();
+  if (picture.encodedFor !== name) {
+    const from = tokenOfQuery(picture, query);
+    picture.encodings = picture.places.map((place) => encoded(place.map((x, axis) => x - from[axis]), picture.radix));
+    picture.encodedFor = name;
+  }
+  return picture.encodings;
+}
+
+/** A head's score of every key, c·r, as the layer's own α has it. */
 function scoresOf(picture, head, query) {
-  picture.places ??= Array.from({ length: picture.shape.reduce((product, n) => product * n, 1) }, (_, key) => placeOf(picture.shape, key));
   const c = picture.c[head];
-  const from = tokenOfQuery(picture, query);
-  return Float64Array.from(picture.places, (place) => {
-    const r = encoded(place.map((x, axis) => x - from[axis]), picture.radix);
-    return c.reduce((sum, x, p) => sum + x * r[p], 0);
+  return Float64Array.from(encodings(picture, query), (r) => {
+    let score = 0;
+    for (let p = 0; p < c.length; p++) score += c[p] * r[p];
+    return score;
   });
 }
 
 /** What a head attends to: one probability a token, for scores that are multiplied by a factor (the slider). */
 function probabilities(picture, head, query, factor = 1) {
   if (picture.maps) return storedProbabilities(picture, head, query);
-  return softmax(scoresOf(picture, head, query).map((score) => factor * score));
+  return softmax(scoresOf(picture, head, query), factor);
 }
 
 /** Attention that depends on the image comes as probabilities in 16 bits. */
@@ -93,8 +111,9 @@ function leakage(picture, head, query) {
   if (aimed === null) return null;
   const scores = scoresOf(picture, head, query);
   return picture.factors.map((factor) => {
+    const weights = softmax(scores, factor);
     let leaked = 0;
-    softmax(scores.map((score) => factor * score)).forEach((p, key) => { if (key !== aimed) leaked += p; });
+    for (let key = 0; key < weights.length; key++) if (key !== aimed) leaked += weights[key];
     return leaked;
   });
 }
@@ -201,20 +220,21 @@ function drawToken(pen, kind, x, y, width, height, colour) {
 }
 
 /** The grid with attention over it: the shade is the square root of the probability, so that little is seen too. */
-function drawGrid(canvas, picture, attention, query, slice, dots) {
-  const box = layout(picture, canvas.clientWidth || 120);
+function drawGrid(canvas, width, colour, picture, attention, query, slice, dots) {
+  const box = layout(picture, width || 120);
   canvas.width = box.columns * box.cell;
   canvas.height = box.rows * box.height;
-  const pen = canvas.getContext("2d"), colour = colours();
+  const pen = canvas.getContext("2d");
   const from = tokenOfQuery(picture, query);
   const gap = box.cell > 10 ? 2 : 1;
   for (let row = 0; row < box.rows; row++) {
     for (let column = 0; column < box.columns; column++) {
       const place = [slice, row, column].slice(3 - picture.shape.length);
+      const key = numberOf(picture.shape, place);
       const [x, y] = [column * box.cell, row * box.height];
       const [width, height] = [box.cell - gap, box.height - gap];
-      drawToken(pen, kindOf(picture, place), x, y, width, height, colour);
-      const p = attention[numberOf(picture.shape, place)];
+      drawToken(pen, picture.kinds[key], x, y, width, height, colour);
+      const p = attention[key];
       if (p > 0) {
         pen.globalAlpha = Math.sqrt(Math.min(1, p));
         pen.fillStyle = colour.accent;
@@ -243,14 +263,14 @@ function drawGrid(canvas, picture, attention, query, slice, dots) {
 }
 
 /** The kernel in small, the tap that a head carries marked. */
-function drawMark(canvas, kernel, tap) {
+function drawMark(canvas, colour, kernel, tap) {
   const columns = kernel.shape.at(-1), rows = kernel.norms.length / columns;
   const cell = Math.max(2, Math.min(14, Math.floor(60 / Math.max(rows, columns))));
   canvas.width = columns * cell;
   canvas.height = rows * cell;
   canvas.style.width = `${canvas.width / 2}px`;
   canvas.style.height = `${canvas.height / 2}px`;
-  const pen = canvas.getContext("2d"), colour = colours();
+  const pen = canvas.getContext("2d");
   kernel.norms.forEach((_, j) => {
     pen.fillStyle = j === tap ? colour.accent : colour.token;
     pen.fillRect((j % columns) * cell, Math.floor(j / columns) * cell, cell - 1, cell - 1);
@@ -428,7 +448,7 @@ class AttentionPicture {
   }
 
   drawLegend() {
-    const colour = colours();
+    const { colour } = this;
     for (const { canvas, kind } of this.keys) {
       const pen = canvas.getContext("2d");
       pen.clearRect(0, 0, 28, 28);
@@ -493,11 +513,16 @@ class AttentionPicture {
 
   draw() {
     const { picture, query } = this;
+    // All sizes are read before anything is drawn: reading one afterwards would lay the page out again.
+    this.colour = colours();
+    const width = this.main.clientWidth;
+    this.cardWidth = this.cardsOf[0].canvas.clientWidth;
     const factor = picture.factors ? picture.factors[this.stop] : 1;
     const maps = Array.from({ length: this.heads }, (_, head) => probabilities(picture, head, query, factor));
-    const together = maps[0].map((_, key) => Math.max(...maps.map((map) => map[key])));
+    const together = maps[0].slice();
+    for (const map of maps) map.forEach((p, key) => { if (p > together[key]) together[key] = p; });
     const own = tokenOfQuery(picture, query)[0];
-    drawGrid(this.main, picture, together, query, this.slice ?? own, true);
+    drawGrid(this.main, width, this.colour, picture, together, query, this.slice ?? own, true);
     this.main.setAttribute("aria-label", `query of output ${vector(query)}; ${this.heads} heads`);
     maps.forEach((map, head) => this.drawCard(head, map));
     this.tapButtons?.forEach((button, j) => button.classList.toggle("chosen", picture.taps[this.chosen] === j));
@@ -510,8 +535,8 @@ class AttentionPicture {
     const { card, canvas, mark, text } = this.cardsOf[head];
     const best = argmax(map);
     const slice = this.dims === 3 ? this.slice ?? placeOf(this.picture.shape, best)[0] : 0;
-    drawGrid(canvas, this.picture, map, this.query, slice, false);
-    if (this.picture.kernel) drawMark(mark, this.picture.kernel, this.picture.taps[head]);
+    drawGrid(canvas, this.cardWidth, this.colour, this.picture, map, this.query, slice, false);
+    if (this.picture.kernel) drawMark(mark, this.colour, this.picture.kernel, this.picture.taps[head]);
     card.classList.toggle("chosen", head === this.chosen);
     const aim = this.picture.aims[head];
     const shift = aim ? element("span", { class: "shift" }, `${this.tight ? "" : "τ "}${vector(aim.shift)}`) : "";
