@@ -52,7 +52,8 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     if absolute:
         w_val, w_out = np.abs(w_val), np.abs(w_out)
     products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
-    silent = ~np.matmul(np.abs(w_val) > 0, np.abs(w_out) > 0).any(axis=(1, 2, 3))  # adds exactly 0, wherever it looks
+    # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
+    silent = ~((np.abs(w_val) > 0).any(axis=2) & (np.abs(w_out) > 0).any(axis=3)).any(axis=(1, 2))
     kernel = np.zeros((*products.shape[1:], *g.kernel_size))
     for head, product in enumerate(products):
         if silent[head]:
@@ -71,7 +72,10 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
     fields = _fields(conv, x, output)
-    size = _sum_of_sizes(fields, fields.weight, fields.bias, x)
+    return _convolution_bound(fields, _sum_of_sizes(fields, fields.weight, fields.bias, x), x)
+
+
+def _convolution_bound(fields: Convolution, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
     taps = int(np.prod(fields.kernel_size))
     n = _contraction(fields) * taps + 1
     return _widened(size, n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
@@ -91,7 +95,10 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     """
     fields = _fields(conv, x, output)
     bias = layer.b_out.detach().cpu().double().numpy()
-    size = _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x)
+    return _attention_bound(layer, _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x), x)
+
+
+def _attention_bound(layer: Any, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
     heads, _, d_in, head_dim = layer.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
     # An underflow in the first contraction is multiplied by W_out in the second; one in a folded matrix by x.
@@ -116,7 +123,13 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
     """
-    return convolution_bound(conv, x, output) + attention_bound(layer, conv, x, output)
+    fields, kernel = _fields(conv, x, output), carried_kernel(layer, absolute=True)
+    bias = layer.b_out.detach().cpu().double().numpy()
+    theirs = ours = _sum_of_sizes(fields, fields.weight, fields.bias, x)
+    same_bias = np.array_equal(np.abs(bias), 0 * bias if fields.bias is None else np.abs(fields.bias))
+    if not (same_bias and np.array_equal(kernel, np.abs(fields.weight))):  # one head a tap, which carries it as it is
+        ours = _sum_of_sizes(fields, kernel, bias, x)
+    return _convolution_bound(fields, theirs, x) + _attention_bound(layer, ours, x)
 
 
 def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
