@@ -302,6 +302,10 @@ class MHSA(nn.Module):
             rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {execution.meaning}")
         return "\n".join(rows)
 
+    def products(self, shape: Sequence[int], execution: str) -> int:
+        """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n)."""
+        return EXECUTIONS[execution].cost(self, shape[0], TokenGrid.of(self.geometry, tuple(shape[2:])))
+
     # ---- the call ----------------------------------------------------------------------------------------------------
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:

@@ -12,6 +12,7 @@ float32, 746 in float64.
 """
 
 import math
+from numbers import Real
 
 import torch
 
@@ -23,21 +24,26 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
     """The least sharpness that is derived for a format or for a tolerance; exactly one of them is given.
 
     Args:
-        dtype: from the returned α on, every weight but the largest is exactly 0 in this format.
+        dtype: from the returned α on, every weight but the largest is exactly 0 in this format, which is the one that the
+            weights are kept in: float32 in half-precision layers of this project.
         tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on any grid.
         dims: d; matters only for a tolerance.
 
     Raises:
+        TypeError: no torch.dtype, or no number.
         ValueError: not exactly one of ``dtype`` and ``tolerance``, no floating format, a tolerance outside (0, 1), dims < 1.
     """
     if (dtype is None) == (tolerance is None):
         raise ValueError("give either a dtype or a tolerance")
     if dtype is not None:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{dtype!r} is no torch.dtype")
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
         smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)  # η = 2^smallest, exactly
         return _up((1 - smallest) * math.log(2))
-    assert tolerance is not None
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
+        raise TypeError(f"a tolerance is a number, not {tolerance!r}")
     if not 0 < tolerance < 1:
         raise ValueError(f"a tolerance lies between 0 and 1, not at {tolerance}")
     if dims < 1:

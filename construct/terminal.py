@@ -32,13 +32,15 @@ def progress(total: int) -> Iterator[Advance]:
 def undisturbed() -> Iterator[None]:
     """Run a user's network without letting it, or the caller's surroundings, into ours.
 
-    What it prints goes to stderr, for stdout is our own; torch's remarks on it are not shown; torch's random numbers are as
-    they were afterwards; and SIGTERM ends the work as Ctrl-C does, so that no half-written file stays behind.
+    What it prints goes to stderr, for stdout is our own; torch's remarks on it are not shown; NNPACK's Winograd, of which no
+    certificate speaks, is off; torch's random numbers are as they were afterwards; and SIGTERM ends the work as Ctrl-C does, so
+    that no half-written file stays behind.
     """
     with (
         _terminated_as_interrupted(),
         contextlib.redirect_stdout(sys.stderr),
         torch.random.fork_rng(devices=[]),
+        torch.backends.nnpack.flags(enabled=False),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", UserWarning)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 import construct
-from verify import opcodes
+from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify import arrays, opcodes
 from verify.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json, walk
 from verify.fields import stated_geometry
 
@@ -332,6 +335,32 @@ def test_layers_that_do_more_than_their_fields_say_are_refused(change, words, tm
     net = nn.Sequential(nn.Conv2d(2, 3, 3))
     change(net[0])
     refused(written(tmp_path / "f.pt", net), words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # An entry of the instance comes before a method of the class.
+        (lambda g: object.__setattr__(g, "output_size", itemgetter(slice(0, 2))), "more or fewer fields"),
+        (lambda g: object.__setattr__(g, "note", "hello"), "more or fewer fields"),
+        (lambda g: vars(g).pop("padding"), "more or fewer fields"),
+        (lambda g: object.__setattr__(g, "stride", [1, 1]), "no tuples"),
+    ],
+)
+def test_a_geometry_that_does_more_than_its_fields_say_is_refused(change, words, tmp_path):
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
+    change(layer.geometry)
+    refused(written(tmp_path / "f.pt", layer), words)
+
+
+def test_an_execution_that_nobody_knows_is_refused(tmp_path):
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
+    assert set(arrays.EXECUTIONS) == set(EXECUTIONS)
+    for name in EXECUTIONS:
+        layer.execution = name
+        assert read(written(tmp_path / "f.pt", layer))
+    layer._execution = "of my own"
+    refused(written(tmp_path / "f.pt", layer), "an execution of its own")
 
 
 class Own(nn.Conv2d):

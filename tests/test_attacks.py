@@ -550,6 +550,24 @@ def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
     assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
 
 
+def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """Sums in any order are covered, Winograd and FFT are not: NNPACK takes over where oneDNN is switched off."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    for conv, taken in ((nn.Conv2d(1, 1, 3), True), (nn.Conv1d(1, 1, 3), False), (nn.Conv2d(1, 1, 3).double(), False)):
+        layer = conv_to_mhsa(conv)
+        if taken and torch.backends.nnpack.is_available():
+            with pytest.raises(ValueError, match="NNPACK's Winograd"):
+                certify(conv, layer, grid=(4, 4))
+        with torch.backends.nnpack.flags(enabled=False):
+            assert certify(conv, layer, grid=(4,) * (conv.weight.dim() - 2)).verdict.name == "PROVED"
+
+
+def test_weights_that_are_kept_with_the_other_sign_are_read():
+    conv = nn.Conv2d(1, 2, 3)
+    conv.weight = nn.Parameter(torch._neg_view(conv.weight.detach()))
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+
+
 def test_a_weight_that_changes_when_it_is_read_is_refused():
     conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3)).train()
     with pytest.raises(Unreadable, match="eval mode"):

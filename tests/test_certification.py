@@ -21,7 +21,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.sharpness import alpha_for
 from verify.certification import certify
 from verify.fields import TENSORS, Geometry, digest
-from verify.reading import GridRefused, output_size
+from verify.reading import GridRefused, output_size, token_length, tokens_along
 from verify.strategies import DTYPES, PADDING_MODES, Case, convolutions, least_size, sizes_for
 
 EXAMPLES = settings().max_examples
@@ -154,6 +154,26 @@ def test_a_grid_is_refused_exactly_where_torch_raises_or_returns_nothing(conv: A
         certify(conv, conv_to_mhsa(conv), grid=grid)
 
 
+@settings(max_examples=2 * EXAMPLES)
+@given(convolutions(dtypes=[torch.float32]), st.data())
+def test_the_tokens_are_counted_without_making_them(conv: Any, data: st.DataObject):
+    g = Geometry.read(conv)
+    grid = data.draw(sizes_for(conv))
+    assert [token_length(g, axis, n) for axis, n in enumerate(grid)] == [
+        len(tokens_along(g, axis, n)) for axis, n in enumerate(grid)
+    ]
+
+
+def test_an_execution_that_would_take_minutes_is_not_run_and_noted():
+    conv = nn.Conv1d(2, 2, 3, padding=10**5)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(8,))
+    assert certificate.verdict.name == "PROVED"
+    notes = {probe["execution"]: probe["note"] for probe in certificate.probes}
+    assert notes["axial"] == notes["auto"] == ""
+    assert all("multiplications are too many to run" in notes[name] for name in ("dense", "chunked"))
+    assert not any("dense checked" in told or "chunked checked" in told for told in certificate.assumptions)
+
+
 def _poisoned(module: Any, name: str, value: float) -> Any:
     other = copy.deepcopy(module)
     getattr(other, name).data.view(-1)[-1] = value
@@ -178,13 +198,14 @@ LAYER = conv_to_mhsa(CONV)
         (CONV, LAYER, {"input_bound": 1e38}, "beyond the largest float32"),
         (copy.deepcopy(CONV).half(), copy.deepcopy(LAYER).half(), {"input_bound": 1e5}, "beyond the largest float16"),
         (CONV, LAYER, {"input_bound": 1.7e308}, "beyond the largest float32"),
-        (CONV, LAYER, {"input_bound": 10**400}, "not a positive finite number"),
+        (CONV, LAYER, {"input_bound": 10**400}, r"the input bound is 10{39}…, not a positive finite number"),
         (CONV, LAYER, {"input_bound": math.nan}, "the input bound is nan"),
         (CONV, LAYER, {"input_bound": 0}, "the input bound is 0"),
         (CONV, LAYER, {"within": -1.0}, "within is -1.0"),
         (CONV, LAYER, {"within": math.inf}, "within is inf"),
         (CONV, LAYER, {"grid": (5,)}, "is not 2 positive sizes"),
         (CONV, LAYER, {"grid": (5, 0)}, "is not 2 positive sizes"),
+        (CONV, LAYER, {"grid": (5, 10**9)}, "axis 1 of the grid .* too long to be gone through"),
         (LAYER, LAYER, {}, "MHSA is none of torch's convolutions"),
         (CONV, CONV, {}, "no tensor w_qry"),
         (nn.Linear(2, 4), LAYER, {}, "Linear is none of torch's convolutions"),

@@ -216,6 +216,9 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
     result = files.write(layers, alone(net), alone(mhsa)).check()
     assert result.verdict.name == "PROVED"
     assert sum("states no geometry; assumed" in note for note in result.notes) == 2 * len(layers)
+    # Nobody should take such a verdict for more than it is.
+    assert "of 3 the files state no geometry" in result.verdict.sentence
+    assert all("with the geometry that the certificate states" in str(v) for v in result.layers.values())
     for path, model in ((files.conv, net), (files.mhsa, mhsa)):
         described = {
             name: {"kind": type(model.get_submodule(name)).__name__, **stated_geometry(model.get_submodule(name))}
@@ -226,6 +229,7 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
     result = files.check()
     assert result.verdict.name == "PROVED"
     assert not any("assumed" in note for note in result.notes)
+    assert "geometry" not in str(result)
 
 
 def test_the_command_needs_neither_torch_nor_the_builder(files):
@@ -457,6 +461,35 @@ def put(**fields):
     return lambda document: one(document).update(fields)
 
 
+END = {"verdict": "PROVED", "sentence": "", "bound": 1e-6, "observed": 0.0, "assumptions": []}
+
+
+def figures(**changes):
+    """What the command line says of a network, with changes."""
+    calls = {"original": 2, "converted": 0}
+    plain = {
+        **{
+            "input_size": [1, 8, 8],
+            "inputs": "a sample",
+            "max_abs": 1e-7,
+            "relative": "nan",
+            "convolution_calls": calls,
+        },
+        **{"convolutions": {"executed": 2, "converted": 2}, "end_to_end": {"given_inputs": END, "all_inputs": END}},
+    }
+    return plain | changes
+
+
+def test_figures_of_a_network_are_looked_at_and_not_rechecked(files):
+    net, mhsa, layers = network()
+    files.write(layers, net, mhsa)
+    document = json.loads(files.certificate.read_bytes())
+    document["network"] = figures()
+    document["record_sha256"] = record_digest(document)
+    files.certificate.write_text(json.dumps(document))
+    assert files.check().verdict.name == "PROVED"
+
+
 EDITS = {
     "an extra field": (lambda d: d.update(more=1), "missing or unknown: more"),
     "an extra field of a layer": (put(more=1), "missing or unknown: more"),
@@ -467,6 +500,23 @@ EDITS = {
     "another version": (lambda d: d.update(version=1), "no certificate of version 2"),
     "a version of another type": (lambda d: d.update(version=True), "no certificate of version 2"),
     "another version of a layer": (put(version=1), "version"),
+    "an unknown field of the network": (lambda d: d.update(network=figures(more=1)), "missing or unknown: more"),
+    "an unknown verdict of the network": (
+        lambda d: d.update(network=figures(end_to_end={"all_inputs": {**END, "verdict": "PROVED "}})),
+        "unknown verdict 'PROVED '",
+    ),
+    "an unknown bound of the network": (lambda d: d.update(network=figures(end_to_end={"some": END})), "unknown: some"),
+    "a figure that is none": (lambda d: d.update(network=figures(max_abs="small")), "'small' is no figure"),
+    "a figure below 0": (lambda d: d.update(network=figures(relative=-1.0)), "-1.0 is no figure"),
+    "a count that is none": (
+        lambda d: d.update(network=figures(convolutions={"executed": 1, "converted": -1})),
+        "no counts",
+    ),
+    "another name of a step": (lambda d: one(d)["steps"][2].update(name="taps"), "a step of its own fails"),
+    "observed with a space": (
+        lambda d: one(d).update(observed=[f"{x} " for x in one(d)["observed"]]),
+        "no number that belongs there",
+    ),
     "no layers": (lambda d: d.update(layers=None), "odd"),
     "a layer twice": (lambda d: d["layers"].append(one(d)), "stands twice"),
     "an unknown layer": (put(name="other"), "missing in a weight file"),

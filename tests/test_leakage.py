@@ -216,11 +216,13 @@ def _softmax(alpha: float, dtype: torch.dtype, scores: torch.dtype = torch.float
         ({"tolerance": 1.0}, "between 0 and 1"),
         ({"tolerance": math.nan}, "between 0 and 1"),
         ({"tolerance": 0.1, "dims": 0}, "below 1"),
+        ({"tolerance": "0.1"}, "a tolerance is a number, not '0.1'"),
+        ({"dtype": "float32"}, "'float32' is no torch.dtype"),
     ],
     ids=str,
 )
 def test_alpha_for_nonsense(arguments: dict, complaint: str):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises((TypeError, ValueError), match=complaint):
         alpha_for(**arguments)
 
 

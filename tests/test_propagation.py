@@ -73,6 +73,7 @@ ONE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "abs": (torch.abs, (), {}),
     "add a number": (Tensor.add, (0.1,), {}),
     "take from a number": (torch.rsub, (0.3,), {}),
+    "take a multiple from a constant": (torch.rsub, (CONSTANT,), {"alpha": 10.0}),
     "add a constant": (torch.add, (CONSTANT,), {"alpha": -0.7}),
     "times a number": (Tensor.mul, (0.3,), {}),
     "times a constant": (torch.mul, (CONSTANT,), {}),
@@ -112,6 +113,7 @@ ONE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 TWO: dict[str, tuple[Any, dict[str, Any]]] = {
     "add": (torch.add, {}),
     "sub": (Tensor.sub, {"alpha": 2.5}),
+    "rsub": (torch.rsub, {"alpha": 0.1}),
     "mul": (torch.mul, {}),
     "maximum": (torch.maximum, {}),
     "minimum": (torch.minimum, {}),
@@ -272,6 +274,7 @@ WRONG = {  # fault → (which of ONE, the rule with the fault)
         "amin",
         lambda call: Ball(*(call.on(attrgetter(n)) for n in ("low", "high", "error"))),
     ),
+    "alpha taken to scale the other operand": ("take a multiple from a constant", elementwise_rules.added),
     "a product taken for a sum": ("times a constant", elementwise_rules.added),
     "a quotient taken for a product": ("over a number", elementwise_rules.multiplied),
     "a slope forgotten": ("steep leaky_relu", lambda call: elementwise_rules.leaky(call, 1.0)),

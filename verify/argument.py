@@ -20,7 +20,16 @@ from verify import budget, leakage
 from verify.aims import Aim, aim, box_of, exact_integer_scores, largest_score, numbers_are_distinct, score_rounding
 from verify.certificate import Step
 from verify.fields import Attention, Geometry, read_convolution
-from verify.reading import output_size, query_places, shift_reads, tap_of_shift, taps_read, token_count, tokens_along
+from verify.reading import (
+    output_size,
+    query_places,
+    require_readable,
+    shift_reads,
+    tap_of_shift,
+    taps_read,
+    token_count,
+    token_length,
+)
 from verify.refutation import tap_matrix
 from verify.taps import TapDifference, compare_taps
 from verify.wording import from_above
@@ -40,6 +49,7 @@ class Argument:
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
         GridRefused: torch's convolution has no output for this grid.
+        ValueError: an axis is too long to be gone through.
     """
 
     conv_module: Any
@@ -54,6 +64,7 @@ class Argument:
         self.conv, self.geometry = read_convolution(self.conv_module)
         self.attention = Attention.read(self.layer)
         self.outputs = output_size(self.geometry, self.grid)
+        require_readable(self.geometry, self.grid)
         self.dtype = str(self.layer.w_val.dtype).removeprefix("torch.")
         self.fmt = budget.FORMATS[self.dtype]
         self.tokens = token_count(self.geometry, self.grid)
@@ -130,7 +141,7 @@ class Argument:
     def _aims(self) -> list[Aim | None] | None:
         """Step 2.  A head that carries nothing may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0."""
         a, g = self.attention, self.geometry
-        lengths = [len(tokens_along(g, axis, n)) for axis, n in enumerate(self.grid)]
+        lengths = [token_length(g, axis, n) for axis, n in enumerate(self.grid)]
         places = [query_places(g, axis, o) for axis, o in enumerate(self.outputs)]
         ends = [(int(row[0]), int(row[-1])) for row in places]
         box = box_of(ends, lengths)

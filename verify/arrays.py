@@ -24,6 +24,8 @@ from verify.unwrapping import is_module, network_in, tensors_of
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
+GEOMETRY_VECTORS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
+EXECUTIONS = ("auto", "axial", "chunked", "dense")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_EXPANDED, LONGEST_HEADER, MOST_MODULES = 2**24, 100_000_000, 100_000
 
@@ -237,8 +239,12 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
     source, radix = attributes, attributes.get("radix")
     if kind == "MHSA":
         made, source = attributes["geometry"], attributes["geometry"].state.entries()
-        if made.kind != "construct.geometry ConvGeometry" or attributes["heads"] != tensors["v"].shape[0]:
-            raise Rejected(f"{path!r} has a geometry of another class, or another number of heads than it says")
+        if made.kind != "construct.geometry ConvGeometry" or set(source) != set(GEOMETRY):
+            raise Rejected(f"{path!r} has a geometry of another class, or one with more or fewer fields")
+        if any(not isinstance(source[name], tuple | str) for name in GEOMETRY_VECTORS):
+            raise Rejected(f"{path!r} has a geometry whose vectors are no tuples")
+        if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
+            raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
     geometry = {name: _plain(source[name]) for name in GEOMETRY} | ({} if radix is None else {"radix": _plain(radix)})
     return Layer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
 

@@ -19,10 +19,10 @@ from verify.argument import Argument
 from verify.certificate import Certificate, Overrun, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
+from verify.precision import flushes_to_zero, winograd_may_run
 from verify.probing import (
     Probe,
     adversarial_inputs,
-    flushes_to_zero,
     impulse_bound,
     impulses,
     probe_grids,
@@ -62,7 +62,8 @@ def certify(
         GridRefused: torch's convolution has no output for this grid.
         TypeError: the grid is no series of whole numbers, or B or T no number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
-            or subnormal numbers are flushed to zero (``torch.set_flush_denormal``).
+            or an axis of the grid is too long to be gone through position by position, or subnormal numbers are flushed to
+            zero (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
     """
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
@@ -75,6 +76,9 @@ def certify(
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
         )
+    if winograd_may_run(conv):
+        told = "torch may evaluate this convolution by NNPACK's Winograd or FFT here, which round by more than sums do"
+        raise ValueError(f"{told}: switch it off with torch.backends.nnpack.set_flags(False)")
     theirs, ours = argument.geometry, argument.attention.geometry
     for name in ("dims", "in_channels", "out_channels"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -146,7 +150,8 @@ def _positive(value: float, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise ValueError(f"{what} is {value!r}, not a positive finite number")
+        told = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
+        raise ValueError(f"{what} is {told}, not a positive finite number")
     return number
 
 
@@ -223,7 +228,7 @@ def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
         f"inputs are finite, |x| ≤ {exactly(argument.bound)}, of spatial size {argument.grid} or smaller",
         "positions and scores are computed in float64, and the softmax subtracts each row's maximum",
         "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
-        "and nothing is flushed to zero",
+        "and nothing is flushed to zero; torch's own convolution computes its definition, in any memory layout",
         f"the layer's execution computes Eq. 3: {', '.join(ran) or 'not run'}, with reduced precision switched off",
         f"torch {torch.__version__}",
     ]

@@ -6,7 +6,7 @@ JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they
     torch_version        of the run that wrote it
     conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
     layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``
-    network              null, or end-to-end figures of a free form
+    network              null, or end-to-end figures: the network's outputs beside each other, and the bounds on them
     record_sha256        digest of all the rest as canonical JSON: sorted keys, no spaces, ASCII
 
 It is read by :mod:`verify.statements`.
@@ -43,7 +43,7 @@ def write_document(
         layers: the path of each layer in the network, and its certificate.
         conv_file: the weight file with the convolutions, already written; its digest goes into the document.
         mhsa_file: the weight file with the attention layers.
-        network: end-to-end figures, of a free form; the checker does not recheck them.
+        network: end-to-end figures, as the command line writes them; the checker looks at their form and does not recheck them.
 
     Raises:
         ValueError: two layers have one name.

@@ -60,9 +60,19 @@ def padded(call: Call) -> Ball:
 def added(call: Call) -> Ball:
     """a + α·a': e + |α|·e', and roundings of |a| + |α||a'|: of a Python number, of α, of the product, of the sum."""
     first, second = _operands(call)
+    return _sum(first, second, call)
+
+
+def subtracted_from(call: Call) -> Ball:
+    """a' − α·a, torch's ``rsub(a, a')``: as :func:`added`, but α scales the first operand."""
+    first, second = _operands(call)
+    return _sum(second, first, call)
+
+
+def _sum(plain: Ball, scaled: Ball, call: Call) -> Ball:
     scale = abs(float(call.kwargs.get("alpha", 1)))
-    moved = first.error + scale * second.error
-    return call.affine(moved, first.size + scale * second.size, 4, underflow=4 + first.reach + second.reach)
+    moved = plain.error + scale * scaled.error
+    return call.affine(moved, plain.size + scale * scaled.size, 4, underflow=4 + plain.reach + scaled.reach)
 
 
 def multiplied(call: Call) -> Ball:

@@ -280,7 +280,7 @@ def digest(layer: Any, tensors: tuple[str, ...]) -> str:
     }
     hashed = hashlib.sha256(json.dumps(head, sort_keys=True, separators=(",", ":")).encode() + b"\0")
     for _, tensor in present:
-        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 

@@ -102,7 +102,7 @@ def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
         raise Unreadable(f"{what} is not a dense tensor of numbers")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
-    array = tensor.detach().cpu().double().contiguous().numpy()
+    array = tensor.detach().cpu().resolve_neg().double().contiguous().numpy()
     if not np.isfinite(array).all():
         raise Unreadable(f"{what} has numbers that are not finite")
     return array

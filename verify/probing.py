@@ -3,8 +3,8 @@
 A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -16,11 +16,14 @@ from construct.attention import EXECUTIONS, smaller_blocks
 from verify.budget import WIDEN, Format, stored_rounding, working_rounding
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
+from verify.precision import full_precision
 from verify.reading import GridRefused, output_size, tap_of_shift, token_count
 from verify.taps import scaled_permutation_product
 
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
+LABOUR = 2**33
+"""Multiplications of one run beyond which an execution is not run but noted: some ten seconds of one core."""
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,6 @@ def impulse_bound(
     return np.stack(bounds) * WIDEN
 
 
-def flushes_to_zero(like: torch.Tensor) -> bool:
-    """Whether arithmetic with tensors of this type and device loses subnormal numbers: see ``torch.set_flush_denormal``."""
-    if not like.dtype.is_floating_point or like.is_meta:
-        return False
-    info = torch.finfo(like.dtype)
-    smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
-    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: compared as a number, it might be flushed again
-
-
 def heaviest_channels(conv: Convolution, count: int) -> list[int]:
     """The output channels with the greatest Σ|W|."""
     d_out = conv.weight.shape[1] * conv.groups if conv.transposed else len(conv.weight)
@@ -208,38 +202,6 @@ def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]
     return conv.weight[channel], slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
 
 
-def reduced_precision() -> list[tuple[Any, str, Any]]:
-    """The switches of torch that are set so that products may be less precise than their format: (where, name, full)."""
-    backends: Any = torch.backends
-    found = []
-    for where in (
-        backends,
-        *(
-            backends.cuda.matmul,
-            backends.cudnn,
-            getattr(backends.cudnn, "conv", None),
-            getattr(backends.cudnn, "rnn", None),
-        ),
-        *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
-    ):
-        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
-            found.append((where, "fp32_precision", "ieee"))
-    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
-            found.append((backends.cuda.matmul, name, False))
-    return found
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Switch TF32 and its like off, and back on afterwards."""
-    with ExitStack() as stack:
-        for where, name, full in reduced_precision():
-            stack.callback(setattr, where, name, getattr(where, name))
-            setattr(where, name, full)
-        yield
-
-
 def run_executions(
     conv_module: Any,
     layer: Any,
@@ -270,6 +232,8 @@ def run_executions(
         for name in names or tuple(EXECUTIONS):
             layer.execution = name
             try:
+                if (labour := layer.products(x.shape, name)) > LABOUR:
+                    raise MemoryError(f"{labour:.2g} multiplications are too many to run")
                 found = layer(x).double().cpu().numpy()
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))

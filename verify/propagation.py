@@ -197,7 +197,7 @@ def _judged(outcomes: list[Outcome], claim: str, seen: str, certifier: Certifier
         told = f"{chosen.contradiction}: a run is over the bound that the rules give, so an assumption does not hold"
         verdict = Verdict("REFUTED", told)
     elif chosen.failure:
-        verdict = Verdict("UNDECIDED", chosen.failure)
+        verdict = Verdict("UNDECIDED", f"{chosen.failure} ({claim})")
     else:
         told = f"{claim}: |converted − original| ≤ {from_above(largest)} at every output, observed {observed:.3g}{seen}"
         verdict = Verdict("PROVED", told)

@@ -4,6 +4,8 @@ The convolution's side follows its definition (gather, or scatter if transposed)
 a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
 """
 
+import math
+
 import numpy as np
 
 from verify.fields import Geometry
@@ -12,6 +14,8 @@ ZERO = -1
 """Stands for a padded zero instead of an input position."""
 OFF = -2
 """Stands for a place outside the padded grid, where there is no key."""
+LONGEST = 2**26
+"""Pairs of a tap and a token of one axis that a table may hold: half a gigabyte."""
 
 
 class GridRefused(ValueError):
@@ -111,7 +115,28 @@ def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def token_count(g: Geometry, grid: tuple[int, ...]) -> int:
     """T, the number of tokens of the padded grid."""
-    count = 1
+    return math.prod(token_length(g, axis, n) for axis, n in enumerate(grid))
+
+
+def token_length(g: Geometry, axis: int, n: int) -> int:
+    """How many tokens an axis has: the length of :func:`tokens_along`, without making them."""
+    before, after = g.pads[axis]
+    if g.transposed:
+        span = g.dilation[axis] * (g.kernel_size[axis] - 1)
+        return max(g.stride[axis] * (n - 1) + 1 + 2 * span - before - after + g.output_padding[axis], 0)
+    return n + before + after
+
+
+def require_readable(g: Geometry, grid: tuple[int, ...]) -> None:
+    """Refuse a grid whose axes are too long to be gone through position by position.
+
+    Raises:
+        ValueError: naming the axis.
+    """
     for axis, n in enumerate(grid):
-        count *= len(tokens_along(g, axis, n))
-    return count
+        numbers = g.kernel_size[axis] * token_length(g, axis, n)
+        if numbers > LONGEST:
+            told = (
+                f"axis {axis} of the grid {grid} has {token_length(g, axis, n)} tokens and {g.kernel_size[axis]} taps"
+            )
+            raise ValueError(f"{told}: too long to be gone through position by position (up to {LONGEST} pairs)")

@@ -17,6 +17,8 @@ from verify.arrays import strict_json
 from verify.documents import FORMAT, VERSION, record_digest
 from verify.opcodes import Rejected
 
+STEPS = ("tokens", "content", "aim", "leakage", "taps", "rounding", "runs")
+"""The names of steps 0 to 6."""
 PARTS = ("rounding", "leakage", "taps", "bound")
 _DOCUMENT = {"format", "version", "torch_version", "conv_file", "mhsa_file", "layers", "network", "record_sha256"}
 _RECORD: dict[type, str] = {
@@ -36,6 +38,23 @@ _OVERRUN = {
     "convolution": str,
     "found": str,
 }
+
+
+_FIGURE = (int, float, str, type(None))
+_NETWORK = {
+    "input_size": (list, type(None)),
+    "inputs": str,
+    "max_abs": _FIGURE,
+    "relative": _FIGURE,
+    "convolution_calls": dict,
+    "convolutions": dict,
+    "end_to_end": dict,
+}
+_CALLS = {
+    "convolution_calls": {"original": int, "converted": int},
+    "convolutions": {"executed": int, "converted": int},
+}
+_END_TO_END = {"verdict": str, "sentence": str, "bound": _FIGURE, "observed": _FIGURE, "assumptions": list}
 
 
 class Claim(NamedTuple):
@@ -94,12 +113,38 @@ def _document(document: dict[str, Any]) -> Document:
         if document[key] is not None:
             _check_types(document[key], {"name": str, "sha256": str}, key)
         digests.append(None if document[key] is None else document[key]["sha256"])
-    if type(document["torch_version"]) is not str or not isinstance(document["network"], dict | None):
-        raise Rejected("torch_version or network is of the wrong type")
+    if type(document["torch_version"]) is not str:
+        raise Rejected("torch_version is of the wrong type")
+    if document["network"] is not None:
+        _check_network(document["network"])
     claims = tuple(_claim(record) for record in document["layers"])
     if len({claim.name for claim in claims}) != len(claims):
         raise Rejected("a layer stands twice in the certificate")
     return Document(claims, (digests[0], digests[1]))
+
+
+def _check_network(network: dict[str, Any]) -> None:
+    """That the end-to-end figures are such; they are not worked out again, which takes the network."""
+    _check_types(network, _NETWORK, "network")
+    _index(network["input_size"] or [], least=1)
+    for name in ("convolution_calls", "convolutions"):
+        _check_types(network[name], _CALLS[name], name)
+        _index([*network[name].values()])
+    for name, bound in network["end_to_end"].items():
+        if name not in ("given_inputs", "all_inputs"):
+            raise Rejected(f"network: unknown: {name}")
+        _check_types(bound, _END_TO_END, name)
+        if bound["verdict"] not in ("PROVED", "REFUTED", "UNDECIDED"):
+            raise Rejected(f"{name}: unknown verdict {bound['verdict']!r}")
+        if not all(type(text) is str for text in bound["assumptions"]):
+            raise Rejected(f"{name}: assumptions are no texts")
+    for value in (network["max_abs"], network["relative"], *_figures(network["end_to_end"])):
+        if not (isinstance(value, float | int) and value >= 0) and value not in ("inf", "nan", None):
+            raise Rejected(f"network: {value!r} is no figure")
+
+
+def _figures(bounds: dict[str, Any]) -> list[Any]:
+    return [bound[name] for bound in bounds.values() for name in ("bound", "observed")]
 
 
 def _claim(record: dict[str, Any]) -> Claim:
@@ -117,12 +162,12 @@ def _claim(record: dict[str, Any]) -> Claim:
     if not all(type(text) is str for text in record["assumptions"]):
         raise Rejected("assumptions are no texts")
     parts = {part: np.array([_number(x, verdict != "PROVED") for x in record[part]]) for part in PARTS}
-    observed = np.array([float.fromhex(x) for x in record["observed"]])
-    numbers, channels = [step["number"] for step in record["steps"]], len(observed)
-    if len({channels, *map(len, parts.values())}) != 1:
+    observed = np.array([_measured(x) for x in record["observed"]])
+    if len({len(observed), *map(len, parts.values())}) != 1:
         raise Rejected("the bounds are of different lengths")
     plausible = _check_measured(record, parts["bound"], observed)
-    holds = numbers == [*range(7)] and all(step["holds"] for step in record["steps"])
+    holds = [(step["number"], step["name"]) for step in record["steps"]] == [*enumerate(STEPS)]
+    holds = holds and all(step["holds"] for step in record["steps"])
     holds = (
         holds and bool((observed <= parts["bound"]).all()) and all(_at_most_one(p["ratio"]) for p in record["probes"])
     )
@@ -147,7 +192,7 @@ def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndar
     """What runs showed takes torch to measure again; here only that it is about such inputs, and whether it fits together."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
-    claimed = float.fromhex(record["tightness"])
+    claimed = _measured(record["tightness"])
     plausible = claimed == tightness or abs(claimed - tightness) <= 1e-9 * tightness
     if (over := record["overrun"]) is None:
         return plausible
@@ -174,6 +219,14 @@ def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
 def _number(text: str, infinite: bool, positive: bool = False) -> float:
     value = float.fromhex(text)
     if value.hex() != text or not value >= 0 or (value == math.inf and not infinite) or (positive and value == 0):
+        raise Rejected(f"{text!r} is no number that belongs there")
+    return value
+
+
+def _measured(text: str) -> float:
+    """What a run showed, perhaps no number, which then is over any bound."""
+    value = float.fromhex(text)
+    if value.hex() != text or value < 0:
         raise Rejected(f"{text!r} is no number that belongs there")
     return value
 
