@@ -135,6 +135,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     # What lies between the layers is not ours: an end-to-end bound that cannot be had is told, and no failure.
     refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
     good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
+    if options.report is not None and not layers:
+        told = (*told, "there is no layer to show, so no report was written")
     report = Report(
         source=source.path,
         sha256=source.sha256,

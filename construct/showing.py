@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -54,8 +55,20 @@ def write_page(
     """
     given = inputs_for(model, options)
     layers = [
-        (row.path, plain(pairs[row.path][0]), pairs[row.path][1], row.check, row.certificate, row.verdict)
+        (
+            row.path,
+            plain(pairs[row.path][0]),
+            pairs[row.path][1],
+            row.check,
+            row.certificate,
+            replace(row.verdict, sentence=row.sentence),
+        )
         for row in report.layers
+    ]
+    idle = [
+        (row.path, "not exercised by the check: the network did not call it")
+        for row in report.layers
+        if row.exercised is False
     ]
     content = pages.conversion_page(
         layers,
@@ -65,7 +78,7 @@ def write_page(
         size=options.input_size,
         network=None if report.network is None else network_dict(report.network),
         left_out=[(row.path, row.kind, row.reason) for row in report.refused],
-        remarks=[*report.remarks, *(("", note) for note in report.notes)],
+        remarks=[*idle, *report.remarks, *(("", note) for note in report.notes)],
         source=report.source,
         output=report.output,
         document=report.document,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
 from torch import nn
 
@@ -24,6 +25,7 @@ from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import NoPicture, picture
 from verify.report.layer import Layer, in_words
+from verify.strategies import Case, cases
 
 
 class Document(HTMLParser):
@@ -217,6 +219,18 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
                     seen += 1
     assert seen > 100
     assert found["factors"][found["own"]] == 1.0
+
+
+@settings(max_examples=40)
+@given(case=cases())
+def test_any_layer_can_be_drawn(case: Case) -> None:
+    layer = construct.conv_to_mhsa(case.conv, alpha=0.75)
+    found = picture(Layer("", case.conv, layer))
+    layer.double()
+    with torch.no_grad():
+        own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"], dtype=torch.float64))[0]
+    np.testing.assert_allclose(rows_from(found), own.numpy(), rtol=1e-12, atol=1e-300)
+    assert sorted(found["taps"]) == [*range(layer.heads)]
 
 
 def test_an_edited_v_shows() -> None:

@@ -30,6 +30,8 @@ MOST_PAIRS = 300_000
 """Of a head and a key: what a browser recomputes many times a second."""
 MOST_NUMBERS = 100_000
 """Of shipped probabilities, two bytes each."""
+MOST_GIVEN = 600_000
+"""The same where somebody gives probabilities to show: 9 heads over 16 × 16 positions."""
 TOKENS = {1: 24, 2: 12, 3: 7}
 """About so many tokens along an axis are drawn, by dimension."""
 SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-8, 21))
@@ -69,7 +71,9 @@ def picture(layer: Layer) -> dict[str, Any]:
         raise NoPicture(f"{mhsa.heads} heads over {times(found['shape'])} tokens are too many to draw")
     if content:
         with torch.no_grad():
-            found["maps"] = _packed(mhsa.attention_probabilities(_content_input(layer, size))[0, : len(aims)].numpy())
+            found["maps"] = _packed(
+                mhsa.attention_probabilities(_content_input(layer, size))[0, : len(aims)].cpu().numpy()
+            )
         found["told"] = "This attention depends on the image; it is drawn for the top left corner of one input."
         aims = [None] * len(aims)
     else:
@@ -119,7 +123,7 @@ def _given(probabilities: np.ndarray) -> dict[str, Any]:
     if not (np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-3)):
         raise ValueError("attention is not made of probabilities: every query's must be ≥ 0 and sum to 1")
     drawn = min(len(rows), MOST_HEADS)
-    if drawn * rows[0].size > MOST_NUMBERS * 8:
+    if drawn * rows[0].size > MOST_GIVEN:
         raise NoPicture(f"{len(rows)} heads over {times(shape)} positions are too many to draw")
     return {
         "input": list(shape),
@@ -152,14 +156,14 @@ def _largest(layer: Layer) -> Sequence[int] | None:
 
 
 def _size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
-    """The spatial size of a small input: about so many tokens an axis, and room for three outputs where it may have them."""
+    """The spatial size of a small input: about so many tokens an axis, and room for five outputs where it may have them."""
     size = []
     for axis, (k, dil, s) in enumerate(zip(g.kernel_size, g.dilation, g.stride, strict=True)):
         pads, span = g.pads[axis], dil * (k - 1)
         if g.transposed:
             size.append(max(-(-(tokens - 2 * _before(g, axis)) // s), 3))
         else:
-            size.append(max(max(tokens, span + 1 + 2 * s) - sum(pads), *(p + 1 for p in pads), 3))
+            size.append(max(max(tokens, span + 1 + 4 * s) - sum(pads), *(p + 1 for p in pads), 3))
     return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 

@@ -116,7 +116,7 @@ def pictured(
         channels = int(conv.in_channels)
         own = photograph((channels, 64, 64), dtype) if conv.weight.dim() == 4 else None
         if own is not None:
-            return {"": own[0]}, f"The input is {own[1]}."
+            return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
     return inputs, "The input is random."
 
 
