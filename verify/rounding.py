@@ -53,7 +53,8 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
         w_val, w_out = np.abs(w_val), np.abs(w_out)
     products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
     # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
-    silent = ~((np.abs(w_val) > 0).any(axis=2) & (np.abs(w_out) > 0).any(axis=3)).any(axis=(1, 2))
+    both = np.asarray(np.any(w_val != 0, axis=2)) & np.asarray(np.any(w_out != 0, axis=3))  # (heads, g, D_h)
+    silent: np.ndarray = ~both.reshape(len(both), -1).any(axis=1)
     kernel = np.zeros((*products.shape[1:], *g.kernel_size))
     for head, product in enumerate(products):
         if silent[head]:
