@@ -232,6 +232,13 @@ def test_damaged_archives_are_refused(saved, tmp_path):
         refused(bad, words)
 
 
+def test_a_tensor_whose_record_is_missing_is_refused_when_it_is_read(saved):
+    with edited(saved, data__0=None).open("rb") as file:
+        layer = layers_in(file, "f")["0"]
+        with pytest.raises(Rejected, match="record 0 does not fit its storage"):
+            layer.tensors["weight"].read()
+
+
 def test_odd_archives_are_refused(saved, tmp_path):
     refused(edited(saved, byteorder=b"big"), "little-endian")
     written(saved, nn.Conv2d(1, 1, 1))

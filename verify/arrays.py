@@ -272,8 +272,10 @@ def _tensor(record: Any, archive: zipfile.ZipFile, folder: str) -> Stored:
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
 
     def read() -> np.ndarray:
-        raw = archive.read(f"{folder}data/{key}")
-        if dtype not in BYTES or len(raw) != count * BYTES[dtype] or (0 not in shape and last >= count):
+        record = f"{folder}data/{key}"
+        there = record in archive.NameToInfo
+        raw = archive.read(record) if there else b""
+        if not there or dtype not in BYTES or len(raw) != count * BYTES[dtype] or (0 not in shape and last >= count):
             raise Rejected(f"the tensor of {dtype} in record {key} does not fit its storage")
         whole = np.frombuffer(raw, f"<u{BYTES[dtype]}")[offset:]
         steps = [step * BYTES[dtype] for step in strides]

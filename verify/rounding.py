@@ -54,10 +54,10 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
     # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
     both = np.asarray(np.any(w_val != 0, axis=2)) & np.asarray(np.any(w_out != 0, axis=3))  # (heads, g, D_h)
-    silent: np.ndarray = ~both.reshape(len(both), -1).any(axis=1)
+    carrying = set(np.nonzero(both)[0].tolist())
     kernel = np.zeros((*products.shape[1:], *g.kernel_size))
     for head, product in enumerate(products):
-        if silent[head]:
+        if head not in carrying:
             continue
         aimed = aim(attention, head)
         tap = None if aimed is None else tap_of_shift(g, aimed.shift)
