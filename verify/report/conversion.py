@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from verify.report.layer import Layer
-from verify.report.page import Facts, is_page, network_sentences, page, require_jinja2
+from verify.report.page import Facts, is_page, page, require_jinja2
 from verify.report.writing import LEDE, pictured
 
 __all__ = ["conversion_page", "is_page", "require_jinja2"]
@@ -68,3 +68,22 @@ def conversion_page(
             notes=tuple(notes),
         ),
     )
+
+
+def network_sentences(network: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What is known of the network as a whole, from the figures that also stand in the certificate file."""
+    if network is None:
+        return ()
+    sentences = []
+    if network["max_abs"] is not None:
+        sentences.append(
+            f"On {network['inputs']}, the outputs of both networks differ by at most {network['max_abs']:.2g}, "
+            f"{network['relative']:.2g} of the largest output."
+        )
+    for bound in network["end_to_end"].values():
+        sentences.append(f"{bound['verdict']}: {bound['sentence']}.")
+    calls = network["convolution_calls"]
+    sentences.append(
+        f"The original network executes {calls['original']} convolutions, the converted one {calls['converted']}."
+    )
+    return tuple(sentences)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -285,22 +285,3 @@ def _common(certificates: Iterable[Certificate]) -> list[str]:
     """The assumptions that all certificates make, in the order of the first."""
     found = [certificate.assumptions for certificate in certificates]
     return [a for a in found[0] if all(a in other for other in found)] if found else []
-
-
-def network_sentences(network: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What is known of the network as a whole, from the figures that also stand in the certificate file."""
-    if network is None:
-        return ()
-    sentences = []
-    if network["max_abs"] is not None:
-        sentences.append(
-            f"On {network['inputs']}, the outputs of both networks differ by at most {network['max_abs']:.2g}, "
-            f"{network['relative']:.2g} of the largest output."
-        )
-    for bound in network["end_to_end"].values():
-        sentences.append(f"{bound['verdict']}: {bound['sentence']}.")
-    calls = network["convolution_calls"]
-    sentences.append(
-        f"The original network executes {calls['original']} convolutions, the converted one {calls['converted']}."
-    )
-    return tuple(sentences)
