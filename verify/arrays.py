@@ -172,7 +172,7 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     if archive.comment or file.read(4) != b"PK\5\6" or min((m.header_offset for m in members), default=end) > 0:
         raise Rejected("something lies before or behind the zip, where another reader may find another one")
     if len({name.casefold() for name in names}) != len(names) or any(
-        m.compress_type or m.flag_bits & 1 for m in members
+        m.compress_type or m.flag_bits & 1 or not m.compress_size == m.file_size <= end for m in members
     ):
         raise Rejected("the zip repeats a name (torch takes DATA for data), or is compressed or encrypted")
     if (damaged := archive.testzip()) is not None:
