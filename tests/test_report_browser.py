@@ -281,6 +281,18 @@ def test_a_tap_picks_its_head(opened: Opened) -> None:
     assert layer.locator(".kernel button.chosen").count() == 1
 
 
+def test_what_a_token_is_in_words(opened: Opened) -> None:
+    def described(name: str, key: int) -> str:
+        return opened.page.evaluate(f"describe(pictures[{number_of(name)}], {key})")
+
+    assert described("transposed", 0) == "token (0, 0), a padding token of zeros"
+    columns = opened.page.evaluate(f"pictures[{number_of('transposed')}].shape[1]")
+    assert described("transposed", columns + 1) == "token (1, 1), input (0, 0)"
+    assert described("transposed", columns + 2) == "token (1, 2), a token of zeros between two inputs"
+    assert described("1-D", 0) == "token (0), padding, a copy of input (3)"
+    assert described("1-D", 3) == "token (3), input (0)"
+
+
 def test_slices_of_three_dimensions(opened: Opened) -> None:
     layer = opened.layer(number_of("3-D"))
     selector = layer.locator("select")

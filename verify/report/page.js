@@ -132,17 +132,21 @@ function worstLeakage(picture, query) {
 
 // ---- what a token is -----------------------------------------------------------------------------------------------------
 
+function isPadding(picture, place) {
+  return place.some((x, axis) => x < picture.inside[axis][0] || x > picture.inside[axis][1]);
+}
+
 /** "input" for a real pixel; else "zero" for a token of zeros, "copy" for padding that copies a pixel. */
 function kindOf(picture, place) {
-  const outside = place.some((x, axis) => x < picture.inside[axis][0] || x > picture.inside[axis][1]);
   if (place.some((x, axis) => picture.sources[axis][x] < 0)) return "zero";
-  return outside ? "copy" : "input";
+  return isPadding(picture, place) ? "copy" : "input";
 }
 
 function describe(picture, key) {
   const place = placeOf(picture.shape, key);
   const source = `(${place.map((x, axis) => picture.sources[axis][x]).join(", ")})`;
-  const what = { input: `input ${source}`, copy: `padding, a copy of input ${source}`, zero: "a padding token of zeros" };
+  const zeros = isPadding(picture, place) ? "a padding token of zeros" : "a token of zeros between two inputs";
+  const what = { input: `input ${source}`, copy: `padding, a copy of input ${source}`, zero: zeros };
   return `token (${place.join(", ")}), ${what[kindOf(picture, place)]}`;
 }
 
