@@ -25,6 +25,7 @@ def conv_to_mhsa(
     execution: str = "auto",
     encoding: str = "quadratic",
     head_dim: int | str | None = None,
+    heads_per_shift: int | None = 1,
 ) -> MHSA:
     """Build the attention layer that computes the same function as a convolution (Theorem 1).
 
@@ -36,6 +37,8 @@ def conv_to_mhsa(
         execution: how the layer is to be evaluated at first.
         encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).
         head_dim: D_h; see :func:`construct.heads.factor`.
+        heads_per_shift: how many heads look at each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None is
+            as many as every kernel needs, ⌈min(D_in, D_out)/D_h⌉ per group, so that the function is exact for any D_h.
 
     Returns:
         A layer that is called like ``conv``, of the same dtype, on the same device, in the same mode; what was frozen in
@@ -43,7 +46,8 @@ def conv_to_mhsa(
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, ``order`` is no permutation, or there is no such encoding or D_h.
+        ValueError: α is not positive and finite, ``order`` is no permutation, or there is no such encoding or D_h, or
+            several heads at a shift have no width.
         NotEnoughMemory: the weights of that many heads would not fit.
     """
     geometry = geometry_of(conv)
@@ -59,6 +63,7 @@ def conv_to_mhsa(
         execution=execution,
         encoding=encoding,
         head_dim=head_dim,
+        heads_per_shift=heads_per_shift,
     )
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)
@@ -77,6 +82,7 @@ def kernel_to_mhsa(
     execution: str = "auto",
     encoding: str = "quadratic",
     head_dim: int | str | None = None,
+    heads_per_shift: int | None = 1,
 ) -> MHSA:
     """The proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
 
@@ -89,15 +95,17 @@ def kernel_to_mhsa(
         execution: of the layer.
         encoding: as in :func:`conv_to_mhsa`.
         head_dim: as in :func:`conv_to_mhsa`.
+        heads_per_shift: as in :func:`conv_to_mhsa`; ``order`` is then of the shifts.
 
     Raises:
         ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, or there is
-            no such encoding or D_h.
+            no such encoding or D_h, or several heads at a shift have no width.
         NotEnoughMemory: the weights would not fit.
     """
     if not (alpha > 0 and alpha < float("inf")):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
-    _require_room(geometry, weight)
+    pieces = _pieces(head_dim, heads_per_shift, geometry)
+    _require_room(geometry, weight, pieces)
     if encoding not in ("quadratic", "parabola"):
         raise ValueError(f"no encoding {encoding!r}; there are quadratic and parabola")
     radix = balanced_radix(geometry, alpha) if encoding == "parabola" else None
@@ -119,11 +127,27 @@ def kernel_to_mhsa(
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
-    w_val, w_out = heads.factor(taps, head_dim)
+    w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * head_dim)  # type: ignore[operator]
+    # Several heads at one shift share its attention, and their widths add up.
+    w_val, w_out = heads.cut(w_val, w_out, pieces)
+    v, w_key_pos, w_qry, w_key, u = (x.repeat_interleave(pieces, dim=0) for x in (v, w_key_pos, w_qry, w_key, u))
     b_out = torch.zeros(geometry.out_channels, dtype=weight.dtype) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
     return MHSA(geometry, weights, execution, radix).to(weight.device)
+
+
+def _pieces(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
+    """How many heads look at each shift."""
+    if heads_per_shift == 1:
+        return 1
+    if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
+        raise ValueError(f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}")
+    if heads_per_shift is None:
+        return -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * head_dim))
+    if not isinstance(heads_per_shift, int) or isinstance(heads_per_shift, bool) or heads_per_shift < 1:
+        raise ValueError(f"heads_per_shift is {heads_per_shift!r}, neither None nor a positive number")
+    return heads_per_shift
 
 
 def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
@@ -133,12 +157,12 @@ def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
     return exact if dtype == torch.float64 or not torch.equal(single.double(), exact) else single
 
 
-def _require_room(geometry: ConvGeometry, weight: Tensor) -> None:
+def _require_room(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None:
     """Work out the size of all eight tensors before making any."""
     d_in, d_out = geometry.in_channels // geometry.groups, geometry.out_channels // geometry.groups
     factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
-    content = 2 * geometry.in_channels * (geometry.dims + 1)
+    content = 2 * pieces * geometry.in_channels * (geometry.dims + 1)
     needed = (
         geometry.taps * (2 * factors + content) * weight.element_size()
     )  # twice: the taps are copied once on the way
-    require(needed, weight.device, f"the weights of {geometry.taps} heads")
+    require(needed, weight.device, f"the weights of {pieces * geometry.taps} heads")

@@ -72,6 +72,22 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     return (taps.clone(), identity) if d_out <= d_in else (identity, taps.clone())
 
 
+def cut(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
+    """Cut every head into narrower ones at the same shift, which add up to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
+
+    Args:
+        w_val: (heads, groups, D_in/groups, pieces·D_h).
+        w_out: (heads, groups, pieces·D_h, D_out/groups).
+        pieces: how many heads are made of each.
+
+    Returns:
+        (heads·pieces, groups, D_in/groups, D_h) and (heads·pieces, groups, D_h, D_out/groups), pieces of one head together.
+    """
+    columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
+    rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
+    return columns.flatten(0, 1).contiguous(), rows.flatten(0, 1).contiguous()
+
+
 def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The nearest matrices of this rank (Eckart and Young), the singular values shared evenly between the factors."""
     u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)

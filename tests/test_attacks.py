@@ -564,7 +564,7 @@ def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
 
 def test_weights_that_are_kept_with_the_other_sign_are_read():
     conv = nn.Conv2d(1, 2, 3)
-    conv.weight = nn.Parameter(torch._neg_view(conv.weight.detach()))
+    conv.weight = nn.Parameter(torch.ops.aten._neg_view(conv.weight.detach()))
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
 
 

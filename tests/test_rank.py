@@ -1,14 +1,19 @@
 """Head dimensions by exact rank: found, not to be had, or not looked for; the log says which."""
 
 import logging
+import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct import conv_to_mhsa
 from construct.rank import LARGEST
 from verify.certification import certify
+from verify.strategies import Case, cases, convolutions, sizes_for
 
 
 def of_rank_one(side: int, dtype: torch.dtype = torch.float64) -> nn.Conv1d:
@@ -48,22 +53,44 @@ def test_factors_that_cannot_be_stored_are_said_so(caplog: pytest.LogCaptureFixt
     assert "that torch.float32 can store" in caplog.text
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 3, 4])
-def test_several_narrow_heads_at_a_shift_are_as_good_as_a_wide_one(head_dim: int):
-    """docs/head_width.md: ⌈rank/D_h⌉ heads a shift, the factors of one wide head cut up, are the same layer."""
-    conv = nn.Conv1d(4, 5, 2)
-    wide = conv_to_mhsa(conv)
-    pieces = -(-4 // head_dim)
-    tensors = {name: tensor.detach() for name, tensor in wide.named_parameters()}
-    cut = {name: tensor.repeat_interleave(pieces, 0) for name, tensor in tensors.items() if name != "b_out"}
-    more = head_dim * pieces - 4
-    w_val, w_out = nn.functional.pad(tensors["w_val"], (0, more)), nn.functional.pad(tensors["w_out"], (0, 0, 0, more))
-    cut["w_val"] = w_val.unflatten(3, (pieces, head_dim)).movedim(3, 1).flatten(0, 1)
-    cut["w_out"] = w_out.unflatten(2, (pieces, head_dim)).movedim(2, 1).flatten(0, 1)
-    narrow = MHSA(wide.geometry, MHSAWeights(**cut, b_out=tensors["b_out"]))
-    assert (narrow.heads, narrow.w_val.shape[-1]) == (2 * pieces, head_dim)
-    assert certify(conv, narrow, grid=(5,)).verdict.name == "PROVED"
-    if pieces > 1:  # one head of a shift less, and the rank is too low
-        less = {name: tensor[1:] for name, tensor in cut.items()}
-        fewer = MHSA(wide.geometry, MHSAWeights(**less, b_out=tensors["b_out"]))
-        assert certify(conv, fewer, grid=(5,)).verdict.name == "REFUTED"
+@settings(max_examples=40)
+@given(cases(integers=[True]), st.integers(1, 4), st.sampled_from(["dense", "chunked", "axial", "auto"]))
+def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: int, execution: str):
+    """The general D_h < D_out: Σ_h over ⌈min(D_in, D_out)/D_h⌉ heads a shift, on integers bit for bit."""
+    layer = conv_to_mhsa(case.conv, head_dim=head_dim, heads_per_shift=None, execution=execution)
+    taps, least = layer.geometry.taps, min(layer.in_channels, layer.out_channels) // layer.geometry.groups
+    assert (layer.heads, layer.w_val.shape[-1]) == (taps * math.ceil(least / head_dim), head_dim)
+    with torch.no_grad():
+        assert torch.equal(layer(case.x), case.conv(case.x))
+
+
+@settings(max_examples=20)
+@given(convolutions(), st.integers(1, 3), st.data())
+def test_several_narrow_heads_at_a_shift_are_proved(conv: Any, head_dim: int, data: st.DataObject):
+    layer = conv_to_mhsa(conv, head_dim=head_dim, heads_per_shift=None)
+    assert certify(conv, layer, grid=data.draw(sizes_for(conv))).verdict.name == "PROVED"
+
+
+def test_too_few_heads_at_a_shift_are_refuted_and_fit_a_difference():
+    conv = nn.Conv2d(4, 5, 2)
+    fewer = conv_to_mhsa(conv, head_dim=1, heads_per_shift=3)
+    assert fewer.heads == 12
+    assert certify(conv, fewer, grid=(5, 5)).verdict.name == "REFUTED"
+    assert certify(conv, fewer, grid=(5, 5), within=16.0).verdict.name == "PROVED"
+    exact = conv_to_mhsa(conv, head_dim=1, heads_per_shift=4)
+    assert certify(conv, exact, grid=(5, 5)).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"heads_per_shift": None}, "take a head_dim that is a positive number, not None"),
+        ({"heads_per_shift": 2, "head_dim": "rank"}, "not 'rank'"),
+        ({"heads_per_shift": 0, "head_dim": 1}, "heads_per_shift is 0"),
+        ({"heads_per_shift": 2, "head_dim": True}, "not True"),
+        ({"heads_per_shift": 1.5, "head_dim": 2}, "heads_per_shift is 1.5"),
+    ],
+)
+def test_heads_a_shift_that_are_no_number_are_refused(options: dict, complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        conv_to_mhsa(nn.Conv1d(4, 5, 2), **options)

@@ -16,7 +16,7 @@ def flushes_to_zero(like: torch.Tensor) -> bool:
     return not bool((smallest * 1).view(torch.uint8).any())  # its bits: compared as a number, it might be flushed again
 
 
-def winograd_may_run(conv: torch.nn.Module) -> bool:
+def winograd_may_run(conv: Any) -> bool:
     """Whether torch may hand this convolution to NNPACK for large batches, whose Winograd and FFT round by more than sums do."""
     weight, backends = conv.weight, torch.backends
     taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() == 4
