@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from construct import encoding
 from construct.geometry import ConvGeometry
-from construct.shifts import shift_of_number, shifts_are_distinct
+from construct.shifts import require_distinct, shift_of_number
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -41,12 +41,14 @@ class Execution:
             shapes and from where the heads look.
         meaning: one line for people.
         cost: (layer, batch, grid) → multiplications of a call, about.
+        picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.
     """
 
     run: "Callable[[MHSA, Tensor, TokenGrid], Tensor]"
     memory: "Callable[[MHSA, int, TokenGrid], int]"
     meaning: str
     cost: "Callable[[MHSA, int, TokenGrid], int]"
+    picks: "Callable[[MHSA, int, TokenGrid], str] | None" = None
 
 
 EXECUTIONS: dict[str, Execution] = {}
@@ -246,10 +248,7 @@ class MHSA(nn.Module):
         shifts = grid.shifts()
         if self.radix is None:
             return shifts
-        if not shifts_are_distinct(self.radix, grid.box):
-            raise ValueError(
-                f"MHSA: the parabola of radix {self.radix} cannot number the shifts {grid.box} of this input"
-            )
+        require_distinct(self.radix, grid.box)
         return (encoding.number(shifts, self.radix),)
 
     def centres(self) -> tuple[Tensor, Tensor]:
@@ -293,13 +292,14 @@ class MHSA(nn.Module):
             shape: (B, D_in, *n).
 
         Returns:
-            A line for each execution: multiplications, bytes beyond the input, and what it is.
+            A line for each execution: multiplications, bytes beyond the input, and what it is; for ``auto``, what it picks.
         """
         grid = TokenGrid.of(self.geometry, tuple(shape[2:]))
         rows = []
         for name, execution in EXECUTIONS.items():
             cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
-            rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {execution.meaning}")
+            picked = f"{execution.picks(self, shape[0], grid)} here: " if execution.picks else ""
+            rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
         return "\n".join(rows)
 
     def products(self, shape: Sequence[int], execution: str) -> int:

@@ -98,3 +98,13 @@ def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
         max(-least, most) <= outer // weight // 2
         for outer, weight, (least, most) in zip(radix[:-1], radix[1:], box[1:], strict=True)
     )
+
+
+def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
+    """Make sure that a radix, if there is one, can number the shifts of a box.
+
+    Raises:
+        ValueError: two shifts would have one number.
+    """
+    if radix is not None and not shifts_are_distinct(radix, box):
+        raise ValueError(f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input")

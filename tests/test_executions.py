@@ -260,7 +260,7 @@ def test_dense_refuses_a_large_image_at_once():
     assert peak_bytes(refused) < 2**28  # the tokens, and two indices of each
 
 
-def test_auto_is_axial_where_attention_factorises_and_else_dense_while_it_is_small():
+def test_auto_is_axial_where_attention_factorises_and_else_dense_while_small_and_else_sdpa():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1))
     small, large = (TokenGrid.of(layer.geometry, (side, side)) for side in (16, 96))
     assert choose(layer, 1, small) == choose(layer, 1, large) == "axial"
@@ -268,5 +268,13 @@ def test_auto_is_axial_where_attention_factorises_and_else_dense_while_it_is_sma
         layer.u.fill_(1.0)
         layer.w_key.fill_(1.0)
     assert choose(layer, 1, small) == "dense"
-    assert choose(layer, 1, large) == "chunked"
+    assert choose(layer, 1, large) == "sdpa"
+    assert layer.explain((1, 1, 16, 16)).splitlines()[-1].startswith("auto")
+    assert " dense here: " in layer.explain((1, 1, 16, 16)).splitlines()[-1]
+    assert " sdpa here: " in layer.explain((1, 1, 96, 96)).splitlines()[-1]
     assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, large))
+    with torch.no_grad():
+        layer.v[0] *= 2.0**40
+        layer.v[0, 1] += layer.v[0, 0]  # half a pixel aside: two keys are the best, and rounding would choose
+    assert choose(layer, 1, small) == "dense"
+    assert choose(layer, 1, large) == "chunked"

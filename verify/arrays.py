@@ -25,7 +25,7 @@ TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
 GEOMETRY_VECTORS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
-EXECUTIONS = ("auto", "axial", "chunked", "dense")
+EXECUTIONS = ("auto", "axial", "chunked", "dense", "sdpa")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_EXPANDED, LONGEST_HEADER, MOST_MODULES = 2**24, 100_000_000, 100_000
 

@@ -6,26 +6,34 @@ A new execution is a module here that enters itself into ``EXECUTIONS``; the con
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution
-from construct.execution import axial, chunked, dense, traced
+from construct.execution import axial, chunked, dense, sdpa, traced
 from construct.execution.plan import axial_plan
 from construct.tokens import TokenGrid
 
+SMALL_BYTES = 2**26
+"""Up to this much (64 MiB), the paper's equations as they stand are about the quickest for what does not factorise."""
 DENSE_BYTES = 2**28
-"""Up to this much (256 MiB), content attention is evaluated by the paper's equations as they stand; beyond, in blocks."""
+"""Up to this much (256 MiB), they are taken where ``sdpa`` would be too coarse; beyond, blocks of them."""
 
 
 def choose(layer: MHSA, batch: int, grid: TokenGrid) -> str:
     """The execution that ``auto`` uses for this call: ``axial`` wherever attention factorises."""
     if axial_plan(layer, grid) is not None:
         return "axial"
-    return "dense" if dense.memory(layer, batch, grid) <= DENSE_BYTES else "chunked"
+    needed = dense.memory(layer, batch, grid)
+    if needed > SMALL_BYTES and sdpa.admits(layer, grid):
+        return "sdpa"
+    return "dense" if needed <= DENSE_BYTES else "chunked"
 
 
 def _run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     plan = axial_plan(layer, grid)
     if plan is not None:
         return axial.run_plan(layer, x, grid, plan)
-    return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
+    try:
+        return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
+    except sdpa.Coarse:  # for this content, which nothing but the call itself can tell
+        return chunked.run(layer, x, grid)
 
 
 def _memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
@@ -37,7 +45,11 @@ def _cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
 
 
 EXECUTIONS["auto"] = Execution(
-    _run, _memory, "axial wherever attention factorises, else dense while small, else chunked", _cost
+    _run,
+    _memory,
+    "axial wherever attention factorises, else dense while small, else sdpa, or chunked where that is too coarse",
+    _cost,
+    choose,
 )
 
-__all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense", "traced"]
+__all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense", "sdpa", "traced"]

@@ -1,0 +1,202 @@
+"""Attention through torch's own ``scaled_dot_product_attention``: no map of T × T, memory O(T), content terms included.
+
+Expanded around a centre, so that q and k below are positions less the centre, the score of Eq. 6 is a dot product:
+
+    a_0 ‖k − q‖² + a·(k − q) = a_0 ‖k‖² + (a − 2 a_0 q)·k + (a term that is the same for every key),
+
+with (a_0, a) = Ŵ_keyᵀ v + Ŵ_keyᵀ W_qryᵀ X_q; and (X_q W_qry + u)·(X_k W_key) is one as it stands.  So each head has
+
+    Q = (a_0, a − 2 a_0 q, X_q W_qry + u),     K = (‖k‖², k, X_k W_key),     V = X W_val,
+
+of rank d + 1 + D_k, or d + 1 without content.  The softmax cancels what is the same for every key.  The parabola is the same
+with one axis: the number of a shift is linear, n(k − q) = n(k) − n(q).
+
+Scores are as exact as those of ``dense``, and what would be too coarse is refused: :mod:`construct.execution.precision` has the
+bound and its proof.  Everything is float64 for that, which on a CPU torch has a fused kernel for; elsewhere it has none, and
+the call is refused.  Torch would take a map of T × T without a word where sizes differ or strides do not suit, so only the
+fused kernel is let in.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from construct import encoding
+from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
+from construct.execution.chunked import bounded
+from construct.execution.memory import operands
+from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
+from construct.room import require
+from construct.shifts import require_distinct
+from construct.tokens import TokenGrid
+
+KEYS_PER_BLOCK, QUERIES_PER_BLOCK = 512, 256
+"""The most scores that torch's kernel has at once, for each thread."""
+
+
+def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
+
+    Differentiable once: torch's kernel has no second derivative.
+
+    Raises:
+        Coarse: (a NotImplementedError) rounding could turn a head to another key.
+        NotImplementedError: the device has no fused kernel for float64.
+        NotEnoughMemory: even so, it does not fit.
+        ValueError: the grid has more shifts than the parabola's radix can number.
+    """
+    if not runs_on(x.device):
+        raise NotImplementedError(f"MHSA: sdpa needs torch's fused attention in float64, and {x.device} has none")
+    require_distinct(layer.radix, grid.box)
+    require(
+        memory(layer, len(x), grid),
+        x.device,
+        f"sdpa attention over {grid.asked} queries and {grid.keys} keys",
+    )
+    tokens = grid.gather(x).to(working_dtype(x.dtype))
+    asking = tokens[:, grid.query_tokens] if layer.has_content() else None
+    keys, queries = coordinates(layer, grid)
+    largest = largest_encoding(layer, grid)
+    total = layer.b_out.to(tokens.dtype)
+    for head in range(layer.heads):
+        names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
+        weights = [getattr(layer, name)[head] for name in names]
+        total = total + bounded(one_head, head, tokens, asking, keys, queries, largest, *weights)
+    return total.transpose(1, 2).unflatten(2, grid.query_shape)
+
+
+def one_head(
+    head: int,
+    tokens: Tensor,
+    asking: Tensor | None,
+    keys: Tensor,
+    queries: Tensor,
+    largest: Tensor,
+    w_qry: Tensor,
+    w_key: Tensor,
+    w_key_pos: Tensor,
+    u: Tensor,
+    v: Tensor,
+    w_val: Tensor,
+    w_out: Tensor,
+) -> Tensor:
+    """P^h X W_val^h W_out^h: (B, queries, D_out).
+
+    Args:
+        head: its number, for messages.
+        tokens: X, (B, T, D_in) in the working type.
+        asking: X_q, (B, queries, D_in); None without content.
+        keys: (T, D_p − 1), centred.
+        queries: (queries, D_p − 1), centred.
+        largest: max|r_p| over the shifts that occur, (D_p,).
+        w_qry: this and the rest are the head's own tensors: (D_in, D_k).
+        w_key: (D_in, D_k).
+        w_key_pos: (D_k, D_p).
+        u: (D_k,).
+        v: (D_k,).
+        w_val: (groups, in/groups, D_h).
+        w_out: (groups, D_h, out/groups).
+
+    Raises:
+        Coarse: rounding could turn this head to another key.
+    """
+    w_key_pos, v, dtype = w_key_pos.double(), v.double(), tokens.dtype
+    c = (v @ w_key_pos)[None, None]  # (1, 1, p)
+    places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None]  # (1, t, p)
+    if asking is None:
+        check_precision(head, v, w_key_pos, largest)
+        q, k = _turned(c, queries), places
+    else:
+        query = (asking @ w_qry.to(dtype)).double()
+        key, turned = (tokens @ w_key.to(dtype)).double(), query + u.double()
+        check_precision(head, v, w_key_pos, largest, (query, turned, key))
+        q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=2)
+        k = torch.cat([places.expand(len(tokens), -1, -1), key], dim=2)
+    values = torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(dtype))
+    seen = fused(q, k, values.flatten(2).double()).to(dtype).unflatten(2, values.shape[2:])
+    return torch.einsum("bqge,geo->bqgo", seen, w_out.to(dtype)).flatten(2)
+
+
+def _turned(a: Tensor, queries: Tensor) -> Tensor:
+    """(a_0, a − 2 a_0 q): (B or 1, queries or 1, p) → (B or 1, queries, p)."""
+    linear = a[..., 1:] - 2 * a[..., :1] * queries
+    return torch.cat([a[..., :1].expand(*linear.shape[:2], 1), linear], dim=2)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ) v by torch's fused kernel and no other.
+
+    Args:
+        q: float64 (B or 1, queries, rank).
+        k: float64 (B or 1, T, rank).
+        v: float64 (B, T, width).
+
+    Returns:
+        (B, queries, width).
+
+    Raises:
+        RuntimeError: the fused kernel does not take these.
+    """
+    batch, width = len(v), v.shape[2]
+    size = max(width, q.shape[2])  # all three alike, or torch takes the map of T × T
+    q, k, v = (pad(t, (0, size - t.shape[2])).contiguous()[:, None] for t in (q, k, v))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        seen = scaled_dot_product_attention(q.expand(batch, -1, -1, -1), k.expand(batch, -1, -1, -1), v, scale=1.0)
+    return seen[:, 0, :, :width]
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether torch has a fused kernel in float64 there."""
+    return device.type == "cpu"
+
+
+def admits(layer: MHSA, grid: TokenGrid) -> bool:
+    """Whether no head is refused as long as content does not move it."""
+    if not runs_on(layer.v.device):
+        return False
+    largest = largest_encoding(layer, grid)
+    try:
+        for head in range(layer.heads):
+            check_precision(head, layer.v[head].double(), layer.w_key_pos[head].double(), largest)
+    except Coarse:
+        return False
+    return True
+
+
+def _sizes(layer: MHSA) -> tuple[int, int, int]:
+    """The rank of the scores, the width of the values, and the common head size."""
+    key_dim, pos_dim = layer.w_key_pos.shape[1:]
+    rank = pos_dim + (key_dim if layer.has_content() else 0)
+    width = layer.groups * layer.w_val.shape[3]
+    return rank, width, max(rank, width)
+
+
+def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Bytes of one head's queries, keys, values and what it saw, of the kernel's blocks, and of the output."""
+    size, content = working_dtype(layer.w_val.dtype).itemsize, layer.has_content()
+    rank, width, head_size = _sizes(layer)
+    # Once as put together, once at the common size; with content, of which the projections are among the operands, once more.
+    pairs = 8 * (batch if content else 1) * (grid.asked + grid.keys) * (rank + head_size + (rank if content else 0))
+    positions = 8 * (grid.asked + grid.keys) * 3 * layer.w_key_pos.shape[2]
+    values = batch * grid.keys * (width * (2 * size + 8) + 8 * head_size)
+    seen = batch * grid.asked * (8 * head_size + 8 + width * 2 * size)
+    rows, columns = min(QUERIES_PER_BLOCK, grid.asked), min(KEYS_PER_BLOCK, grid.keys)
+    blocks = 8 * torch.get_num_threads() * rows * (columns + head_size + 2)
+    output = 2 * batch * grid.asked * layer.out_channels * size
+    return pairs + positions + values + seen + blocks + output + operands(layer, batch, grid.asked, grid.keys, 1)
+
+
+def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+    """Multiplications: scores and their product with the values, at the common head size, and the projections."""
+    heads, groups, channels, head_dim = layer.w_val.shape
+    total = 2 * grid.asked * grid.keys * _sizes(layer)[2]
+    total += groups * head_dim * (grid.keys * channels + grid.asked * layer.w_out.shape[3])
+    if layer.has_content():
+        total += layer.w_key_pos.shape[1] * (grid.asked + grid.keys) * layer.in_channels
+    return batch * heads * total
+
+
+EXECUTIONS["sdpa"] = Execution(
+    run, memory, "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory", cost
+)
