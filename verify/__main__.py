@@ -1,4 +1,4 @@
-"""``python -m verify``: recheck a certificate, print the proofs, judge the claims.
+"""``python -m verify``: recheck a certificate, print the proofs, judge the claims, draw figures.
 
 Nothing heavy is imported before a command needs it.
 """
@@ -82,10 +82,24 @@ def _claims(options: argparse.Namespace) -> int:
     return 0 if table.good else 1
 
 
+def _plot_arguments(parser: argparse.ArgumentParser) -> None:
+    from verify.plot_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from verify.plot_command import run
+
+    print(f"wrote {run(options)}")
+    return 0
+
+
 COMMANDS = {
     "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
+    "plot": Command("draw a figure of a layer, a certificate, the leakage or the cost", _plot_arguments, _plot),
 }
 """By name; each command imports what it needs when it is run."""
 
@@ -108,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _Parser(
         prog="python -m verify",
-        description="Recheck certificates, print proofs, judge the claims.",
+        description="Recheck certificates, print proofs, judge the claims, draw figures.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,0 +1,127 @@
+"""``python -m verify plot``: which figure, of what, and where to.
+
+Beside :mod:`verify.plots` and not in it, so that ``python -m verify`` can list its commands without loading torch.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from construct.attention import MHSA
+
+PLOTS = {
+    "attention": "attention maps, heads × queries, from FILE.mhsa.pt",
+    "centres": "centres of attention with circles of 50 % and 90 %, from FILE.mhsa.pt",
+    "leakage": "leakage against the sharpness, measured and bounded, for each number format; takes no file",
+    "errors": "differences observed beside the bound, layer by layer, from FILE.mhsa.json",
+    "cost": "time against tokens, from the JSON of python -m benchmarks.cost, or measured now on a layer of FILE.mhsa.pt",
+}
+"""By name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the subcommand takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["names:", *(f"  {name:10} {told}" for name, told in PLOTS.items())])
+    parser.add_argument("name", metavar="NAME", help=f"of {', '.join(PLOTS)}")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see below")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the figure, OUT.svg or OUT.png")
+    parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    parser.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
+    parser.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
+    parser.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
+    parser.add_argument("--dims", type=int, default=2, metavar="D", help="of leakage (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> Path:
+    """Draw one figure, write it, and return its path.
+
+    Raises:
+        ValueError: there is no such figure, the file does not hold what it takes, or matplotlib is not there.
+        OSError: a file cannot be read or written.
+    """
+    if options.name not in PLOTS:
+        raise ValueError(f"no plot {options.name!r}; there are {', '.join(PLOTS)}")
+    if (options.file is None) != (options.name == "leakage"):
+        raise ValueError(f"plot {options.name} takes {'no file' if options.file else 'a file'}: {PLOTS[options.name]}")
+    from verify.plots.drawing import require_matplotlib, require_writable, write_figure
+
+    target = require_writable(options.output)
+    if options.file is not None and not Path(options.file).is_file():
+        raise ValueError(f"{options.file}: no such file")
+    try:
+        require_matplotlib()
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    makers: dict[str, Callable[[argparse.Namespace], Figure]] = {
+        "attention": _attention,
+        "centres": _centres,
+        "leakage": _leakage,
+        "errors": _errors,
+        "cost": _cost,
+    }
+    write_figure(makers[options.name](options), target)
+    return target
+
+
+def _attention(options: argparse.Namespace) -> "Figure":
+    from verify.plots.attention_maps import attention_figure
+
+    return attention_figure(_layer(options), grid=_grid(options), queries=_queries(options), alpha=options.alpha)
+
+
+def _centres(options: argparse.Namespace) -> "Figure":
+    from verify.plots.centres import centres_figure
+
+    queries = _queries(options)
+    if queries is not None and len(queries) > 1:
+        raise ValueError("plot centres takes one query")
+    query = None if queries is None else queries[0]
+    return centres_figure(_layer(options), grid=_grid(options), query=query, alpha=options.alpha)
+
+
+def _leakage(options: argparse.Namespace) -> "Figure":
+    from verify.plots.sharpness import leakage_figure
+
+    return leakage_figure(options.dims)
+
+
+def _errors(options: argparse.Namespace) -> "Figure":
+    from verify.plots.errors import errors_figure
+
+    return errors_figure(options.file)
+
+
+def _cost(options: argparse.Namespace) -> "Figure":
+    from verify.plots.costs import cost_figure, measured, read_costs
+
+    with Path(options.file).open("rb") as file:
+        start = file.read(4)
+    if not start.startswith(b"PK") and not options.file.endswith(".safetensors"):
+        return cost_figure(*read_costs(options.file))
+    layer = _layer(options)
+    shape = f"{layer.in_channels} → {layer.out_channels}, kernel {' × '.join(map(str, layer.kernel_size))}"
+    return cost_figure(measured(layer), f"{shape}, {layer.heads} heads; measured in this run, the least of five calls")
+
+
+def _layer(options: argparse.Namespace) -> "MHSA":
+    from verify.plots.stored import layer_in
+
+    return layer_in(options.file, options.layer)
+
+
+def _grid(options: argparse.Namespace) -> tuple[int, ...] | None:
+    return None if options.grid is None else tuple(options.grid)
+
+
+def _queries(options: argparse.Namespace) -> list[tuple[int, ...]] | None:
+    if options.queries is None:
+        return None
+    try:
+        return [tuple(int(x) for x in text.split(",")) for text in options.queries]
+    except ValueError:
+        raise ValueError(f"queries are whole numbers with commas between, as 0,3, and not {options.queries}") from None

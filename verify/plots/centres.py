@@ -1,0 +1,163 @@
+"""Where the heads of a layer look on average, and how widely: centres of attention with circles, as in the talk's figures."""
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from construct.attention import MHSA
+from verify.plots.drawing import COLOURS, INK, new_figure, style
+from verify.plots.seen import Seen, seen
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHARES = (0.5, 0.9)
+"""Of the attention of a Gaussian that lie within the circles: solid, dotted."""
+
+
+@dataclass(frozen=True)
+class Centres:
+    """Of the attention of one query.
+
+    Attributes:
+        centre: (heads, d), Σ_k P_k (k − q): the mean shift, in tokens.
+        spread: (heads, d), the standard deviation on each axis.
+    """
+
+    centre: np.ndarray
+    spread: np.ndarray
+
+
+def centres_of(found: Seen, position: tuple[int, ...]) -> Centres:
+    """Mean and standard deviation of the attention of every head, from the probabilities alone."""
+    query, heads = found.query(position), len(found.probabilities)
+    row = found.probabilities[:, np.ravel_multi_index(position, found.outputs)].reshape(heads, *found.tokens)
+    centre, spread = np.zeros((2, heads, len(found.tokens)))
+    for axis, (n, q) in enumerate(zip(found.tokens, query, strict=True)):
+        others = tuple(a + 1 for a in range(len(found.tokens)) if a != axis)
+        marginal = row.sum(axis=others)
+        shift = np.arange(n) - q
+        centre[:, axis] = marginal @ shift
+        spread[:, axis] = np.sqrt((marginal * (shift - centre[:, axis, None]) ** 2).sum(axis=1))
+    return Centres(centre, spread)
+
+
+def radius(spread: np.ndarray, share: float) -> float:
+    """How far from its centre a round Gaussian of this spread holds so large a share: in one dimension, or in two.
+
+    Args:
+        spread: the standard deviations of one or two axes; of two, the circle is that of their mean square.
+        share: between 0 and 1.
+    """
+    if len(spread) == 1:
+        return NormalDist().inv_cdf((1 + share) / 2) * float(spread[0])
+    return math.sqrt(-2 * math.log1p(-share)) * math.sqrt(float((spread**2).mean()))
+
+
+def centres_figure(
+    layer: MHSA,
+    x: torch.Tensor | None = None,
+    *,
+    grid: tuple[int, ...] | None = None,
+    query: tuple[int, ...] | None = None,
+    alpha: float | None = None,
+) -> "Figure":
+    """Draw the centre of attention of every head relative to the query, with the circles of 50 % and 90 %.
+
+    The circles are those of the Gaussian with the attention's own mean and variance; where attention is no Gaussian, they say
+    how wide it is and not where it ends.  A sharp head has circles of no size.
+
+    Args:
+        layer: as of :func:`verify.plots.seen.seen`, like ``x``, ``grid`` and ``alpha``.
+        x: an input.
+        grid: the spatial size of the input; a head that is so soft that it meets the border is cut off there.
+        query: a position of the output; the middle by default.
+        alpha: another sharpness.
+
+    Returns:
+        A figure with one panel; of three dimensions with one for each plane that some head is centred on.
+
+    Raises:
+        ValueError: there is no such query, or see :func:`verify.plots.seen.seen`.
+    """
+    found = seen(layer, x, grid, alpha, larger=2)
+    position = found.middle() if query is None else tuple(query)
+    if len(position) != len(found.outputs) or not all(0 <= q < o for q, o in zip(position, found.outputs, strict=True)):
+        raise ValueError(f"the query {position} is no position of an output of size {found.outputs}")
+    measured = centres_of(found, position)
+    planes = np.rint(measured.centre[:, 0]).astype(int) if len(found.tokens) == 3 else np.zeros(layer.heads, dtype=int)
+    wanted = np.unique(planes)
+    with style():
+        if len(found.tokens) == 1:
+            figure = new_figure(6.0, min(12.0, 1.5 + 0.3 * layer.heads))
+            _intervals(figure.subplots(), measured)
+        else:
+            figure = new_figure(0.8 + 4.4 * len(wanted), 4.9)
+            panels = figure.subplots(1, len(wanted), squeeze=False, sharex=True, sharey=True)[0]
+            for ax, plane in zip(panels, wanted, strict=True):
+                _circles(ax, measured, np.flatnonzero(planes == plane))
+                if len(found.tokens) == 3:
+                    ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
+            first = len(found.tokens) - 1
+            panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
+            for ax in panels:
+                ax.set_xlabel(f"shift from the query along axis {first + 1} (tokens)")
+        told = "for one input, on which it depends" if found.content else "the same for every input"
+        figure.suptitle(f"Centres of attention, {told}", fontsize=11)
+    return figure
+
+
+def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
+    Circle = import_module("matplotlib.patches").Circle
+    Line2D = import_module("matplotlib.lines").Line2D
+    halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
+    ax.plot([0], [0], marker="s", ms=11, mfc="none", mec=INK, mew=1.6, ls="none", label="query", zorder=3)
+    reach = 1.0
+    for head in heads:
+        y, x = measured.centre[head, -2:]
+        colour = COLOURS[head % len(COLOURS)]
+        for share, line in zip(SHARES, ("-", ":"), strict=True):
+            size = radius(measured.spread[head, -2:], share)
+            ax.add_patch(Circle((x, y), size, fill=False, edgecolor=colour, ls=line, lw=1.4, gid=f"{head} {share}"))
+            reach = max(reach, abs(x) + size, abs(y) + size)
+        ax.plot([x], [y], marker=".", ms=5, color=colour, gid=f"centre {head}", zorder=4)
+        ax.annotate(
+            str(head), (x, y), xytext=(5, 6), textcoords="offset points", color=colour, path_effects=halo, zorder=5
+        )
+    reach = 1.05 * reach + 0.25
+    ax.set_xlim(-reach, reach)
+    ax.set_ylim(reach, -reach)  # rows are counted downwards
+    ax.set_aspect("equal")
+    ax.locator_params(integer=True)
+    ax.grid(color="#e4e4e4", lw=0.6)
+    ax.set_axisbelow(True)
+    handles = [Line2D([], [], marker="s", ms=8, mfc="none", mec=INK, ls="none", label="query")]
+    handles += [
+        Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in zip(SHARES, ("-", ":"), strict=True)
+    ]
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+
+
+def _intervals(ax: "Axes", measured: Centres) -> None:
+    for head, (centre, spread) in enumerate(zip(measured.centre, measured.spread, strict=True)):
+        colour = COLOURS[head % len(COLOURS)]
+        for share, line, width in zip(SHARES, ("-", ":"), (3.0, 1.4), strict=True):
+            size = radius(spread, share)
+            ax.plot([centre[0] - size, centre[0] + size], [head, head], ls=line, lw=width, color=colour)
+        ax.plot([centre[0]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4)
+    ax.axvline(0, color=INK, lw=0.8)
+    ax.set_yticks(range(len(measured.centre)))
+    ax.set_ylim(len(measured.centre) - 0.5, -0.5)
+    ax.set_ylabel("head")
+    ax.set_xlabel("shift from the query (tokens); the line at 0 is the query")
+    ax.locator_params(axis="x", integer=True)
+    Line2D = import_module("matplotlib.lines").Line2D
+    handles = [Line2D([], [], color=INK, ls="-", lw=3.0), Line2D([], [], color=INK, ls=":", lw=1.4)]
+    labels = [f"{share:.0%}" for share in SHARES]
+    ax.figure.legend(handles, labels, loc="outside lower center", ncols=2)  # type: ignore[union-attr]

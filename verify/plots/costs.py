@@ -1,0 +1,174 @@
+"""Cost against the number of tokens: measured times, and the power of the tokens with which they grow."""
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from construct.attention import MHSA
+from verify.arrays import strict_json
+from verify.fields import Geometry
+from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
+from verify.reading import token_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT, VERSION = "conv-as-attention cost", 1
+LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
+LEAST = 3
+"""Points that a fit takes."""
+SECONDS, PAIRS = 2.0, 2**26
+"""A series ends before a call that is expected to take longer, or has more pairs of a query and a key and a head."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Times of one way to compute.
+
+    Attributes:
+        name: of it.
+        tokens: of the padded grid, increasing.
+        seconds: of one call.
+    """
+
+    name: str
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def fitted_from(self) -> int:
+        """The first point of the larger half, ``LEAST`` points at least: small calls cost what a call costs."""
+        return min(len(self.tokens) // 2, len(self.tokens) - LEAST)
+
+    @property
+    def fit(self) -> tuple[float, float]:
+        """(p, c) of the least squares fit seconds ≈ c·tokens^p, in logarithms, to the points from ``fitted_from`` on."""
+        logs = [[math.log(v) for v in values[self.fitted_from :]] for values in (self.tokens, self.seconds)]
+        line = statistics.linear_regression(*logs)
+        return line.slope, math.exp(line.intercept)
+
+
+def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: str) -> None:
+    """Write times to a file that :func:`read_costs` reads; ``what`` says of what, and where they were measured."""
+    rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
+    found = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
+    Path(path).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
+    """Read times.
+
+    Raises:
+        ValueError: the file does not hold such.
+        OSError: it cannot be read.
+    """
+    found = strict_json(Path(path).read_bytes(), str(path))
+    if not (isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") == VERSION):
+        raise ValueError(f"{path}: no file of times (python -m benchmarks.cost writes one)")
+    try:
+        series = [Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"])) for s in found["series"]]
+        for s in series:
+            if len(s.tokens) != len(s.seconds) or len(s.tokens) < LEAST or sorted(set(s.tokens)) != [*s.tokens]:
+                raise ValueError(f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many times")
+            if not all(type(v) in (int, float) and v > 0 for v in (*s.tokens, *s.seconds)):
+                raise ValueError(f"{s.name!r} has a number that is not positive")
+        if not series:
+            raise ValueError("it holds no series")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: no file of times: {error}") from None
+    return series, str(found.get("what", ""))
+
+
+def measured(layer: MHSA, executions: Sequence[str] = ("auto", "dense"), rounds: int = 5) -> list[Series]:
+    """Time a layer on larger and larger inputs, until a call takes long: the least of several calls each.
+
+    Raises:
+        ValueError: too few sizes are quick enough for a fit.
+    """
+    g, series = Geometry.read(layer), []
+    own = layer.execution
+    try:
+        for layer.execution in executions:
+            series.append(_series(layer, g, rounds))
+    finally:
+        layer.execution = own
+    return series
+
+
+def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
+    tokens: list[int] = []
+    seconds: list[float] = []
+    ratio = 2.0 ** (1 / g.dims)  # about twice the tokens
+    least = [4 + max(dil * (k - 1), *pads) for k, dil, pads in zip(g.kernel_size, g.dilation, g.pads, strict=True)]
+    for step in range(1, 12):
+        size = [math.ceil(n * ratio**step) for n in least]
+        count = token_count(g, tuple(size))
+        pairs = layer.heads * count**2
+        grown = (count / tokens[-1]) ** 2 if tokens else 1.0
+        if (layer.execution == "dense" and pairs > PAIRS) or (tokens and seconds[-1] * grown * rounds > SECONDS):
+            break
+        x = torch.zeros(1, g.in_channels, *size).to(layer.w_val)
+        tokens.append(count)
+        seconds.append(_least(layer, x, rounds))
+    if len(tokens) < LEAST:
+        raise ValueError(f"the layer is too slow to be timed ({layer.execution}: {len(tokens)} sizes within seconds)")
+    return Series(f"attention, {layer.execution}", tuple(tokens), tuple(seconds))
+
+
+def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
+    times = []
+    with torch.no_grad():
+        layer(x)
+        for _ in range(rounds):
+            started = time.perf_counter()
+            layer(x)
+            times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
+    """Draw times against tokens, both axes logarithmic, and the fitted power of each series.
+
+    Args:
+        series: from :func:`read_costs` or :func:`measured`.
+        what: was measured, and where; a line under the title.
+    """
+    with style():
+        figure = new_figure(6.6, 4.6)
+        ax = figure.subplots()
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        for number, s in enumerate(series):
+            colour, marker = LOOKS[number % len(LOOKS)]
+            power, factor = s.fit
+            label = f"{plain(s.name)}: tokens^{power:.2f}"
+            ax.plot(
+                s.tokens,
+                [1e3 * t for t in s.seconds],
+                marker=marker,
+                ms=6,
+                ls="none",
+                color=colour,
+                label=label,
+                gid=s.name,
+            )
+            ends = (s.tokens[s.fitted_from], s.tokens[-1])
+            ax.plot(ends, [1e3 * factor * t**power for t in ends], color=colour, lw=1.3, gid=f"fit {s.name}")
+        ax.set_xlabel("tokens of the padded grid")
+        ax.set_ylabel("time of one call (ms)")
+        ax.grid(color="#e4e4e4", lw=0.6)
+        ax.set_axisbelow(True)
+        legend = figure.legend(loc="outside lower center", ncols=2, title="fitted to the larger half of the points")
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        ax.set_title(plain(what, 110), fontsize=8.5, parse_math=False)
+        figure.suptitle("Cost against tokens", fontsize=11)
+    return figure

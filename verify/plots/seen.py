@@ -1,0 +1,111 @@
+"""Where a layer looks, as its own softmax says: probabilities by head, query and token, with the tokens' places."""
+
+import copy
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from construct.attention import MHSA
+from verify.fields import Geometry
+from verify.reading import output_size, query_places, token_count, token_length
+from verify.report.attention import _before, _size
+
+MOST_NUMBERS = 2**25
+"""Of probabilities, eight bytes each: a quarter of a gigabyte."""
+TOKENS = {1: 13, 2: 7, 3: 5}
+"""About so many tokens along an axis are drawn, by dimension, where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The attention of one layer on one input.
+
+    Attributes:
+        probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
+        outputs: the spatial size of the output; there is a query for each of its positions.
+        tokens: the size of the padded grid.
+        places: by axis, the token from which each output asks.
+        inside: by axis, the first and the last token that are no padding.
+        content: whether the attention depends on the input.
+    """
+
+    probabilities: np.ndarray
+    outputs: tuple[int, ...]
+    tokens: tuple[int, ...]
+    places: tuple[np.ndarray, ...]
+    inside: tuple[tuple[int, int], ...]
+    content: bool
+
+    def query(self, position: tuple[int, ...]) -> tuple[int, ...]:
+        """The token from which an output asks."""
+        return tuple(int(place[o]) for place, o in zip(self.places, position, strict=True))
+
+    def map(self, head: int, position: tuple[int, ...]) -> np.ndarray:
+        """The attention of a head for an output, over the padded grid."""
+        return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(self.tokens)
+
+    def middle(self) -> tuple[int, ...]:
+        """The output in the middle."""
+        return tuple(o // 2 for o in self.outputs)
+
+
+def seen(
+    layer: MHSA,
+    x: torch.Tensor | None = None,
+    grid: tuple[int, ...] | None = None,
+    alpha: float | None = None,
+    larger: int = 1,
+) -> Seen:
+    """Run the softmax of a layer.
+
+    Args:
+        layer: of 1, 2 or 3 dimensions.
+        x: an input (1, D_in, *size), for attention that depends on it; random by default.
+        grid: the spatial size of the input, where ``x`` is not given.
+        alpha: show the layer as if the softest of its heads had this sharpness: every v is multiplied by one number.
+        larger: times so large is the grid that is taken where nobody gives one.
+
+    Raises:
+        TypeError: this is no attention layer of this project.
+        ValueError: there is no such grid, the attention is too large to draw, or no head has a sharpness to change.
+    """
+    if not isinstance(layer, MHSA):
+        raise TypeError(f"a {type(layer).__name__} is no attention layer of this project")
+    g = Geometry.read(layer)
+    if g.dims not in TOKENS:
+        raise ValueError(f"attention in {g.dims} dimensions is not drawn")
+    size = (
+        tuple(x.shape[2:]) if x is not None else grid if grid is not None else _size(g, larger * TOKENS[g.dims], None)
+    )
+    outputs, tokens = output_size(g, size), token_count(g, size)
+    if layer.heads * prod(outputs) * tokens > MOST_NUMBERS:
+        raise ValueError(f"{layer.heads} heads, {prod(outputs)} queries and {tokens} tokens are too many to draw")
+    if alpha is not None:
+        layer = _softened(layer, alpha)
+    if x is None:
+        x = torch.randn(1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        content = layer.has_content()
+        probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
+    before, spread = [_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
+    return Seen(
+        probabilities,
+        outputs,
+        tuple(token_length(g, axis, n) for axis, n in enumerate(size)),
+        tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
+        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spread, size, strict=True)),
+        content,
+    )
+
+
+def _softened(layer: MHSA, alpha: float) -> MHSA:
+    own = float(layer.centres()[0].min())
+    if not (alpha > 0 and own > 0 and np.isfinite(alpha)):
+        raise ValueError(f"the sharpness of this layer, {own:g}, cannot be made {alpha:g}")
+    softened: Any = copy.deepcopy(layer)
+    with torch.no_grad():
+        softened.v.copy_(softened.v.double() * (alpha / own))
+    return softened

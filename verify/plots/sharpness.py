@@ -1,0 +1,114 @@
+"""Leakage against sharpness: what each number format's softmax does, beside what the bound says."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from verify.leakage import leakage_on_lattice
+from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, new_figure, style
+from verify.sharpness_table import DTYPES, softmax_row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOOKS = dict(zip(DTYPES, ((GREEN, "^"), (PINK, "s"), (ORANGE, "o"), (BLUE, "D")), strict=True))
+SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
+"""Of the grid that is measured on; the bound holds on any."""
+
+
+def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
+    """The sum of all weights beside the largest, as torch's softmax gives them in that format."""
+    weights = softmax_row(alpha, dtype, dims, SIDES[dims]).double()
+    top = int(weights.argmax())
+    return float(torch.cat([weights[:top], weights[top + 1 :]]).sum())
+
+
+def threshold(dtype: torch.dtype) -> float:
+    """ln(2/η), η the smallest positive number of the format: beyond it e^−α is below η/2, and rounds to 0."""
+    info = torch.finfo(dtype)
+    return math.log(2) - math.log(info.tiny) - math.log(info.eps)
+
+
+def leakage_figure(dims: int = 2) -> "Figure":
+    """Draw how much attention leaks past the key that a head is meant for, against the sharpness α.
+
+    Args:
+        dims: the number of dimensions, 1 to 4.
+
+    Returns:
+        A figure of two panels: up to where float32 is exactly one-hot, and up to where float64 is.  The y axes hold log10.
+
+    Raises:
+        ValueError: no such number of dimensions.
+    """
+    if dims not in SIDES:
+        raise ValueError(f"leakage is drawn for 1 to {max(SIDES)} dimensions, not {dims}")
+    with style():
+        figure = new_figure(9.6, 4.4)
+        near, far = figure.subplots(1, 2)
+        _panel(near, dims, np.linspace(1.0, 121.0, 49), DTYPES, (-52, 1))
+        _panel(far, dims, np.linspace(5.0, 805.0, 81), DTYPES, (-345, 8))
+        at = 46.0
+        y = math.log10(leaked(at, torch.float32, dims))
+        near.annotate(
+            "α = 46: float32 still\nleaks " + _power(y),
+            (at, y), xytext=(21, -44), fontsize=9, color=INK, arrowprops={"arrowstyle": "->", "color": INK},
+        )  # fmt: skip
+        near.set_ylabel("attention beside the largest weight")
+        near.set_title("to float32's threshold")
+        far.set_title("to float64's threshold")
+        handles, labels = near.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        figure.suptitle(f"Leakage in {dims} dimension{'s' if dims > 1 else ''}, measured and bounded", fontsize=11)
+    return figure
+
+
+def _panel(
+    ax: "Axes", dims: int, alphas: np.ndarray, dtypes: tuple[torch.dtype, ...], limits: tuple[float, float]
+) -> None:
+    bound = [math.log10(leakage_on_lattice(float(a), dims)) for a in alphas]
+    ax.plot(
+        alphas, bound, color=FAINT, lw=5, alpha=0.55, label=f"bound 1 − ϑ(α){_raised(-dims)}", solid_capstyle="butt"
+    )
+    for number, dtype in enumerate(dtypes):
+        colour, marker = LOOKS[dtype]
+        name = str(dtype).removeprefix("torch.")
+        values = [leaked(float(a), dtype, dims) for a in alphas]
+        ax.plot(
+            alphas,
+            [math.log10(v) if v > 0 else math.nan for v in values],
+            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(dtypes)), label=name, gid=name,
+        )  # fmt: skip
+        edge = threshold(dtype)
+        if 0.13 * alphas[-1] < edge < alphas[-1]:
+            low = edge < 0.5 * alphas[-1]  # written where the curve is not
+            ax.axvline(edge, color=colour, ls=":", lw=1.2)
+            ax.text(
+                edge,
+                0.02 if low else 0.985,
+                f"{name}: 0 from {edge:.1f}",
+                rotation=90,
+                fontsize=8.5,
+                color=colour,
+                ha="right",
+                va="bottom" if low else "top",
+                transform=ax.get_xaxis_transform(),
+            )
+    ax.set_ylim(*limits)
+    ax.set_xlim(0, float(alphas[-1]))
+    ax.set_xlabel("sharpness α (score per squared token)")
+    ax.yaxis.set_major_formatter(lambda value, _: _power(value))
+
+
+def _power(value: float) -> str:
+    whole = math.floor(value + 1e-9) if value != round(value) else round(value)
+    if abs(value - whole) < 1e-9:
+        return f"10{_raised(whole)}"
+    return f"{10 ** (value - whole):.1f}·10{_raised(whole)}"
+
+
+def _raised(number: int) -> str:
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
