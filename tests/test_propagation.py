@@ -753,9 +753,16 @@ def test_certificates_are_used_where_they_fit(monkeypatch):
     again = propagate(model, net, x, certificates=first.certificates)
     assert not made
     assert again.per_output.tolist() == first.per_output[:1].tolist()
-    propagate(model, net, 1e3 * x, certificates=first.certificates)
-    assert len(made) == 2  # larger inputs
-    made.clear()
+    larger = propagate(model, net, 1e3 * x, certificates=first.certificates)
+    assert not made  # it is still one function: only the rounding is worked out again
+    for path, known in larger.certificates.items():
+        afresh = certify(model[int(path)], net[int(path)], grid=known.grid, input_bound=known.input_bound)
+        assert known.input_bound > first.certificates[path].input_bound
+        assert known.verdict == afresh.verdict
+        for part in ("bound", "rounding", "leakage", "taps"):
+            assert getattr(known, part).tolist() == getattr(afresh, part).tolist()
+        assert [step.sentence for step in known.steps[:6]] == [step.sentence for step in afresh.steps[:6]]
+        assert known.steps[6].sentence.endswith(f"with |x| ≤ {first.certificates[path].input_bound:g}")
     swapped = {"0": first.certificates["3"], "3": first.certificates["0"]}
     assert propagate(model, net, x, certificates=swapped).verdict.name == "PROVED"
     assert len(made) == 2

@@ -9,6 +9,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -97,13 +98,35 @@ class Argument:
         self.leaked = budget.leakage_part(self.attention, self.bound, leaks)
         self.differences = self._tap_differences(self.aims)
         self.taps = self._tap_part(self.differences)
+        self._round()
+        return self
+
+    def again(self, steps: Sequence[Step]) -> "Argument":
+        """Step 5 alone, for another bound on the input: steps 0 to 4 are about one exact function, whatever goes in.
+
+        Args:
+            steps: 0 to 4 of an argument about the same layers and grid, which all hold with no tolerance.
+
+        Raises:
+            ValueError: an intermediate may overflow the layers' type, or some step does not hold.
+        """
+        if [step.number for step in steps if step.holds] != [*range(5)]:
+            raise ValueError("steps 0 to 4 do not hold")
+        self._nothing_overflows()
+        self.steps += steps
+        self.one_hot = self.same_taps = True
+        self.leaked = self.taps = np.zeros(self.geometry.out_channels)
+        self._round()
+        return self
+
+    def _round(self) -> None:
+        """Step 5."""
         self.rounding = budget.rounding_part(
             self.conv, self.attention, self.bound, self.fmt, self.tokens, soft=not self.one_hot
         )
         self._step(
             5, "rounding", True, f"at most {from_above(float(self.rounding.max(initial=0.0)))}, and nothing overflows"
         )
-        return self
 
     def _step(self, number: int, name: str, holds: bool, sentence: str) -> bool:
         self.steps.append(Step(number, name, holds, sentence))

@@ -6,6 +6,7 @@ float64 loses in them, and where two terms may cancel, by a multiple of their si
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.utils._pytree import tree_map
 
 from verify.budget import WIDEN, Format
 from verify.rounding import gamma
+
+SPECK = 2.0**-1000
+"""Added to a bound that is not 0: more than any product in float64 loses where it underflows."""
 
 
 class NoBound(Exception):
@@ -36,20 +40,22 @@ class Ball:
     @classmethod
     def exact(cls, value: Tensor) -> "Ball":
         """The same known numbers in both networks."""
-        number = value.detach().cpu().double().clone()
+        number = value.detach().cpu().to(torch.float64, copy=True)
         return cls(number, number, torch.zeros_like(number))
 
     @classmethod
     def around_zero(cls, size: Tensor, error: Tensor) -> "Ball":
-        """|a| ≤ size."""
-        return cls(-size, size, error)
+        """|a| ≤ size, which is not negative."""
+        ball = cls(-size, size, error)
+        vars(ball)["size"] = size
+        return ball
 
-    @property
+    @cached_property
     def size(self) -> Tensor:
         """|a| is at most this."""
         return torch.maximum(self.low.abs(), self.high.abs())
 
-    @property
+    @cached_property
     def reach(self) -> Tensor:
         """|a| and |b| are at most this."""
         return up(self.size + self.error)
@@ -109,12 +115,15 @@ class Call:
             underflow: how many η; n by default.
             stores: how often a result is rounded to the stored format, where that is shorter than the working format.
         """
+        return up(self._rounding(size, operations, underflow, stores))
+
+    def _rounding(self, size: Tensor, operations: int, underflow: Any, stores: int) -> Tensor:
         fmt = self.fmt
         total = gamma(operations, fmt.u) * size + (operations if underflow is None else underflow) * fmt.eta
         if fmt.stored_u:
             grown = (1 + fmt.stored_u) ** stores
             total = total + (grown - 1) * (size + total) + stores * fmt.stored_eta * grown
-        return up(total)
+        return total
 
     def affine(self, moved: Tensor, size: Tensor, operations: int, underflow: Any = None, stores: int = 2) -> Ball:
         """Both networks evaluate one function that is linear but for a constant.
@@ -128,11 +137,10 @@ class Call:
             underflow: as in :meth:`rounding`.
             stores: as in :meth:`rounding`.
         """
-        moved, size = up(moved), up(size)
-        largest = up(size + moved)
+        largest = size + moved
         self.must_not_overflow(largest)
-        here = self.rounding(size, operations, underflow, stores)
-        there = self.rounding(largest, operations, underflow, stores)
+        here, there = (self._rounding(of, operations, underflow, stores) for of in (size, largest))
+        # All of these are sums and products of numbers that are not negative: widened once, in the end.
         return Ball.around_zero(up(size + here), up(moved + here + there))
 
     def must_not_overflow(self, sizes: Tensor) -> None:
@@ -150,8 +158,8 @@ class Call:
 
 def up(bound: Tensor) -> Tensor:
     """A non-negative bound, widened by more than float64 lost in working it out."""
-    wide = torch.nextafter(bound * WIDEN, torch.full_like(bound, float("inf")))
-    return torch.where(bound > 0, wide, bound)
+    # Among the smallest numbers the product may not have grown; an exact 0 stays one.
+    return (bound * WIDEN).add_(bound.sign(), alpha=SPECK)
 
 
 def above(*terms: Tensor | float) -> Tensor:

@@ -8,6 +8,7 @@ Steps 0 to 5 are in :mod:`verify.argument`.  Here:
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import index
 from typing import Any
 
@@ -71,7 +72,7 @@ def certify(
     if isinstance(mhsa, MHSA):  # else nothing of it is run
         require_own_attention(mhsa, TENSORS)
     argument = Argument(conv, mhsa, grid, input_bound, within)
-    digests = _digests(conv, mhsa)
+    digests, before = _digests(conv, mhsa), _bits(conv, mhsa)
     if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
@@ -90,15 +91,12 @@ def certify(
         raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
     argument.run()
     counter = counterexample_of(argument)
-    with np.errstate(invalid="ignore"):
-        total = argument.rounding + argument.leaked + argument.taps
-    total = np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
+    total = _total(argument)
     probes = _runs(argument, total)
-    if _digests(conv, mhsa) != digests:
+    after = _bits(conv, mhsa)
+    if before.keys() != after.keys() or not all(torch.equal(bits, after[name]) for name, bits in before.items()):
         raise Unreadable("a layer's numbers changed while it was read and run")
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        tightness = float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
     return Certificate(
         verdict=_verdict(argument, total, counter, probes),
         grid=grid,
@@ -118,7 +116,7 @@ def certify(
         mhsa_sha256=digests[1],
         torch_version=torch.__version__,
         observed=observed,
-        tightness=tightness,
+        tightness=_tightness(total, observed),
         probes=tuple(
             {"execution": p.execution, "inputs": p.inputs, "grid": list(p.grid), "ratio": p.worst, "note": p.note}
             for p in probes
@@ -128,8 +126,65 @@ def certify(
     )
 
 
+def for_larger_inputs(known: Certificate, conv: Any, mhsa: Any, input_bound: float) -> Certificate:
+    """The argument of a certificate once more, for inputs up to a larger bound; its runs are taken over.
+
+    That both layers are one exact function, and what executions compute, does not depend on how large inputs are; rounding
+    does, and whether anything overflows.
+
+    Args:
+        known: PROVED, of the same function, of these very layers.
+        conv: as given to :func:`certify`.
+        mhsa: as given to :func:`certify`.
+        input_bound: B.
+
+    Raises:
+        ValueError: as :func:`certify`.
+    """
+    argument = Argument(conv, mhsa, known.grid, _positive(input_bound, "the input bound"), None).again(known.steps[:5])
+    total = _total(argument)
+    runs = known.steps[-1]
+    argument.steps.append(
+        Step(runs.number, runs.name, runs.holds, f"{runs.sentence}, with |x| ≤ {exactly(known.input_bound)}")
+    )
+    return replace(
+        known,
+        verdict=_verdict(argument, total, None, []),
+        input_bound=argument.bound,
+        bound=total,
+        rounding=argument.rounding,
+        leakage=argument.leaked,
+        taps=argument.taps,
+        steps=tuple(argument.steps),
+        tightness=_tightness(total, known.observed),
+    )
+
+
+def _total(argument: Argument) -> np.ndarray:
+    """The bound, (D_out,): infinite where a part is."""
+    with np.errstate(invalid="ignore"):
+        total = argument.rounding + argument.leaked + argument.taps
+    return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
+
+
+def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
+
+
 def _digests(conv: Any, mhsa: Any) -> tuple[str, str]:
     return digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)
+
+
+def _bits(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
+    """Every number of both layers, and their types, bit by bit: copies."""
+    held = {f"conv.{name}": getattr(conv, name) for name in ("weight", "bias")}
+    held |= {f"mhsa.{name}": getattr(mhsa, name) for name in TENSORS}
+    found = {name: t.detach().resolve_neg() for name, t in held.items() if t is not None}
+    return {
+        f"{name} {t.dtype}": t.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        for name, t in found.items()
+    }
 
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:

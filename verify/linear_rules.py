@@ -45,10 +45,12 @@ def batch_norm(call: Call) -> Ball:
     if not least > 2.0**10 * call.fmt.eta / call.fmt.u or not bool((along(variance, 1.0) >= 0).all()):
         raise NoBound(f"a running variance is {least - eps:.3g}, and eps {eps:g}")
     scale = gamma / spread.sqrt()
-    call.must_not_overflow(up((ball.reach + mu) * torch.maximum(scale, 1 / spread.sqrt()) + ball.reach + mu + beta))
+    # What is the same all over a channel is worked out once a channel.
+    reach = ball.reach.amax((0, *range(2, ball.error.dim())), keepdim=True)[0] if ball.reach.numel() else mu
+    call.must_not_overflow(up((reach + mu) * torch.maximum(scale, 1 / spread.sqrt()) + reach + mu + beta))
     call.must_not_overflow(torch.maximum(spread, 1 / spread.sqrt()))
     size = scale * (ball.size + mu) + beta
-    return call.affine(scale * ball.error, size, 12, underflow=up(8 + 2 * (ball.reach + mu + gamma)))
+    return call.affine(scale * ball.error, size, 12, underflow=up(8 + 2 * (reach + mu + gamma)))
 
 
 def averaged(dims: int) -> Callable[[Call], Ball]:

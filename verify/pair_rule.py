@@ -21,11 +21,12 @@ from verify.aims import aim
 from verify.balls import Ball, Call, NoBound, up
 from verify.budget import operations, underflows
 from verify.certificate import Certificate
-from verify.certification import certify
+from verify.certification import certify, for_larger_inputs
 from verify.fields import TENSORS, Attention, digest, stated_geometry
 from verify.linear_rules import spread
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift, token_count
+from verify.taps import products
 
 
 class Certifier:
@@ -48,9 +49,12 @@ class Certifier:
         Raises:
             NoBound: there is none; the message says what became of it.
         """
-        known, given = self.used.get(path), self.given.get(path)
+        known = self.used.get(path)
         if known is None or not _covers(known, conv, layer, grid, bound):
-            fits = given is not None and _covers(given, conv, layer, grid, bound) and _same_layers(given, conv, layer)
+            given = self.given.get(path)
+            if given is not None and not _same_layers(given, conv, layer):
+                given = None
+            fits = given is not None and _covers(given, conv, layer, grid, bound)
             known = given if given is not None and fits else self._worked_out(conv, layer, grid, bound, given)
         if known.verdict.name != "PROVED" or not _covers(known, conv, layer, grid, bound):
             raise NoBound(f"its certificate says {known.verdict}")
@@ -60,15 +64,22 @@ class Certifier:
     def _worked_out(
         self, conv: Any, layer: Any, grid: tuple[int, ...], bound: float, given: Certificate | None
     ) -> Certificate:
-        """For other inputs than ``given`` speaks of; of a difference only if that is what was asked of these very layers."""
-        leaking = given is not None and given.within is not None and _same_layers(given, conv, layer)
+        """For other inputs than ``given``, which is of these very layers, speaks of; of a difference only if that is what it is."""
+        leaking = given is not None and given.within is not None
+        proved = given is not None and not leaking and given.verdict.name == "PROVED"
+
+        def certified(most: float) -> Certificate:
+            if given is not None and proved and _covers(given, conv, layer, grid, 0.0):
+                return for_larger_inputs(given, conv, layer, most)
+            return _certified(conv, layer, grid, most, leaking)
+
         largest = float(torch.finfo(layer.w_val.dtype).max)
         wider = 2.0 ** np.ceil(np.log2(max(bound, 2.0**-10)))  # for later inputs too
         try:
-            return _certified(conv, layer, grid, min(wider, largest), leaking)
+            return certified(min(wider, largest))
         except ValueError:
             try:
-                return _certified(conv, layer, grid, max(bound, 2.0**-10), leaking)
+                return certified(max(bound, 2.0**-10))
             except ValueError as error:
                 raise NoBound(f"no certificate: {error}") from error
 
@@ -132,7 +143,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
         attention = Attention.read(layer)
         if path not in certifier.kernels:
             certifier.kernels[path] = _absolute_kernel(attention, fields)
-        there = _attention_rounding(call, ball, attention, fields, certifier.kernels[path])
+        there = _attention_rounding(call, ball, attention, fields, certifier.kernels[path], size + moved)
     else:  # through the convolution of b: its rounding, and the bound per channel between the two layers there
         per_channel = torch.from_numpy(certificate.bound).reshape(-1, *(1,) * dims)
         there = call.rounding(up(size + moved), terms + 1, stores=taps + 2) + per_channel
@@ -140,19 +151,24 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
 
 
 def _attention_rounding(
-    call: Call, ball: Ball, attention: Attention, fields: Convolution, kernel: np.ndarray
+    call: Call, ball: Ball, attention: Attention, fields: Convolution, kernel: np.ndarray, of_kernel: torch.Tensor
 ) -> torch.Tensor:
     """γ_n (Σ_h |W_val^h||W_out^h| |b| + |b_out|), in either order of summation.
 
     Operations and underflow are as in the budget, and so is what a softmax adds that returns η where 0 is meant:
-    (T − 1)·η·max|b|·Σ|W_val||W_out|.
+    (T − 1)·η·max|b|·Σ|W_val||W_out|.  ``of_kernel`` is |W|(|a| + e) + |bias|, widened: the same sum, where one factor of every
+    head is a partial permutation, so that |W_val||W_out| = |W|.
     """
     dims = len(fields.kernel_size)
     tokens = token_count(attention.geometry, tuple(ball.error.shape[-dims:]))
     carried = np.einsum("hge,hgeo->go", np.abs(attention.w_val).sum(axis=2), np.abs(attention.w_out)).reshape(-1)
     most = float(ball.reach.max()) if ball.reach.numel() else 0.0
     underflow = torch.from_numpy(underflows(attention, most) + tokens * most * carried)
-    size = spread(fields, kernel, ball.reach, attention.b_out)
+    bias = np.zeros_like(attention.b_out) if fields.bias is None else fields.bias
+    if np.array_equal(kernel, np.abs(fields.weight)) and np.array_equal(np.abs(attention.b_out), np.abs(bias)):
+        size = of_kernel
+    else:
+        size = spread(fields, kernel, ball.reach, attention.b_out)
     return call.rounding(up(size), operations(attention), up(underflow).reshape(-1, *(1,) * dims), stores=1)
 
 
@@ -163,9 +179,9 @@ def _absolute_kernel(attention: Attention, fields: Convolution) -> np.ndarray:
         NoBound: a head that carries something looks at no tap.
     """
     g = attention.geometry
-    products = np.matmul(np.abs(attention.w_val), np.abs(attention.w_out))  # (heads, g, in/g, out/g)
-    kernel = np.zeros((*g.kernel_size, *products.shape[1:]))
-    for head, carried in enumerate(products):
+    every = products(*attention.sizes)  # (heads, g, in/g, out/g)
+    kernel = np.zeros((*g.kernel_size, *every.shape[1:]))
+    for head, carried in enumerate(every):
         if not carried.any():
             continue
         aimed = aim(attention, head)

@@ -25,6 +25,7 @@ from verify.aims import aim
 from verify.fields import Attention
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift
+from verify.taps import products
 
 
 class OffTheKernel(ValueError):
@@ -51,12 +52,12 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     w_val, w_out = attention.w_val, attention.w_out
     if absolute:
         w_val, w_out = np.abs(w_val), np.abs(w_out)
-    products = np.matmul(w_val, w_out)  # (heads, g, in/g, out/g)
+    carried = products(w_val, w_out)  # (heads, g, in/g, out/g)
     # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
     both = np.asarray(np.any(w_val != 0, axis=2)) & np.asarray(np.any(w_out != 0, axis=3))  # (heads, g, D_h)
     carrying = set(np.nonzero(both)[0].tolist())
-    kernel = np.zeros((*products.shape[1:], *g.kernel_size))
-    for head, product in enumerate(products):
+    kernel = np.zeros((*carried.shape[1:], *g.kernel_size))
+    for head, product in enumerate(carried):
         if head not in carrying:
             continue
         aimed = aim(attention, head)

@@ -8,6 +8,7 @@ into one on what comes out; with f̃ for f as evaluated,
 a Lipschitz-type bound of the exact f, and the rounding of *both* evaluations.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -228,7 +229,7 @@ class Pushing:
             NoBound: the run gave numbers that are not finite.
         """
         here, there = Ball.exact(a), b.detach().cpu().double()
-        if not all(bool(t.isfinite().all()) for t in (here.low, there, ball.low, ball.high, ball.error)):
+        if not all(_finite(t) for t in (here.low, there, ball.low, ball.high, ball.error)):
             raise NoBound("it gives numbers that are not finite")
         observed = (there - here.low).abs()
         inside = (observed <= ball.error) & (ball.low <= here.low) & (here.low <= ball.high)
@@ -286,6 +287,11 @@ def _by_input(parts: list[Tensor], inputs: tuple[Any, ...]) -> np.ndarray:
     sizes = {part.shape[0] if part.dim() else 0 for part in [*parts, *_tensors(inputs)]}
     rows = sizes.pop() if len(sizes) == 1 else 1
     return torch.cat([torch.zeros(rows, 0), *(part.double().reshape(rows, -1) for part in parts)], dim=1).numpy()
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all numbers are; a NaN is both the least and the greatest."""
+    return not values.numel() or all(math.isfinite(end) for end in values.aminmax())
 
 
 def _greatest(values: Tensor) -> float:

@@ -54,9 +54,19 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
     return None
 
 
+def products(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
+    """W_val W_out of every head, (heads, groups, D_in/groups, D_out/groups), multiplied out only where that takes a product."""
+    found = [scaled_permutation_product(a, b) for a, b in zip(w_val, w_out, strict=True)]
+    pairs = zip(found, w_val, w_out, strict=True)
+    shape = (0, *w_val.shape[1:3], w_out.shape[3])
+    return np.stack([np.matmul(a, b) if x is None else x for x, a, b in pairs]) if found else np.zeros(shape)
+
+
 def _one_power_of_two_a_row(a: np.ndarray) -> bool:
-    mantissa, _ = np.frexp(np.abs(a))
-    return bool((np.count_nonzero(a, axis=2) <= 1).all() and ((a == 0) | (mantissa == 0.5)).all())
+    if (np.count_nonzero(a, axis=2) > 1).any():
+        return False
+    mantissa, _ = np.frexp(np.abs(a[a != 0]))
+    return bool((mantissa == 0.5).all())
 
 
 def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
