@@ -88,7 +88,7 @@ def precision(
     rounding = gamma * (size + moved) * (1 + 2.0**-40) + operations * LEAST * (1 + float(largest.sum()))
     alpha, *linear = ((-v) @ w_key_pos).tolist()
     if not alpha > 0:
-        return rounding, -2 * moved
+        return rounding, 0.0 - 2 * moved
     tau = [-x / (2 * alpha) for x in linear]
     aside = max(abs(t - round(t)) if abs(t) < 2**52 else 0.5 for t in tau)
     return rounding, alpha * (1 - 2 * aside) - 2 * moved

@@ -101,21 +101,41 @@ def one_head(
     Raises:
         Coarse: rounding could turn this head to another key.
     """
-    w_key_pos, v, dtype = w_key_pos.double(), v.double(), tokens.dtype
+    q, k = factors(head, tokens, asking, keys, queries, largest, w_qry, w_key, w_key_pos, u, v)
+    values = torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(tokens.dtype))
+    seen = fused(q, k, values.flatten(2).double()).to(tokens.dtype).unflatten(2, values.shape[2:])
+    return torch.einsum("bqge,geo->bqgo", seen, w_out.to(tokens.dtype)).flatten(2)
+
+
+def factors(
+    head: int,
+    tokens: Tensor,
+    asking: Tensor | None,
+    keys: Tensor,
+    queries: Tensor,
+    largest: Tensor,
+    w_qry: Tensor,
+    w_key: Tensor,
+    w_key_pos: Tensor,
+    u: Tensor,
+    v: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Q and K of one head, arguments as of :func:`one_head`: float64 (B or 1, queries, rank) and (B or 1, T, rank).
+
+    Raises:
+        Coarse: rounding could turn this head to another key.
+    """
+    w_key_pos, v = w_key_pos.double(), v.double()
     c = (v @ w_key_pos)[None, None]  # (1, 1, p)
     places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None]  # (1, t, p)
     if asking is None:
         check_precision(head, v, w_key_pos, largest)
-        q, k = _turned(c, queries), places
-    else:
-        query = (asking @ w_qry.to(dtype)).double()
-        key, turned = (tokens @ w_key.to(dtype)).double(), query + u.double()
-        check_precision(head, v, w_key_pos, largest, (query, turned, key))
-        q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=2)
-        k = torch.cat([places.expand(len(tokens), -1, -1), key], dim=2)
-    values = torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(dtype))
-    seen = fused(q, k, values.flatten(2).double()).to(dtype).unflatten(2, values.shape[2:])
-    return torch.einsum("bqge,geo->bqgo", seen, w_out.to(dtype)).flatten(2)
+        return _turned(c, queries), places
+    query = (asking @ w_qry.to(tokens.dtype)).double()
+    key, turned = (tokens @ w_key.to(tokens.dtype)).double(), query + u.double()
+    check_precision(head, v, w_key_pos, largest, (query, turned, key))
+    q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=2)
+    return q, torch.cat([places.expand(len(tokens), -1, -1), key], dim=2)
 
 
 def _turned(a: Tensor, queries: Tensor) -> Tensor:
