@@ -156,18 +156,30 @@ def impulse_bound(
         elif carried.any():
             return None
     largest = float(np.abs(inputs).max(initial=0.0))
-    x, bias = np.abs(inputs), 0.0 if conv.bias is None else np.abs(conv.bias).reshape(-1, *(1,) * (inputs.ndim - 2))
-    terms = replace(conv, weight=weight, bias=None)(x)
-    carried = terms if np.array_equal(kernel, weight) else replace(conv, weight=kernel, bias=None)(x)
+    bias = 0.0 if conv.bias is None else np.abs(conv.bias).reshape(-1, *(1,) * (inputs.ndim - 2))
+    # The channels of these inputs are alike, so the weights may be summed over them first.
+    x = np.abs(inputs).max(axis=1, keepdims=True)
+    terms = _over_channels(conv, weight)(x)
+    carried = terms if np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
     size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(-1, *(1,) * (inputs.ndim - 2))
     # To half precision: once for each tap that meets something, once with the bias, once in the end.
     one = replace(conv, weight=np.ones((1, 1, *conv.kernel_size)), bias=None, groups=1)
-    roundings = one((x > 0).any(axis=1, keepdims=True).astype(float)) + 2
+    roundings = one((x > 0).astype(float)) + 2
     bounds = []
     for c, a, count in zip(size_c, size_a, roundings, strict=True):
         total = working_rounding(conv, attention, c, a, fmt, tokens, soft=False, bound=largest)
         bounds.append(stored_rounding(total + tokens * fmt.eta * a, c, a, fmt, count))
     return np.stack(bounds) * WIDEN
+
+
+def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
+    """A convolution of one input channel: Σ_i W_i x = (Σ_i W_i) x, where x is the same in all channels."""
+    if conv.transposed:
+        blocks = weight.reshape(conv.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
+        summed = blocks.reshape(1, -1, *conv.kernel_size)
+    else:
+        summed = weight.sum(axis=1, keepdims=True)
+    return replace(conv, weight=summed, bias=None, groups=1)
 
 
 def heaviest_channels(conv: Convolution, count: int) -> list[int]:
