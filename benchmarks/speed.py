@@ -1,6 +1,6 @@
 """The constructed attention against the convolution that it equals: time and memory, as ratios.
 
-    python -m benchmarks.speed [single] [resnet50] [network] [mobilenet] [convnext] [training] [memory] [growth] [soft]
+    python -m benchmarks.speed [single] [resnet50] [network] [mobilenet] [convnext] [training] [memory] [growth] [soft] [content]
 
 One thread (``--threads``) and its processor time, ``--device cpu`` or ``cuda``.  Each pair is timed alternately in one process;
 a ratio is that of the medians, against the faster of torch's two memory layouts.  Nothing here is asserted: targets are printed
@@ -187,6 +187,29 @@ def soft(device: torch.device) -> None:
         )
 
 
+def content(device: torch.device) -> None:
+    """Attention with content switched on, which does not factorise: ``dense``, ``chunked`` and ``sdpa``."""
+    print("\ncontent switched on, 64->64 3x3: time and memory of each execution, and what auto picks")
+    for side in (8, 16, 32, 48):
+        layer = construct.conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1)).to(device).requires_grad_(False)
+        for projection in (layer.w_qry, layer.w_key, layer.u):
+            projection.normal_(0, 0.1)
+        x = torch.randn(1, 64, side, side, device=device)
+        told = {line.split()[0]: line for line in layer.explain(x.shape).splitlines()}
+        exact = construct.MHSA(layer.geometry, _double(layer), execution="chunked").to(device)(x.double())
+        row = []
+        for layer.execution in ("dense", "chunked", "sdpa"):
+            try:
+                error = (layer(x) - exact).abs().max().item()
+            except NotImplementedError as refused:
+                row.append(f"{layer.execution}: {refused}")
+                continue
+            (seconds,) = medians(device, lambda layer=layer, x=x: layer(x), rounds=3 if side > 16 else ROUNDS)
+            mebibytes = told[layer.execution].split()[3]
+            row.append(f"{layer.execution} {seconds * 1e3:.1f} ms, {mebibytes} MiB, error {error:.0e}")
+        print(f"  side {side}: {'; '.join(row)}; auto picks {told['auto'].split()[5]}")
+
+
 def _double(layer: construct.MHSA) -> construct.MHSAWeights:
     return construct.MHSAWeights(**{name: p.detach().double() for name, p in layer.named_parameters()})
 
@@ -210,6 +233,7 @@ def main() -> None:
         "memory": memory,
         "growth": growth,
         "soft": soft,
+        "content": content,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(sections)}; all by default")
