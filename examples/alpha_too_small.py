@@ -5,6 +5,7 @@ point it is nothing from some α on: the probabilities are computed in float64 a
 what is smaller than half of float32's smallest number becomes 0.
 """
 
+# %%
 import math
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import construct
 
+# %%
 conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
 conv.weight.zero_()[0, 0, 1, 1] = 1.0  # the output is the input: only the middle head matters
 image = torch.ones(1, 1, 5, 5)
@@ -25,6 +27,7 @@ def bound(alpha: float, dims: int = 2) -> float:
     return -math.expm1(-dims * math.log1p(excess))
 
 
+# %%
 measured, rounded, shown = {}, {}, {}
 print("    α   leaked weight   at most   in float32    beside a pixel of 1e30, where 1 is right")
 for alpha in (0.5, 1.0, 4.0, 16.0, 46.0, 103.0, 104.0, 1024.0):
@@ -38,6 +41,7 @@ for alpha in (0.5, 1.0, 4.0, 16.0, 46.0, 103.0, 104.0, 1024.0):
     print(f"{row}    {shown[alpha]:.3g}")
     assert measured[alpha] <= bound(alpha) * (1 + 1e-12), "the bound holds"
 
+# %%
 print("α = 46 is no threshold in float32: e^−46 = 1e−20 is far above its smallest number, and 1e30 brings it back.")
 assert measured[4.0] > 0.99 * bound(4.0), "and it is tight"
 assert shown[46.0] > 1e9

@@ -1,5 +1,6 @@
 """A whole CNN converted: each layer held against its rounding bound, and not one convolution left to call."""
 
+# %%
 import torch
 from torch import nn
 
@@ -7,6 +8,7 @@ import construct
 from verify.calls import convolution_calls
 from verify.sampling import check_on_activations
 
+# %%
 torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
@@ -23,6 +25,7 @@ model = nn.Sequential(
 net = construct.convert(model)  # a deep copy; the model is as it was
 image = torch.randn(1, 3, 20, 16)
 
+# %%
 pairs = {
     name: (conv, net.get_submodule(name)) for name, conv in model.named_children() if "Conv" in type(conv).__name__
 }
@@ -32,6 +35,7 @@ for name, check in checks.items():
     print(f"{name}: {conv}\n   → {layer}")
     print(f"   difference {check.discrepancy.max_abs:.1e} where rounding allows {check.bound:.1e}: {check.verdict}")
 
+# %%
 with torch.no_grad():
     before, after = convolution_calls(model, image), convolution_calls(net, image)
     difference = float((net(image) - model(image)).abs().max())

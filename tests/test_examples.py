@@ -1,7 +1,8 @@
-"""Every example runs, with warnings as errors, and ends in an assertion."""
+"""Every example runs, with warnings as errors, ends in an assertion, and prints what it is there to show."""
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,46 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REQUIRED = {"by_hand", "conv3d", "network", "alpha_too_small", "lemma2_symbolic", "train_digits_cnn"}
+SCRIPT = "train_digits_cnn"
+"""The one that is a command of its own, and no notebook."""
+SHOWS = {
+    "alpha_too_small": [
+        r"^  46\.0 +4\.21e-20 +4\.21e-20 +4\.21e-20    1\.05e\+10$",
+        r"^ 104\.0 +2\.\d+e-45 +2\.\d+e-45 +0    1$",
+        "α = 46 is no threshold in float32",
+    ],
+    "by_hand": [
+        r"^the head with weight 1 looks at \(-1, -1\): v = \[-1024\.0, -2048\.0, -2048\.0\]$",
+        r"^weight 9 × token \(2, 2\) = 6, attended with probability 1\.0$",
+        r"^their sum is 111$",
+    ],
+    "conv3d": [r"18 heads, .* D_p = 4$", r"^attention weights that occur: \[0\.0, 1\.0\]$"],
+    "failing_cases": [
+        r"^α = 4: UNDECIDED, leakage up to 0\.\d+ for \|x\| ≤ 1; on this image the difference is 0\.\d+$",
+        r"^no padding tokens: \de-0\d from the convolution inside, 0\.\d+ at the border; \de-0\d from",
+        r"^one infinite pixel: 27 of 36 outputs of the convolution are finite, 0 of the attention$",
+    ],
+    "finetune": [
+        r"^the CNN reads (9\d|100)\.\d% upright, [12]?\d\.\d% mirrored$",
+        r"^the attention network's logits differ by at most \de-0[5-9]$",
+        r"^after 2 epochs it reads [6-9]\d\.\d% mirrored$",
+    ],
+    "lemma2_symbolic": [r"Lemma 2 \(d = 1\)", r"Lemma 2 \(d = 2\)", r"Lemma 2 \(d = 3\)"],
+    "network": [r"^convolutions executed: \{.*\} before, \{\} after; the logits differ by \d\.\de-0[7-9]$"],
+    "photograph": [
+        r"^layer 4: 81 heads, difference .*e-0[6-9], rounding allows .*: CHECKED$",
+        r"^the two networks differ by \d\.\de-0[6-9], of values up to 0\.86$",
+    ],
+    "text_1d": [
+        r"^the head that wants 't' looks -1 from the query$",
+        r"^\^     \^      \^     \^    \^       \^      \^           \^$",
+        r"^'the' begins at \[0, 6, 13, 19, 24, 32, 39, 51\]$",
+    ],
+    "three_kinds": [r"^██░░░Q█░$", r"^░░█░░Q░░$", r"^░░░░░Q▓░$"],
+    "train_digits_cnn": [r"^train accuracy .*, test accuracy 9\d\.\d\d% "],
+    "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
+}
+"""What stands in the output of each, as regular expressions of whole lines or parts."""
 ARGUMENTS = {"train_digits_cnn": ["trained.pt"]}  # written into the test's own folder, not over the one that ships
 
 
@@ -39,20 +79,33 @@ def asserts_at_its_end(source):
     return isinstance(last, ast.Assert)
 
 
-def test_the_examples_are_there():
-    assert {path.stem for path in EXAMPLES} >= REQUIRED
+def test_the_examples_are_there_and_in_their_list():
+    assert {path.stem for path in EXAMPLES} == SHOWS.keys()
+    listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(SHOWS)
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != SCRIPT], ids=name)
+def test_an_example_opens_as_a_notebook(path):
+    """Cells in the percent format: the docstring, and then at least two of code, each of which is whole by itself."""
+    cells = path.read_text(encoding="utf-8").split("\n# %%\n")
+    assert len(cells) >= 3
+    for cell in cells:
+        ast.parse(cell)
+    assert ast.get_docstring(ast.parse(cells[0]))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name)
 def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
     source = path.read_text(encoding="utf-8")
     assert asserts_at_its_end(source)
-    assert len(source.splitlines()) <= (60 if path.stem != "train_digits_cnn" else 100)
+    assert len(source.splitlines()) <= (80 if path.stem != SCRIPT else 100)
     done = run(path, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    for line in SHOWS[path.stem]:
+        assert re.search(line, done.stdout, re.MULTILINE), f"{line!r} is not in what it prints:\n{done.stdout}"
     assert [written.name for written in tmp_path.iterdir()] == ARGUMENTS.get(path.stem, [])
-    if path.stem == "train_digits_cnn":
+    if path.stem == SCRIPT:
         check_trained(tmp_path / "trained.pt")
 
 
