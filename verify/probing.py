@@ -22,6 +22,8 @@ from verify.taps import scaled_permutation_product
 
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
+HEAVY = 2**16
+"""Weights from which on a layer is run on fewer inputs: each of them adds up that many terms already."""
 LABOUR = 2**33
 """Multiplications of one run beyond which an execution is not run but noted: some ten seconds of one core."""
 
@@ -83,14 +85,17 @@ def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
     """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
 
-    Signs that follow the kernel of the heaviest channels at different places, random signs, random magnitudes, magnitudes
-    spread over many powers of two, and nearly cancelling neighbours.
+    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs, random
+    magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
     """
     rng = np.random.default_rng(seed)
     d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
     shape = (d_in, *grid)
-    inputs: list[Any] = [bound * sign_pattern(conv, channel, grid) for channel in heaviest_channels(conv, 3)]
-    inputs += random_inputs(shape, bound, rng)
+    inputs: list[Any] = [
+        bound * sign_pattern(conv, channel, grid)
+        for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
+    ]
+    inputs += random_inputs(shape, bound, rng)[: 2 if conv.weight.size < HEAVY else 1]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
         bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
@@ -112,7 +117,7 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int =
     rng = np.random.default_rng(seed)
     d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
-    if conv.weight.size < 2**16:
+    if conv.weight.size < HEAVY:
         # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
         steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
         places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
