@@ -160,6 +160,21 @@ def test_soft_attention_of_a_float32_layer_is_near_that_of_float64(alpha: float)
     assert (found - expected).abs().amax() <= allowed(double, x.double()) <= 1e-6
 
 
+def test_gradients_are_those_of_dense_over_several_blocks_of_the_kernel():
+    """A converted layer, softened, in which content is learned: 729 keys and 625 queries; all eight tensors and the input."""
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64), alpha=0.5).requires_grad_()
+    switch_content_on(layer, 0.2)
+    x = normal(1, 2, 25, 25).requires_grad_()
+    wanted = {"input": x, **dict(layer.named_parameters())}
+    gradients = []
+    for y in both(layer, x):
+        pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
+        gradients.append(torch.autograd.grad((y * pull).sum(), list(wanted.values())))
+    for name, ours, theirs in zip(wanted, *gradients, strict=True):
+        assert theirs.abs().amax() > 1e-3, name
+        assert (ours - theirs).abs().amax() <= 1e-10 * theirs.abs().amax(), name
+
+
 def test_heads_that_content_makes_sharp_are_exact_too():
     """uᵀ W_keyᵀ X_kᵀ alone, a whole number for every key: each head takes the brightest token, bit for bit."""
     layer = conv_to_mhsa(nn.Conv2d(1, 2, 3), execution="sdpa").requires_grad_(False)
