@@ -89,7 +89,7 @@ def _panel(
             ax.text(
                 edge,
                 0.02 if low else 0.985,
-                f"{name}: 0 from {edge:.1f}",
+                f"{name}: 0 from {math.ceil(10 * edge) / 10}",
                 rotation=90,
                 fontsize=8.5,
                 color=colour,

@@ -1,0 +1,70 @@
+"""Make the figures of docs/figures again:  python docs/figures.py [FOLDER]
+
+All are drawn from what the code gives, but for two, whose numbers depend on the machine and are therefore kept beside them:
+``cost.json`` (from ``python -m benchmarks.cost``) and ``digits_cnn.json`` (the certificate of ``python -m construct.from_conv
+--input-size 1 8 8``).
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import construct
+from verify.plots import (
+    attention_figure,
+    centres_figure,
+    cost_figure,
+    errors_figure,
+    leakage_figure,
+    write_figure,
+)
+from verify.plots.costs import read_costs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).parent / "figures"
+
+
+def soft(alpha: float) -> construct.MHSA:
+    """The attention of a 3 × 3 convolution, soft enough to be seen."""
+    return construct.conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), alpha=alpha)
+
+
+def learned() -> construct.MHSA:
+    """As of a layer that has been trained a little: heads that have moved, between pixels, and are more and less sharp."""
+    layer = soft(1.0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        alpha = 0.3 + 1.5 * torch.rand(9, 1, generator=generator)
+        tau = layer.centres()[1] + 0.8 * torch.randn(9, 2, generator=generator)
+        layer.v.copy_(torch.cat([-alpha, 2 * alpha * tau], dim=1))
+    return layer
+
+
+FIGURES: dict[str, "Callable[[], Figure]"] = {
+    "attention": lambda: attention_figure(soft(1.0)),
+    "attention_sharp": lambda: attention_figure(soft(1024.0)),
+    "centres": lambda: centres_figure(soft(1.0)),
+    "centres_learned": lambda: centres_figure(learned()),
+    "leakage": leakage_figure,
+    "errors": lambda: errors_figure(FOLDER / "digits_cnn.json"),
+    "cost": lambda: cost_figure(*read_costs(FOLDER / "cost.json")),
+}
+"""By the name of the file."""
+
+
+def main() -> None:
+    """Write all of them."""
+    folder = Path(sys.argv[1]) if sys.argv[1:] else FOLDER
+    for name, make in FIGURES.items():
+        write_figure(make(), folder / f"{name}.svg")
+        print(f"wrote {folder / name}.svg")
+
+
+if __name__ == "__main__":
+    main()
