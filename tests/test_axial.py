@@ -13,7 +13,7 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, layout, shifted
+from construct.execution import axial, columns, layout, shifted, stacked
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -230,6 +230,17 @@ def test_what_each_execution_takes_is_told_before_it_runs():
 # ---- the three maps of shifted heads ---------------------------------------------------------------------------------------
 
 
+def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
+    """Have inputs as small as those of tests take a way that is for large ones."""
+    if way in ("columns", "in the output's order"):
+        patch.setattr(columns, "FEWEST", 1)
+        patch.setattr(columns, "FEW", 0)
+        patch.setattr(columns, "OUTPUTS", 0 if way == "columns" else 10**9)
+        patch.setattr(columns, "ROWS", 10**9 if way == "columns" else 2)
+    elif way == "in one":
+        patch.setattr(stacked, "SHORTEST", 1)
+
+
 @settings(max_examples=2 * EXAMPLES)
 @given(st.data())
 def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
@@ -258,7 +269,10 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
                 backward[there] += torch.einsum("bgd,gcd->bgc", y[here], w[head])
                 weights[head] += torch.einsum("bgc,bgd->gcd", x[there], y[here])
     found_y, found_x = torch.full_like(y, torch.nan), torch.full_like(x, torch.nan)
-    with smaller_blocks(data.draw(st.sampled_from([1, 5, 30, 10**9]))):
+    with pytest.MonkeyPatch.context() as patch, smaller_blocks(data.draw(st.sampled_from([1, 5, 30, 10**9]))):
+        prefer(data.draw(st.sampled_from([None, "columns", "in the output's order", "in one"])), patch)
+        if data.draw(st.booleans()):  # channels first
+            found_y = found_y.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, width))
         shifted.forward(x, w, shifts, found_y, bias)
         shifted.adjoint(y, w, shifts, found_x)
         found_w = shifted.weights(x, y, shifts, torch.float64)
@@ -267,10 +281,14 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_w, weights)
 
 
+@pytest.mark.parametrize("way", [None, "columns", "in the output's order", "in one"])
 @pytest.mark.parametrize("few", [0, 10**6], ids=["strided views", "side by side"])
 @pytest.mark.parametrize("run", [1, 10**6], ids=["single heads", "runs"])
 @pytest.mark.parametrize("queries", [6, 10**9])
-def test_every_way_to_multiply_gives_the_same(few: int, run: int, queries: int, monkeypatch: pytest.MonkeyPatch):
+def test_every_way_to_multiply_gives_the_same(
+    few: int, run: int, queries: int, way: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    prefer(way, monkeypatch)
     monkeypatch.setattr(layout, "FEW", few)
     monkeypatch.setattr(layout, "RUN", run)
     for kernel, padding, stride, groups in (

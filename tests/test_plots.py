@@ -320,6 +320,8 @@ def test_every_plot_is_written_in_both_formats(words, suffix, command):
         (("leakage", "-o", "no/a.svg"), "no: no such folder"),
         (("leakage", "-o", "a.svg", "--dims", "7"), "1 to 4 dimensions, not 7"),
         (("leakage",), "required: -o"),
+        (("leakage", "-o", "a.svg", "--alpha", "3"), "plot leakage takes no --alpha"),
+        (("errors", "m.mhsa.json", "-o", "a.svg", "--dims", "1"), "plot errors takes no --dims"),
         (("attention", "gone.pt", "-o", "a.svg"), "gone.pt: no such file"),
         (("errors", "gone.json", "-o", "a.svg"), "gone.json: no such file"),
         (("attention", "two.mhsa.pt", "-o", "a.svg"), "several layers; give --layer, one of 0, 2"),

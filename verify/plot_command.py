@@ -21,6 +21,14 @@ PLOTS = {
     "cost": "time against tokens, from the JSON of python -m benchmarks.cost, or measured now on a layer of FILE.mhsa.pt",
 }
 """By name."""
+TAKES = {
+    "attention": {"layer", "grid", "queries", "alpha"},
+    "centres": {"layer", "grid", "queries", "alpha"},
+    "leakage": {"dims"},
+    "errors": set(),
+    "cost": {"layer"},
+}
+"""The options that mean something to each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
     parser.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
     parser.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
-    parser.add_argument("--dims", type=int, default=2, metavar="D", help="of leakage (default: %(default)s)")
+    parser.add_argument("--dims", type=int, metavar="D", help="of leakage (default: 2)")
 
 
 def run(options: argparse.Namespace) -> Path:
@@ -48,6 +56,9 @@ def run(options: argparse.Namespace) -> Path:
         raise ValueError(f"no plot {options.name!r}; there are {', '.join(PLOTS)}")
     if (options.file is None) != (options.name == "leakage"):
         raise ValueError(f"plot {options.name} takes {'no file' if options.file else 'a file'}: {PLOTS[options.name]}")
+    for option in ("layer", "grid", "queries", "alpha", "dims"):
+        if getattr(options, option) is not None and option not in TAKES[options.name]:
+            raise ValueError(f"plot {options.name} takes no --{option}")
     from verify.plots.drawing import require_matplotlib, require_writable, write_figure
 
     target = require_writable(options.output)
@@ -87,7 +98,7 @@ def _centres(options: argparse.Namespace) -> "Figure":
 def _leakage(options: argparse.Namespace) -> "Figure":
     from verify.plots.sharpness import leakage_figure
 
-    return leakage_figure(options.dims)
+    return leakage_figure(2 if options.dims is None else options.dims)
 
 
 def _errors(options: argparse.Namespace) -> "Figure":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
-from construct.execution import chunked, shifted
+from construct.execution import chunked, holding, shifted
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
@@ -54,10 +54,11 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     )
     dtype = working_dtype(x.dtype)
     w = _merged(layer, dtype)
-    bias = layer.b_out.to(dtype).view(layer.groups, -1)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, bias, layer.v, layer.w_key_pos))
+    b_out = layer.b_out
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, layer.v, layer.w_key_pos))
     if not (recorded or plan.soft):
-        return _image(_copied(x, grid, plan, w, bias))
+        return _copied(x, grid, plan, w, b_out)
+    bias = b_out.to(dtype).view(layer.groups, -1)
     y = bias
     if plan.sharp:
         sight, chosen = Sight.of(grid, plan, tuple(x.shape[2:])), _of(w, plan.sharp)
@@ -74,20 +75,33 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     return _image(y)
 
 
-def _copied(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, bias: Tensor) -> Tensor:
-    """All heads being shifts, and nothing recorded: (B, *o, groups, D) in the layer's type, laid out as the input is."""
-    groups, width = w.shape[1], w.shape[3]
-    sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-    seen = sight.tokens(x, grid, groups)
+def _copied(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Tensor:
+    """All heads being shifts, and nothing recorded: (B, D_out, *o) in the layer's type, laid out as the input is."""
+    _, groups, _, width = w.shape
+    sight = Sight.of(grid, plan, x.shape[2:])
+    bias = b_out.to(w.dtype).view(groups, width) if _any(b_out) else None
     if x.stride(1) == 1 and x.shape[1] > 1:  # channels last
-        out = x.new_empty(len(x), *grid.query_shape, groups, width)
+        last = x.new_empty((len(x), *grid.query_shape, groups * width))
+        image = last.permute(0, -1, *range(1, x.dim() - 1))
+        if groups == 1 and not (sight.padded or sight.stuffed):
+            tokens = x.permute(0, *range(2, x.dim()), 1)
+            if shifted.alone(tokens, _of(w, plan.sharp), sight.shifts, last, bias):
+                return image
     else:
-        out = x.new_empty(len(x), groups, width, *grid.query_shape).movedim((1, 2), (-2, -1))
+        image = x.new_empty(len(x), groups * width, *grid.query_shape)
+    seen, out = sight.tokens(x, grid, groups), tokens_of(image, groups)
     if sight.stuffed:
         shifted.adjoint(seen, _of(w, plan.sharp).mT, sight.shifts, out, bias)
     else:
         shifted.forward(seen, _of(w, plan.sharp), sight.shifts, out, bias)
-    return out
+    return image
+
+
+def _any(bias: Tensor) -> bool:
+    """Whether there is anything to add; asked in every call, and where asking takes long, yes."""
+    if bias.device.type != "cpu" or bias.dtype == torch.bfloat16:
+        return True
+    return bool(bias.detach().numpy().any())
 
 
 def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
@@ -182,7 +196,7 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
     total += outputs * (2 * size + stored if recorded or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
-        total += size * shifted.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
+        total += size * holding.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += 2 * outputs * size

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, prod
+from typing import Any
 
 from torch import Tensor
 
 from construct.attention import queries_per_block
+from construct.execution.scratch import Scratch
 
 Ints = tuple[int, ...]
 View = tuple[Ints, Ints, int]
@@ -51,6 +53,11 @@ class Shifts:
     @cached_property
     def kept(self) -> dict[tuple[int, ...], "Layout"]:
         """Layouts made for these shifts."""
+        return {}
+
+    @cached_property
+    def programs(self) -> dict[tuple[Any, ...], Any]:
+        """What :mod:`construct.execution.columns` worked out for these shifts."""
         return {}
 
     @cached_property
@@ -132,7 +139,7 @@ class Layout:
                 runs.append(Run((head,), plane, token))
         return runs
 
-    def fill(self, scratch: "Scratch", x: Tensor, first: int, more: int = 0) -> Tensor:
+    def fill(self, scratch: Scratch, x: Tensor, first: int, more: int = 0) -> Tensor:
         """Lay out the tokens of x (images, *n, groups, C) that the block from row ``first`` on sees.
 
         Args:
@@ -249,7 +256,7 @@ def room_for(shifts: Shifts, groups: int, channels: int, width: int, alone: bool
     """How many queries of a block keep its tokens and outputs within ``BLOCK`` numbers."""
     if alone:
         return max(1, BLOCK // (2 * groups))
-    return max(1, BLOCK // (groups * (channels * prod(shifts.step) + width)))
+    return max(1, BLOCK // (groups * (channels * min(prod(shifts.step), len(shifts.offsets)) + width)))
 
 
 @lru_cache(maxsize=256)
@@ -273,25 +280,3 @@ def through(shifts: Shifts, residue: Ints) -> tuple[list[int], Shifts]:
     )
     size = tuple(len(range(r, n, s)) for r, n, s in zip(residue, shifts.size, shifts.step, strict=True))
     return there, Shifts(offsets, (1,) * len(residue), shifts.output, size)
-
-
-class Scratch:
-    """Buffers that blocks use one after the other, by name; allocated once, as large as the first and largest block."""
-
-    def __init__(self, like: Tensor):
-        self.like, self.kept, self.filled = like, dict[str, Tensor](), object()
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """A buffer of this shape; what it holds is left over from before."""
-        numbers = prod(shape)
-        if name not in self.kept or len(self.kept[name]) < numbers:
-            self.kept[name] = self.like.new_empty(numbers)
-        return self.kept[name][:numbers].view(shape)
-
-    def zeroed(self, filled: object, *shape: int) -> Tensor:
-        """The buffer for tokens, zeros but where tokens come: cleared only if others were there than will be now."""
-        buffer = self("tokens", *shape)
-        if filled != self.filled:
-            buffer.zero_()
-            self.filled = filled
-        return buffer

@@ -50,11 +50,12 @@ def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
 
 def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    numbers = tuple(t.detach().cpu().view(torch.uint8).numpy().tobytes() for t in (layer.v, layer.w_key_pos))
+    v, w_key_pos = layer.v, layer.w_key_pos
     asked: tuple[Any, ...] = (
-        numbers,
-        layer.v.dtype,
-        layer.w_key_pos.dtype,
+        _bytes(v),
+        _bytes(w_key_pos),
+        v.dtype,
+        w_key_pos.dtype,
         layer.heads,
         layer.radix,
         grid.box,
@@ -69,6 +70,12 @@ def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
         c = layer.position_vector().detach().cpu().numpy()
         kept = _KEPT[asked] = _plan(c, layer.radix, grid)
     return kept
+
+
+def _bytes(t: Tensor) -> bytes:
+    if t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64):
+        t = t.detach().cpu().view(torch.uint8)
+    return t.detach().numpy().tobytes()
 
 
 @np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
@@ -166,4 +173,6 @@ class Sight:
 
 def tokens_of(x: Tensor, groups: int) -> Tensor:
     """(B, D_in, *n) → (B, *n, groups, C), a view."""
+    if groups == 1:
+        return x.movedim(1, -1).unsqueeze(-2)
     return x.unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))

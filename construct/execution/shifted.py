@@ -11,16 +11,15 @@ The three maps below are linear in both arguments and are each other's derivativ
 """
 
 from itertools import product
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import Tensor
 
+from construct.execution import columns, simple, stacked
 from construct.execution.layout import (
-    TILE,
     Ints,
     Layout,
-    Scratch,
     Shifts,
     blocks,
     laid_out,
@@ -29,6 +28,7 @@ from construct.execution.layout import (
     run_length,
     through,
 )
+from construct.execution.scratch import Scratch
 
 
 def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None = None) -> None:
@@ -49,81 +49,107 @@ def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
     elif channels == 1 and groups > 1:
         for column in range(width):
             part = None if bias is None else bias[:, column]
-            _depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
-    elif _stands(shifts):
-        _pointwise(x, w[0], shifts, out, bias)
-    else:
-        _products(x, w, shifts, out, bias)
+            simple.depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
+    elif groups > 1 or not alone(x.squeeze(-2), w, shifts, out.squeeze(-2), bias):
+        if simple.stands(shifts):
+            simple.pointwise(x, w[0], shifts, out, bias)
+        else:
+            _products(x, w, shifts, out, bias)
 
 
-def memory(
-    shifts: Shifts, images: int, groups: int, channels: int, width: int, cast: bool, backwards: bool = False
-) -> int:
-    """Numbers that :func:`forward` (or, ``backwards``, :func:`adjoint`) holds at once beyond its arguments.
+def alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> bool:
+    """As :func:`forward` for one group, in few steps, where that is possible; returns whether it was.
 
     Args:
+        x: (B, *n, C).
+        w: (heads, 1, C, D).
         shifts: where the heads look.
-        images: B.
-        groups: of channels.
-        channels: C.
-        width: D.
-        cast: whether the tokens are of another type than that to compute in.
-        backwards: for :func:`adjoint`; C and D are then those of what it reads and what it writes.
+        out: (B, *o, D).
+        bias: (1, D).
     """
-    if not images:
-        return 0
-    if backwards:
-        most = 0
-        for residue in product(*map(range, shifts.step)):
-            there, seen = through(shifts, residue)
-            if there and min(seen.output) > 0:
-                part = memory(seen, images, groups, channels, width, cast) + len(there) * groups * channels * width
-                most = max(most, part)
-        return most
-    alone = channels == 1 and groups > 1
-    if _stands(shifts) and not alone:
-        return images * prod(shifts.output) * groups * (width + channels * cast)
-    most = 0
-    for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone)):
-        longest = 1 if alone else run_length(channels)
-        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, longest)
-        repeat = max(1, TILE // groups) if alone else 0
-        here = groups * (plan.tokens + repeat) * channels + groups * (plan.computed + repeat) * (1 if alone else width)
-        beside = 0 if alone else groups * plan.wanted * (len(shifts.offsets) * channels + width)
-        most = max(most, here + (beside if plan.few(channels) else 0))
-    return most + len(shifts.offsets) * groups * (TILE // groups + 1) * alone
-
-
-def _stands(shifts: Shifts) -> bool:
-    """Whether a single head sees the input as it stands: no shift, no stride."""
-    return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
-
-
-def _pointwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
-    """One product over all tokens: channels last as they lie, else with the channels as rows."""
-    groups, channels, width = w.shape
-    x = x.to(w.dtype)
-    flat, result = _flat(x), _flat(out)
-    if groups == 1 and flat is not None and result is not None and out.dtype == w.dtype:
+    if w.dtype == out.dtype == x.dtype and simple.stands(shifts) and x.is_contiguous() and out.is_contiguous():
+        channels, width = w.shape[2:]
+        flat, result, matrix = x.view(-1, channels), out.view(-1, width), w.view(channels, width)
+        if bias is None:
+            torch.mm(flat, matrix, out=result)
+            return True
         for part in pieces(len(flat), room_for(shifts, 1, channels, width, alone=False)):
-            torch.mm(flat[part], w[0], out=result[part])
+            torch.mm(flat[part], matrix, out=result[part])
+            result[part] += bias
+        return True
+    todo = columns.program(shifts, len(x), x.shape[-1], out.shape[-1], x.stride(), out.stride(), out.dtype == w.dtype)
+    if todo is not None:
+        by_columns(x, w, todo, out, bias)
+        return True
+    few = stacked.stack(shifts, x.shape[-1], out.shape[-1])
+    if few is not None:
+        in_one(x, w, shifts, few, out, bias)
+    return few is not None
+
+
+def by_columns(x: Tensor, w: Tensor, todo: columns.Program, out: Tensor, bias: Tensor | None) -> None:
+    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
+    w = w.contiguous() if todo.order is None else w[todo.order]
+    tokens, outputs = w.new_empty(todo.tokens), w.new_empty(todo.outputs)
+    from_x, from_w, from_out = x.storage_offset(), w.storage_offset(), out.storage_offset()
+    for step in todo.steps:
+        for zeros in step.zeros:
+            tokens.as_strided(*zeros).zero_()
+        shape, strides, offset = step.source
+        tokens.as_strided(*step.into).copy_(x.as_strided(shape, strides, from_x + offset))
+        shape, strides, offset = step.target
+        flat = target = out.as_strided(shape, strides, from_out + offset)
+        if step.found is not None:
+            flat = outputs.as_strided(step.computed, (prod(step.computed[1:]), step.computed[2], 1))
+        first = True
+        for seen, (shape, strides, offset) in step.products:
+            matrix = w.as_strided(shape, strides, from_w + offset)
+            if first:
+                torch.bmm(tokens.as_strided(*seen), matrix, out=flat)
+            else:
+                flat.baddbmm_(tokens.as_strided(*seen), matrix)
+            first = False
+        if step.found is None:
             if bias is not None:
-                result[part] += bias
-        return
-    rows = x.movedim((-2, -1), (1, 2)).reshape(len(x), groups, channels, -1)
-    y = torch.matmul(w.mT, rows)  # (B, groups, D, T)
-    if bias is not None:
-        y += bias[..., None]
-    out.copy_(y.view(len(x), groups, width, *out.shape[1:-2]).movedim((1, 2), (-2, -1)))
+                flat += bias
+            continue
+        found = outputs.as_strided(*step.found)
+        if bias is None:
+            target.copy_(found)
+        elif target.dtype == found.dtype:
+            torch.add(found, bias.expand(found.shape[-2:]).contiguous(), out=target)
+        else:
+            target.copy_(found + bias)
 
 
-def _flat(x: Tensor) -> Tensor | None:
-    """(B, *n, 1, C) as a matrix of tokens, if it lies so in memory."""
-    dense = x.stride(-1) == 1 and all(
-        n == 1 or stride == prod(x.shape[axis + 1 :])
-        for axis, (n, stride) in enumerate(zip(x.shape[:-2], x.stride()[:-2], strict=True))
-    )
-    return x.as_strided((x.numel() // x.shape[-1], x.shape[-1]), (x.shape[-1], 1)) if dense else None
+def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: stacked.Stack, out: Tensor, bias: Tensor | None) -> None:
+    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
+    channels, width = w.shape[2:]
+    matrix = w[todo.order].view(-1, width)  # (down·along·C, D)
+    slots, length, step = len(todo.along) * channels, shifts.output[1], shifts.step[0]
+    most = min(todo.rows, shifts.output[0])
+    tokens = w.new_empty((step * (most - 1) + todo.down[1]) * slots * length)
+    outputs = w.new_empty(most * length * width)
+    last = out.stride(3) == 1 and width > 1
+    for image, rows in stacked.blocks(len(x), shifts.output[0], todo.rows):
+        count = rows.stop - rows.start
+        lines = step * (count - 1) + todo.down[1]
+        buffer = tokens[: lines * slots * length].view(lines, len(todo.along), channels, length)
+        stacked.fill(buffer, x[image], shifts, todo, step * rows.start + todo.down[0])
+        seen = buffer.as_strided((count, len(matrix), length), (step * slots * length, length, 1), 0)
+        target = out[image, rows]  # (rows, queries, D)
+        if last:
+            flat = outputs[: count * length * width].view(count, length, width)
+            direct = target.is_contiguous() and target.dtype == w.dtype
+            found = torch.bmm(seen.mT, matrix.expand(count, -1, -1), out=target if direct else flat)
+            if direct:
+                if bias is not None:
+                    target += bias
+                continue
+        else:
+            flat = outputs[: count * length * width].view(count, width, length)
+            found = torch.bmm(matrix.mT.expand(count, -1, -1), seen, out=flat).mT
+        target.copy_(found if bias is None else found + bias)
 
 
 def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
@@ -132,7 +158,7 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
     longest = run_length(channels)
     room = room_for(shifts, groups, channels, width, alone=False)
     scratch = Scratch(w)
-    stacked: dict[Ints, Tensor] = {}
+    below: dict[Ints, Tensor] = {}
     for images, rows in blocks(shifts, len(x), room):
         plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, False, longest)
         tokens = plan.fill(scratch, x[images], rows.start)
@@ -141,37 +167,30 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
             beside = scratch("beside", groups, prod((plan.images, *plan.queries)), heads * channels)
             _side_by_side(plan, tokens, beside)
             order = tuple(head for run in plan.runs for head in run.heads)
-            if order not in stacked:
-                stacked[order] = _stack(w, order)
-            found = torch.matmul(beside, stacked[order])
+            if order not in below:
+                below[order] = _stack(w, order)
+            found = torch.matmul(beside, below[order])
             found = found.view(groups, plan.images, *plan.queries, width).movedim(0, -2)
         else:
             there = _flat(target) if plan.in_order(groups) and target.dtype == w.dtype else None
             flat = scratch("outputs", groups, plan.computed, width) if there is None else there[None]
             first = flat.storage_offset()
             for run, seen, (shape, strides, offset) in plan.products(groups, channels, width):
-                if run.heads not in stacked:
-                    stacked[run.heads] = _stack(w, run.heads)
+                if run.heads not in below:
+                    below[run.heads] = _stack(w, run.heads)
                 into = flat.as_strided(shape, strides, first + offset)
-                _accumulate(into, tokens.as_strided(*seen), stacked[run.heads], run is not plan.runs[0])
+                _accumulate(into, tokens.as_strided(*seen), below[run.heads], run is not plan.runs[0])
             if there is not None:
                 if bias is not None:
                     there += bias
                 continue
             found = plan.outputs(flat)
-        _finish(found, bias, target)
+        simple.finish(found, bias, target)
 
 
-def _finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:
-    """Add the bias (groups, D) on the way to the outputs (images, *queries, groups, D)."""
-    if bias is None:
-        target.copy_(found)
-        return
-    bias = bias.expand(found.shape[-3:]).contiguous()  # a row of queries, for long inner loops
-    if target.dtype == found.dtype:
-        torch.add(found, bias, out=target)
-    else:
-        target.copy_(found + bias)
+def _flat(x: Tensor) -> Tensor | None:
+    """(B, *n, 1, C) as a matrix of tokens, if it lies so in memory."""
+    return x.view(-1, x.shape[-1]) if x.is_contiguous() else None
 
 
 def _accumulate(into: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
@@ -206,30 +225,6 @@ def _side_by_side(plan: Layout, tokens: Tensor, beside: Tensor) -> None:
         )
         rows[..., column : column + width] = seen
         column += width
-
-
-def _depthwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
-    """One channel a group: y[o] = b + Σ_h x[s·o + e_h]·w_h, x (B, *n, C), w (heads, C), out (B, *o, C)."""
-    channels = w.shape[1]
-    room = room_for(shifts, channels, 1, 1, alone=True)
-    scratch = Scratch(w)
-    repeat = max(1, TILE // channels)
-    tiles = w.repeat(1, repeat)
-    for images, rows in blocks(shifts, len(x), room):
-        plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, True, 1)
-        lines = ceil(plan.wanted / repeat)
-        tokens = plan.fill(scratch, x[images].unsqueeze(-2), rows.start, more=repeat)
-        flat = scratch("outputs", lines, repeat * channels)
-        for number, run in enumerate(plan.runs):
-            seen = tokens.as_strided(
-                flat.shape, (repeat * channels, 1), (run.plane * plan.plane_tokens + run.token) * channels
-            )
-            if number:
-                flat.addcmul_(seen, tiles[run.heads[0]])
-            else:
-                torch.mul(seen, tiles[run.heads[0]], out=flat)
-        found = plan.outputs(flat.view(1, -1, channels))
-        _finish(found, None if bias is None else bias[None], out[images, rows].unsqueeze(-2))
 
 
 def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None = None) -> None:

@@ -1,0 +1,59 @@
+"""How much the ways to copy tokens hold besides their arguments: worked out from shapes and shifts."""
+
+from itertools import product
+from math import prod
+
+from construct.execution import columns, stacked
+from construct.execution.layout import TILE, Shifts, blocks, laid_out, room_for, run_length, through
+from construct.execution.simple import rows_at_once, stands
+
+
+def memory(
+    shifts: Shifts, images: int, groups: int, channels: int, width: int, cast: bool, backwards: bool = False
+) -> int:
+    """Numbers that :func:`~construct.execution.shifted.forward` (``backwards``: ``adjoint``) holds beyond its arguments.
+
+    Args:
+        shifts: where the heads look.
+        images: B.
+        groups: of channels.
+        channels: C.
+        width: D.
+        cast: whether the tokens are of another type than that to compute in.
+        backwards: for ``adjoint``; C and D are then those of what it reads and what it writes.
+    """
+    if not images:
+        return 0
+    if backwards:
+        most = 0
+        for residue in product(*map(range, shifts.step)):
+            there, seen = through(shifts, residue)
+            if there and min(seen.output) > 0:
+                part = memory(seen, images, groups, channels, width, cast) + len(there) * groups * channels * width
+                most = max(most, part)
+        return most
+    alone = channels == 1 and groups > 1
+    if stands(shifts) and not alone:
+        rows = rows_at_once(shifts, groups, channels, width, cast)
+        return min(rows, shifts.output[0]) * prod(shifts.output[1:]) * groups * (width + channels)
+    if groups == 1:
+        some = (0,) * (len(shifts.step) + 2)
+        most = 0
+        for into in (some, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
+            todo = columns.program(shifts, images, channels, width, some, into, not cast)
+            if todo is not None:
+                most = max(most, todo.tokens + todo.outputs + shifts.output[-1] * width)
+        if most:
+            return most
+        few = stacked.stack(shifts, channels, width)
+        if few is not None:
+            return stacked.memory(shifts, few, channels, width)
+    most = 0
+    for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone)):
+        longest = 1 if alone else run_length(channels)
+        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, longest)
+        repeat = max(1, TILE // groups) if alone else 0
+        here = groups * (plan.tokens + repeat) * channels + groups * (plan.computed + repeat) * (1 if alone else width)
+        beside = 0 if alone else groups * plan.wanted * (len(shifts.offsets) * channels + width)
+        most = max(most, here + (beside if plan.few(channels) else 0))
+    return most + len(shifts.offsets) * groups * (TILE // groups + 1) * alone

@@ -1,0 +1,87 @@
+"""Shifts that need no strided views: a single head that sees its own token, and one channel a group."""
+
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+
+from construct.execution.layout import TILE, Shifts, blocks, laid_out, pieces, room_for
+from construct.execution.scratch import Scratch
+
+AT_ONCE = 2**13
+"""Where tokens of a single head have to be copied, this many numbers at a time, or a row."""
+
+
+def stands(shifts: Shifts) -> bool:
+    """Whether a single head sees the input as it stands: no shift, no stride."""
+    return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
+
+
+def pointwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
+    """One product over the tokens of an image, channels as rows; if they do not lie so, of a few rows of the image."""
+    groups, channels, width = w.shape
+    for seen, image in zip(x, out.movedim((-2, -1), (1, 2)), strict=True):
+        if direct(seen.movedim((-2, -1), (0, 1)), image, w.dtype):
+            parts = [slice(None)]
+        else:
+            parts = pieces(len(seen), rows_at_once(shifts, groups, channels, width, seen.dtype != w.dtype))
+        for part in parts:
+            here = image[:, :, part]
+            rows = seen[part].to(w.dtype).movedim((-2, -1), (0, 1)).reshape(groups, channels, -1)
+            there = here.is_contiguous() and here.dtype == w.dtype
+            y = here.view(groups, width, -1) if there else w.new_empty(groups, width, rows.shape[2])
+            if groups == 1:
+                torch.mm(w[0].mT, rows[0], out=y[0])
+            else:
+                torch.bmm(w.mT, rows, out=y)
+            if bias is not None:
+                y += bias[..., None]
+            if not there:
+                here.copy_(y.view(here.shape))
+
+
+def direct(seen: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
+    """Whether nothing needs a copy."""
+    return seen.is_contiguous() and image.is_contiguous() and seen.dtype == image.dtype == dtype
+
+
+def rows_at_once(shifts: Shifts, groups: int, channels: int, width: int, cast: bool) -> int:
+    """Rows along the first axis that are copied at a time, where that is needed."""
+    if cast:
+        return shifts.output[0]
+    return max(1, AT_ONCE // (prod(shifts.output[1:]) * groups * (channels + width)))
+
+
+def depthwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
+    """One channel a group: y[o] = b + Σ_h x[s·o + e_h]·w_h, x (B, *n, C), w (heads, C), out (B, *o, C)."""
+    channels = w.shape[1]
+    room = room_for(shifts, channels, 1, 1, alone=True)
+    scratch = Scratch(w)
+    repeat = max(1, TILE // channels)
+    tiles = w.repeat(1, repeat)
+    for images, rows in blocks(shifts, len(x), room):
+        plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, True, 1)
+        lines = ceil(plan.wanted / repeat)
+        tokens = plan.fill(scratch, x[images].unsqueeze(-2), rows.start, more=repeat)
+        flat = scratch("outputs", lines, repeat * channels)
+        for number, run in enumerate(plan.runs):
+            start = (run.plane * plan.plane_tokens + run.token) * channels
+            seen = tokens.view(-1)[start : start + flat.numel()].view_as(flat)
+            if number:
+                flat.addcmul_(seen, tiles[run.heads[0]])
+            else:
+                torch.mul(seen, tiles[run.heads[0]], out=flat)
+        found = plan.outputs(flat.view(1, -1, channels))
+        finish(found, None if bias is None else bias[None], out[images, rows].unsqueeze(-2))
+
+
+def finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:
+    """Add the bias (groups, D) on the way to the outputs (images, *queries, groups, D)."""
+    if bias is None:
+        target.copy_(found)
+        return
+    bias = bias.expand(found.shape[-3:]).contiguous()  # a row of queries, for long inner loops
+    if target.dtype == found.dtype:
+        torch.add(found, bias, out=target)
+    else:
+        target.copy_(found + bias)
