@@ -307,3 +307,18 @@ def test_every_way_to_multiply_gives_the_same(
                 for given in (x, x.contiguous(memory_format=torch.channels_last)):
                     with smaller_blocks(queries):
                         assert torch.equal(conv_to_mhsa(conv, order=order)(given), conv(given))
+
+
+def test_columns_of_queries_are_right_in_three_dimensions():
+    """In integers; with rows of queries over several axes and images."""
+    for conv in (
+        nn.Conv3d(16, 8, 3, padding=1),
+        nn.Conv3d(16, 8, (2, 3, 3), stride=(1, 2, 2), padding=(0, 1, 2)),
+        nn.Conv3d(16, 8, 3, stride=(1, 3, 1)),
+    ):
+        with torch.no_grad():
+            conv.weight.copy_((32 * conv.weight).round())
+            conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
+            x = torch.randint(-4, 5, (2, 16, 6, 9, 10)).float()
+            for given in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+                assert torch.equal(conv_to_mhsa(conv)(given), conv(given))
