@@ -14,6 +14,7 @@ import torch
 
 from construct.attention import MHSA
 from verify.arrays import strict_json
+from verify.documents import _replace
 from verify.fields import Geometry
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
 from verify.reading import token_count
@@ -60,7 +61,7 @@ def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: st
     """Write times to a file that :func:`read_costs` reads; ``what`` says of what, and where they were measured."""
     rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
     found = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
-    Path(path).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _replace(Path(path), (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
