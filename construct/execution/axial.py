@@ -98,10 +98,10 @@ def _copied(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) ->
 
 
 def _any(bias: Tensor) -> bool:
-    """Whether there is anything to add; asked in every call, and where asking takes long, yes."""
+    """Whether there is anything but zeros to add; asked in every call, and where asking takes long, yes."""
     if bias.device.type != "cpu" or bias.dtype == torch.bfloat16:
         return True
-    return bool(bias.detach().numpy().any())
+    return bool(bias.detach().numpy().tobytes().strip(b"\0"))
 
 
 def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:

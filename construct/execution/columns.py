@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from construct.attention import queries_per_block
-from construct.execution.layout import BLOCK, FEW, Ints, Shifts, View, pieces, run_length
+from construct.execution.layout import BLOCK, FEW, Ints, Shifts, View, pieces
 
 ROWS = 64
 """Columns of fewer than about this many queries are slower; of more, no faster."""
 FEWEST = 12
 """Columns of fewer queries than this are left to other ways."""
+LONG = 768
+"""Runs are joined up to this many numbers, R·C."""
 OUTPUTS = 0.5
 """Outputs that are not more than weights, times this, are not worth another order of the weights."""
 CLEARED = 2**15
@@ -138,6 +140,11 @@ def _program(
         tokens = max(tokens, prod(_lengths(shifts, tile)) * channels)
         outputs = max(outputs, 0 if direct else prod(steps[-1].computed))
     return Program(None if order == sorted(order) else order, tokens, outputs, tuple(steps))
+
+
+def run_length(channels: int) -> int:
+    """How many heads a run may have."""
+    return max(1, LONG // channels)
 
 
 def _runs(shifts: Shifts, longest: int) -> list[Ints]:

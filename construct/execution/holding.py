@@ -51,7 +51,8 @@ def memory(
     most = 0
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone)):
         longest = 1 if alone else run_length(channels)
-        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, longest)
+        single = alone or len(shifts.offsets) == 1
+        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, longest)
         repeat = max(1, TILE // groups) if alone else 0
         here = groups * (plan.tokens + repeat) * channels + groups * (plan.computed + repeat) * (1 if alone else width)
         beside = 0 if alone else groups * plan.wanted * (len(shifts.offsets) * channels + width)

@@ -153,9 +153,13 @@ class Layout:
         """
         places = self._places(first)
         into = tuple(place and tuple(axis for axis, _ in place) for place in places)
-        buffer = scratch.zeroed((self, into), x.shape[-2], self.tokens + more, x.shape[-1])
-        groups, _, channels = buffer.shape
         lengths = (*self.room[:-1], self.room[-1] * self.ahead)
+        if more == 0 and self.tokens == self.plane_tokens and into == (tuple((0, length) for length in lengths),):
+            buffer = scratch("tokens", x.shape[-2], self.tokens, x.shape[-1])  # no place for zeros
+            scratch.filled = object()
+        else:
+            buffer = scratch.zeroed((self, into), x.shape[-2], self.tokens + more, x.shape[-1])
+        groups, _, channels = buffer.shape
         for number, place in enumerate(places):
             if place is not None:
                 plane = buffer[:, number * self.plane_tokens : (number + 1) * self.plane_tokens]

@@ -160,7 +160,7 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
     scratch = Scratch(w)
     below: dict[Ints, Tensor] = {}
     for images, rows in blocks(shifts, len(x), room):
-        plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, False, longest)
+        plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, heads == 1, longest)
         tokens = plan.fill(scratch, x[images], rows.start)
         target = out[images, rows]
         if plan.few(channels):
