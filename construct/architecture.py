@@ -73,7 +73,9 @@ def with_state(
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name in state and not is_lazy(tensor):
                 tensor.data = tensor.data.to(state[name].dtype)
-        model.load_state_dict(state, strict=True)
+        # Weights on the meta device are shapes alone: they become those of the file.
+        hollow = any(tensor.is_meta for tensor in model.state_dict().values())
+        model.load_state_dict(state, strict=True, assign=hollow)
     except Exception as error:
         raise BadModelFile(
             f"{shown(str(path))}: does not fit {shown(spec)}: {described(error)} (give the network that it was saved from)"
@@ -100,4 +102,5 @@ def _made(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
         ) from error
     if not isinstance(model, nn.Module):
         raise BadModelFile(f"{shown(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")
-    return model.to(torch.device("cpu"))
+    hollow = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    return model if hollow else model.to(torch.device("cpu"))

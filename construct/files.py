@@ -136,7 +136,8 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
                 raise BadModelFile(
                     f"{name}: a pickle, though its name ends in {suffix} (rename it if you want it read)"
                 )
-            if (suffix == ".safetensors") != (kind == "safetensors") and suffix in _SUFFIXES:
+            other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
+            if other and suffix in _SUFFIXES:
                 notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -201,6 +202,10 @@ def _restricted(file: BinaryIO, size: int, kind: str, name: str, named: Mapping[
     """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
     with allowing(named) as ours:
         foreign = foreign_names(file, ours | named.keys())
+        if "torch.nn.parameter.UninitializedParameter" in foreign:
+            raise BadModelFile(
+                f"{name}: holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
+            )
         if foreign:
             raise BadModelFile(
                 f"{name}: holds classes that are not allowed: {one_line(', '.join(foreign))} "

@@ -28,7 +28,7 @@ from construct.plain_text import described, one_line, shown
 from construct.room import refused_by_torch
 from construct.sharpness import ALPHA, alpha_for
 from construct.showing import check_page, write_page
-from construct.support import geometry_of
+from construct.support import BASES, geometry_of
 from construct.table import NetworkRow, Report, network_dict, print_json, print_table
 from construct.terminal import progress, undisturbed
 from construct.ties import names_of, untied
@@ -100,6 +100,10 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     source = read(options.model, allow=options.allow, trust=options.trust)
     model, assumed = _network(source, options)
     model, wrappers = unwrapped(model)
+    if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
+        raise BadModelFile(
+            f"{shown(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
+        )
     found = _surveyed(model, source, options.strict)
     with progress(len(found.convertible) * (1 + options.samples if options.input_size else 2)) as advance:
         replacements: dict[nn.Module, MHSA] = {}
@@ -111,7 +115,10 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         if document is not None and found.remarks():
             told_of = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
             remarks.append(("", told_of))
-        converted = substitute(model, replacements)
+        if document is not None:
+            remarks += _not_rechecked(found, source, options.format)
+        # What is written has not been run: a network may count its calls, or keep what it saw.
+        kept, converted = substitute(model, replacements), substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
         layers, network = judged(model, converted, pairs, options, checkers, advance)
     verdicts = [row.verdict for row in layers]
@@ -120,7 +127,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     if writable:
         # Kernels alone come out as modules: a state dict would lose the geometry again.
         whole = isinstance(source.content, nn.Module) or bool(given(options))
-        content, told = _content(converted, whole, options)
+        content, told = _content(kept, whole, options)
         # A module under two names stands twice in a state dict, and a recheck looks for it under both.
         certificates = [
             (name, row.certificate)
@@ -157,6 +164,19 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         with torch.no_grad():
             write_page(report, model, pairs, options, checkers.pages)
     return report
+
+
+def _not_rechecked(found: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
+    """(path, remark) where ``python -m verify check`` will have to refuse: it reads tensors, and torch's own classes by name."""
+    if form in ("pt2", "onnx"):
+        return [("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
+    if not isinstance(source.content, nn.Module):
+        return []
+    own = {path: type(conv).__name__ for path, conv in found.convertible.items() if type(conv) not in BASES}
+    return [
+        (path, f"of class {kind}: to recheck it takes a state dict in place of the module")
+        for path, kind in own.items()
+    ]
 
 
 def _content(
@@ -224,7 +244,7 @@ def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
     found, name = survey(model), shown(str(source.path))
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
     if not found.convertible and not found.refused and not earlier:
-        raise BadModelFile(f"{name}: no convolution found")
+        raise BadModelFile(f"{name}: no convolution found (give a network that has one)")
     for path, conv in found.convertible.items():
         heads = geometry_of(conv).taps
         if heads > MOST_HEADS:

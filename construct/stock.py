@@ -6,7 +6,7 @@ they are.  Rows of the projections, head h, D the head size (β = √D·α):
     q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import isfinite
 from typing import Any
@@ -63,19 +63,24 @@ class StockAttention(nn.Module):
         spare = x.new_zeros(batch, keys, self.attention.embed_dim - channels - self.positions.shape[1])
         return torch.cat([content, self.positions.expand(batch, -1, -1), spare], dim=2)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the attention, as the convolution is applied.
 
         Args:
             input: (B, D_in, *grid), or (D_in, *grid) unbatched, in the module's dtype.
+            output_size: only of a transposed layer, and only the one size that this attention has.
 
         Returns:
             (B, D_out, *output) or (D_out, *output), contiguous.
 
         Raises:
+            TypeError: ``output_size`` is given and the layer is not transposed.
+            ValueError: another ``output_size``.
             RuntimeError: rank, channels, spatial size, dtype or device do not fit.
             NotEnoughMemory: the tokens and their projections would not fit.
         """
+        if output_size is not None:
+            self._check_output(tuple(output_size))
         if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):  # half precision cannot hold the coordinates
@@ -101,6 +106,14 @@ class StockAttention(nn.Module):
         y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
         return y if batched else y[0]
+
+    def _check_output(self, wanted: tuple[int, ...]) -> None:
+        if not self.geometry.transposed:
+            raise TypeError("MHSA: output_size is for transposed layers only")
+        fixed = self.geometry.output_size(self.grid)
+        if wanted[-len(fixed) :] != fixed or len(wanted) > len(fixed) + 2:
+            told = f"MHSA: this attention has outputs of size {fixed}, not {wanted}"
+            raise ValueError(f"{told}; give the convolution an output_padding, and convert that")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StockAttention":
         """Move or cast as any module, but refuse, before anything is changed, a format that cannot hold the scores.

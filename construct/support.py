@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from construct.errors import Refusal, UnsupportedLayer
 from construct.folding import is_parametrized, is_remaking, settled
@@ -79,6 +80,9 @@ def _class_reason(conv: Any) -> str | None:
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
             return f"its class has a {name} of its own"
     for name in ("weight", "bias"):
+        places = (vars(conv), conv._parameters, conv._buffers)
+        if not hasattr(type(conv), name) and not any(name in place for place in places):
+            return f"it has no {name}, not even None"
         if hasattr(type(conv), name) and not is_parametrized(conv, name):
             return f"its class has a {name} of its own"
     try:
@@ -88,7 +92,9 @@ def _class_reason(conv: Any) -> str | None:
         return f"its weight cannot be worked out: {described(error)}"
     if lazy:
         return "its weights do not exist yet; run one batch through the network first"
-    for hooks, kind in HOOKS.items():  # after the lines above: a lazy layer has hooks of torch's own
+    if isinstance(conv, LazyModuleMixin) and conv._forward_pre_hooks:
+        return "it is lazy until a batch has gone through it; run one batch through the network first"
+    for hooks, kind in HOOKS.items():
         for hook in vars(conv).get(hooks, {}).values():
             if not (kind == "forward pre-hook" and is_remaking(hook)):
                 name = getattr(hook, "__qualname__", type(hook).__qualname__)
@@ -175,7 +181,9 @@ def _tuple(value: Any, dims: int) -> Any:
     """As torch reads it: one number stands for all axes, and any integer will do; what is no integer is left for the check."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     try:
-        numbers = tuple(index(n) for n in values)
+        numbers = tuple(index(n) for n in values if not isinstance(n, bool | torch.Tensor))
     except TypeError:
+        return value
+    if len(numbers) < len(values):  # torch refuses a truth value, and what a tensor says may change
         return value
     return numbers * dims if len(numbers) == 1 else numbers

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import read_inputs
-from construct.plain_text import described, shown
+from construct.plain_text import described, one_line, shown
 from construct.room import refused_by_torch, require
 from construct.table import NetworkRow
 
@@ -140,7 +140,9 @@ def end_to_end(
     try:
         given = propagation.propagate(*networks, inputs, pairs, certificates=certificates)
     except ValueError as error:
-        raise BadModelFile(f"no bound for these inputs: {described(error)} (give others, or --no-certify)") from error
+        raise BadModelFile(
+            f"no bound for the given inputs: {one_line(error)} (give others, or --no-certify)"
+        ) from error
     if not all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs):
         return (given,)
     largest = max(float(x.abs().max()) for x in inputs)

@@ -245,7 +245,12 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
             raise Rejected(f"{path!r} has a geometry whose vectors are no tuples")
         if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
             raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
-    geometry = {name: _plain(source[name]) for name in GEOMETRY} | ({} if radix is None else {"radix": _plain(radix)})
+    # torch reads one number for all axes.
+    kernel = _plain(source["kernel_size"])
+    axes = len(kernel) if isinstance(kernel, list) else 0
+    spread = {name: (source[name],) * axes for name in GEOMETRY_VECTORS if type(source[name]) is int}
+    geometry = {name: _plain(spread.get(name, source[name])) for name in GEOMETRY}
+    geometry |= {} if radix is None else {"radix": _plain(radix)}
     return Layer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
 
 

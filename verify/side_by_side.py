@@ -286,7 +286,8 @@ def _by_input(parts: list[Tensor], inputs: tuple[Any, ...]) -> np.ndarray:
     """What belongs to each input of a batch in one row; all in one row where the outputs have no such axis."""
     sizes = {part.shape[0] if part.dim() else 0 for part in [*parts, *_tensors(inputs)]}
     rows = sizes.pop() if len(sizes) == 1 else 1
-    return torch.cat([torch.zeros(rows, 0), *(part.double().reshape(rows, -1) for part in parts)], dim=1).numpy()
+    flat = [part.double().reshape(rows, -1) if rows else part.double().flatten(1) for part in parts]
+    return torch.cat([torch.zeros(rows, 0), *flat], dim=1).numpy()
 
 
 def _finite(values: Tensor) -> bool:

@@ -1,0 +1,171 @@
+"""What a second look at real files found: networks with a state of their own, odd attributes, lazy and meta factories."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import construct
+from construct.from_conv import main
+from construct.stock import to_torch_mha
+from verify.__main__ import main as recheck
+
+NETS = """
+import torch
+from torch import nn
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.seen = nn.Conv2d(3, 4, 3), 0
+        self.register_buffer("last", torch.zeros(()))
+    def forward(self, x):
+        self.seen += 1
+        self.last += x.mean().detach()
+        return self.conv(x) * self.seen
+
+class Plain(nn.Conv2d):
+    "Inherits both forwards."
+
+def lazy():
+    return nn.Sequential(nn.LazyConv2d(4, 3))
+
+def meta():
+    with torch.device("meta"):
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The user's own module, in the folder where the command runs."""
+    (tmp_path / "own_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("own_nets")
+    sys.modules.pop("own_nets")
+
+
+def run(capsys: Any, *options: Any) -> tuple[int, str]:
+    code = main([str(option) for option in options])
+    told = capsys.readouterr()
+    return code, told.out + told.err
+
+
+def with_odd(**attributes: Any) -> nn.Module:
+    conv = nn.Conv2d(3, 4, 3)
+    for name, value in attributes.items():
+        setattr(conv, name, value)
+    return nn.Sequential(conv)
+
+
+@pytest.mark.nasty(40)
+def test_what_is_written_has_not_been_run(nets: Any, capsys: Any):
+    torch.save(nets.Counting(), "m.pt")
+    code, _ = run(capsys, "m.pt", "--input-size", 3, 8, 8, "--allow", "own_nets.Counting")
+    assert code == 0
+    x = torch.randn(2, 3, 8, 8)
+    before: Any
+    after: Any
+    before, after = (construct.load(name, allow=["own_nets.Counting"]) for name in ("m.pt", "m.mhsa.pt"))
+    assert (after.seen, float(after.last)) == (before.seen, float(before.last)) == (0, 0.0)
+    assert torch.allclose(before(x), after(x), atol=1e-5)
+
+
+@pytest.mark.nasty(22)
+@pytest.mark.parametrize("odd", [{"stride": 2}, {"padding": 1, "dilation": 1}, {"stride": [1, 2]}], ids=str)
+def test_one_number_for_all_axes_is_rechecked_too(odd: dict, nets: Any, capsys: Any):
+    torch.save(with_odd(**odd), "m.pt")
+    assert run(capsys, "m.pt")[0] == 0
+    assert recheck(["check", "m.mhsa.json", "--conv", "m.pt", "--mhsa", "m.mhsa.pt"]) == 0
+
+
+@pytest.mark.nasty(22)
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"stride": (torch.tensor(2), 1)}, "0: Conv2d: stride is (tensor(2), 1), not 2 whole numbers"),
+        ({"dilation": (True, True)}, "0: Conv2d: dilation is (True, True), not 2 whole numbers"),
+    ],
+)
+def test_numbers_that_are_none_are_named(odd: dict, words: str, nets: Any, capsys: Any):
+    torch.save(with_odd(**odd), "m.pt")
+    code, told = run(capsys, "m.pt")
+    assert (code, words in told) == (2, True), told
+
+
+@pytest.mark.nasty(22)
+def test_a_missing_bias_is_named(nets: Any, capsys: Any):
+    model = with_odd()
+    del model[0]._parameters["bias"]  # type: ignore[operator]
+    torch.save(model, "m.pt")
+    code, told = run(capsys, "m.pt")
+    assert (code, "0: Conv2d: it has no bias, not even None" in told) == (2, True), told
+
+
+@pytest.mark.nasty(24)
+def test_lazy_layers_are_told_to_run(nets: Any, capsys: Any):
+    torch.save(nets.lazy(), "m.pt")
+    code, told = run(capsys, "m.pt")
+    assert (code, "run one batch through the network" in told) == (2, True), told
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3)).state_dict(), "s.pt")
+    code, told = run(capsys, "s.pt", "--arch", "own_nets:lazy")
+    assert (code, "run one batch through the network first" in told) == (2, True), told
+
+
+@pytest.mark.nasty(24)
+def test_shapes_alone_take_the_weights_of_the_file(nets: Any, capsys: Any):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    torch.save(model.state_dict(), "m.pt")
+    assert run(capsys, "m.pt", "--arch", "own_nets:meta", "--input-size", 3, 8, 8)[0] == 0
+    found = construct.convert(model)
+    found.load_state_dict(torch.load("m.mhsa.pt", weights_only=True))
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.allclose(found(x), model(x), atol=1e-5)
+
+
+@pytest.mark.nasty(9)
+def test_another_format_under_the_name_of_onnx_is_said(nets: Any, capsys: Any):
+    torch.save(nn.Conv2d(3, 4, 3).state_dict(), "m.onnx")
+    code, told = run(capsys, "m.onnx", "--stride", 1)
+    assert code == 0
+    assert "the name ends in .onnx, but the content is" in told
+
+
+@pytest.mark.nasty(35)
+def test_an_empty_batch_is_no_error(nets: Any, capsys: Any):
+    torch.save(torch.zeros(0, 3, 8, 8), "x.pt")
+    torch.save(with_odd(), "m.pt")
+    code, told = run(capsys, "m.pt", "--example-inputs", "x.pt")
+    assert code == 0, told
+
+
+def test_what_cannot_be_rechecked_is_said(nets: Any, capsys: Any):
+    torch.save(nn.Sequential(nets.Plain(3, 4, 3)), "m.pt")
+    code, told = run(capsys, "m.pt", "--allow", "own_nets.Plain")
+    assert code == 0
+    assert "0: of class Plain: to recheck it takes a state dict" in told
+    torch.save(with_odd(), "n.pt")
+    assert "recheck" not in run(capsys, "n.pt")[1]
+
+
+@pytest.mark.nasty(28)
+def test_bfloat16_is_refused_for_onnx_before_the_work(nets: Any, capsys: Any):
+    torch.save(with_odd().bfloat16(), "m.pt")
+    code, told = run(capsys, "m.pt", "--input-size", 3, 8, 8, "--format", "onnx", "-o", "m.onnx")
+    assert (code, "is bfloat16, which ONNX's exporter cannot store" in told) == (2, True), told
+
+
+def test_a_stock_attention_takes_the_output_size_that_it_has():
+    conv = nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1)
+    stock = to_torch_mha(construct.conv_to_mhsa(conv), (4, 5))
+    x = torch.randn(2, 3, 4, 5)
+    for size in ([7, 9], [2, 4, 7, 9]):
+        assert torch.allclose(stock(x, output_size=size), conv(x, output_size=size), atol=1e-5)
+    with pytest.raises(ValueError, match=r"outputs of size \(7, 9\), not \(8, 10\)"):
+        stock(x, output_size=[8, 10])
+    with pytest.raises(TypeError, match="for transposed layers only"):
+        to_torch_mha(construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)), (4,))(torch.zeros(1, 4), output_size=[4])
