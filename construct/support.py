@@ -92,7 +92,7 @@ def _class_reason(conv: Any) -> str | None:
         return f"its weight cannot be worked out: {described(error)}"
     if lazy:
         return "its weights do not exist yet; run one batch through the network first"
-    if isinstance(conv, LazyModuleMixin) and conv._forward_pre_hooks:
+    if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         return "it is lazy until a batch has gone through it; run one batch through the network first"
     for hooks, kind in HOOKS.items():
         for hook in vars(conv).get(hooks, {}).values():
