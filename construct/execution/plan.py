@@ -17,8 +17,6 @@ from construct.tokens import TokenGrid
 CERTAIN = 746.0
 """A score so far below the greatest one has the attention exp(−746), which is 0 in float64."""
 
-Ranges = tuple[tuple[int, int], ...]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -102,12 +100,12 @@ def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan
     sharp, deltas = [], []
     for head in range(heads):
         delta = tuple(int(at[head]) + least for at, (least, _) in zip(found, box, strict=True))
-        known = all(at[head] >= 0 for at in found)
-        if known and all(least <= n <= most for n, (least, most) in zip(delta, always, strict=True)):
+        peaked = all(at[head] >= 0 for at in found)
+        if peaked and all(least <= n <= most for n, (least, most) in zip(delta, always, strict=True)):
             sharp.append(head)
             deltas.append(delta)
-    known = set(sharp)
-    return Plan(tuple(sharp), tuple(deltas), tuple(head for head in range(heads) if head not in known))
+    soft = sorted({*range(heads)} - {*sharp})
+    return Plan(tuple(sharp), tuple(deltas), tuple(soft))
 
 
 def scores(c: Any, delta: Any, axis: int) -> Any:
