@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verify.audit_record import Audit
+    from verify.auditing import audit
     from verify.certificate import Certificate
     from verify.certification import certify
     from verify.checker import check
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
     from verify.verdict import Verdict
 
 _HOMES = {
+    "Audit": "verify.audit_record",
     "Certificate": "verify.certificate",
     "Discrepancy": "verify.comparison",
     "Verdict": "verify.verdict",
+    "audit": "verify.auditing",
     "certify": "verify.certification",
     "check": "verify.checker",
     "claims": "verify.claim_table",
@@ -28,9 +32,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Audit",
     "Certificate",
     "Discrepancy",
     "Verdict",
+    "audit",
     "certify",
     "check",
     "claims",

@@ -1,4 +1,4 @@
-"""``python -m verify``: recheck a certificate, print the proofs, judge the claims, draw figures.
+"""``python -m verify``: recheck a certificate, print the proofs, judge the claims, audit a layer, draw figures.
 
 Nothing heavy is imported before a command needs it.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 EXIT_CODES = """exit codes:
-  0    everything is PROVED, and confirmed
+  0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
   1    something is not
   2    bad input: one line says what
   130  interrupted
@@ -82,6 +82,20 @@ def _claims(options: argparse.Namespace) -> int:
     return 0 if table.good else 1
 
 
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    from verify.audit_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from verify.audit_command import run
+
+    found = run(options)
+    print(found.to_json() if options.json else f"{found}\n", end="")
+    return 0 if found.is_convolution else 1
+
+
 def _plot_arguments(parser: argparse.ArgumentParser) -> None:
     from verify.plot_command import add_arguments
 
@@ -99,6 +113,9 @@ COMMANDS = {
     "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
+    "audit": Command(
+        "find out by experiment how far an attention layer is from a convolution", _audit_arguments, _audit
+    ),
     "plot": Command("draw a figure of a layer, a certificate, the leakage or the cost", _plot_arguments, _plot),
 }
 """By name; each command imports what it needs when it is run."""
@@ -122,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _Parser(
         prog="python -m verify",
-        description="Recheck certificates, print proofs, judge the claims, draw figures.",
+        description="Recheck certificates, print proofs, judge the claims, audit layers, draw figures.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,0 +1,543 @@
+"""The audit: what it finds by experiment, of layers that it is not allowed to look into."""
+
+import dataclasses
+import json
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import construct
+import verify
+from verify.__main__ import main
+from verify.published import GatedAttention, GaussianAttention
+from verify.strategies import convolutions, least_size
+
+SLOW = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def convolution(*channels, kernel: int | tuple[int, ...] = 3, seed=0, dtype=torch.float64, dims=2, **options):
+    made = getattr(nn, f"Conv{dims}d")(*(channels or (2, 3)), kernel, dtype=dtype, **options)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def dense_kernel(conv):
+    """The kernel with its groups written out, (D, C, *K)."""
+    weight = conv.weight.detach().double().numpy()
+    d, per_group = weight.shape[:2]
+    full = np.zeros((d, conv.in_channels, *weight.shape[2:]))
+    for out in range(d):
+        first = out // (d // conv.groups) * per_group
+        full[out, first : first + per_group] = weight[out]
+    return full
+
+
+def hidden(layer):
+    """The layer as a plain function, which says nothing of itself."""
+    return lambda x: layer(x)
+
+
+# ---- convolutions that are hidden in a function --------------------------------------------------------------------------
+
+
+@st.composite
+def roomy(draw, **options):
+    """A convolution, and a grid on which three outputs an axis read real positions only."""
+    conv = draw(convolutions(transposed=[False], dtypes=[torch.float64], integers=[False], **options))
+    size = []
+    for axis, least in enumerate(least_size(conv)):
+        span, s = conv.dilation[axis] * (conv.kernel_size[axis] - 1), conv.stride[axis]
+        size.append(max(least, span + 1 + 3 * s + draw(st.integers(0, 2))))
+    assume(prod(size) ** 2 * conv.in_channels * conv.out_channels / prod(conv.stride) < 2e6)
+    return conv, tuple(size)
+
+
+def pads_of(conv):
+    if conv.padding == "same":
+        spans = [dil * (k - 1) for dil, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        return [(span // 2, span - span // 2) for span in spans]
+    return (
+        [(0, 0) if conv.padding == "valid" else (p, p) for p in conv.padding]
+        if conv.padding != "valid"
+        else [(0, 0)] * len(conv.kernel_size)
+    )
+
+
+@SLOW
+@given(roomy())
+def test_a_convolution_hidden_in_a_function_is_found_with_all_its_options(case):
+    conv, size = case
+    found = verify.audit(hidden(conv), size, in_channels=conv.in_channels)
+    assert found.is_convolution, str(found)
+    assert found.affine
+    assert found.kernel_size == conv.kernel_size
+    assert np.abs(found.kernel - dense_kernel(conv)).max() <= found.rounding * np.abs(found.kernel).max()
+    assert found.stride == conv.stride
+    assert all(k == 1 or a == b for a, b, k in zip(found.dilation, conv.dilation, conv.kernel_size, strict=True))
+    pads = pads_of(conv)
+    assert [before for before, _ in found.padding] == [before for before, _ in pads]
+    assert all(after <= p for (_, after), (_, p) in zip(found.padding, pads, strict=True))
+    reads = any(before > 0 or after > 0 for before, after in found.padding)
+    assert (conv.padding_mode in found.padding_modes) if reads else (found.padding_mode == "none")
+    bias = np.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().numpy()
+    assert np.array_equal(found.bias, bias)
+    assert found.groups % conv.groups == 0
+
+
+@SLOW
+@given(convolutions(transposed=[False], dtypes=[torch.float64], integers=[False], dims=[1, 2]), st.integers(0, 3))
+def test_on_grids_without_an_interior_what_is_called_a_convolution_is_the_same_function(conv, more):
+    size = tuple(n + more for n in least_size(conv))
+    assume(prod(size) ** 2 * conv.in_channels * conv.out_channels < 1e6)
+    found = verify.audit(hidden(conv), size, in_channels=conv.in_channels)
+    if found.is_convolution:
+        assert found.distance <= found.rounding * 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_kernel_of_a_converted_layer_comes_back_bit_for_bit(dtype, seed):
+    conv = convolution(
+        3, 4, kernel=(3, 2), seed=seed, dtype=dtype, padding=(1, 2), dilation=(1, 2), padding_mode="circular"
+    )
+    layer = construct.conv_to_mhsa(conv)
+    found = verify.audit(layer, (7, 9))
+    assert found.is_convolution
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+    assert np.array_equal(found.bias, conv.bias.detach().double().numpy())
+    assert found.distance <= found.rounding
+    assert found.interior == 0
+    assert found.padding_mode == "circular"
+    assert found.content == 0
+    assert found.equivariant
+
+
+def test_the_kernel_comes_back_in_float32_too_however_large_the_bias():
+    conv = convolution(2, 2, dtype=torch.float32, padding=1)
+    with torch.no_grad():
+        conv.bias.fill_(1e4)
+    found = verify.audit(construct.conv_to_mhsa(conv), (6, 6), dtype=torch.float32)
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+    assert found.dtype == "float32"
+
+
+@pytest.mark.parametrize("options", [
+    {"stride": 2, "padding": 1}, {"padding": 2, "dilation": 2, "padding_mode": "reflect"},
+    {"padding": 1, "groups": 2}, {"padding": "same", "padding_mode": "replicate"}, {},
+], ids=str)  # fmt: skip
+def test_heads_of_a_converted_layer_are_single_shifts(options):
+    conv = convolution(2, 4, **options)
+    found = verify.audit(construct.conv_to_mhsa(conv), (8, 9))
+    assert found.is_convolution
+    assert found.heads is not None
+    before = pads_of(conv)
+    lattice = {
+        tuple(dil * j - b for j, dil, (b, _) in zip(tap, conv.dilation, before, strict=True))
+        for tap in product(range(3), repeat=2)
+    }
+    assert {head.shifts[0][0] for head in found.heads} == lattice
+    assert all(head.peak == 1 and head.spread == 0 and len(head.shifts) == 1 for head in found.heads)
+    assert not found.collapsed
+    assert not found.unplaced
+    assert found.groups == conv.groups
+
+
+def test_a_stock_attention_is_audited_like_any_other(tmp_path):
+    conv = convolution(2, 3, padding=1)
+    stock = construct.to_torch_mha(construct.conv_to_mhsa(conv), grid=(5, 6))
+    found = verify.audit(stock, (5, 6), in_channels=2)
+    assert found.is_convolution
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+    assert found.padding_mode == "zeros"
+    assert found.heads is not None
+    assert len(found.heads) == 9
+    assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was watched
+
+
+def test_a_bare_stock_attention_is_content():
+    torch.manual_seed(0)
+    found = verify.audit(nn.MultiheadAttention(4, 2), (5, 5), kernel_size=3)
+    assert not found.affine
+    assert not found.is_convolution
+    assert found.content is not None
+    assert found.content > 0.9
+    assert found.distance > 0.1
+    assert found.padding_mode is None
+
+
+# ---- planted faults --------------------------------------------------------------------------------------------------
+
+
+def converted(**options):
+    return construct.conv_to_mhsa(convolution(2, 3, padding=1, **options))
+
+
+def test_content_that_is_switched_on_is_found():
+    layer = converted()
+    alpha = 2.0
+    with torch.no_grad():
+        layer.v.copy_(layer.v / layer.v[0, 0].abs() * alpha)
+        layer.w_qry.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+        layer.w_key.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
+    found = verify.audit(layer, (6, 6), kernel_size=3)
+    assert not found.affine
+    assert not found.is_convolution
+    assert found.content is not None
+    assert found.content > 0.5
+    assert found.interior is not None
+    assert 0.01 < found.interior < 1
+    assert "no input moves" not in str(found)
+
+
+def test_one_head_that_moved_is_found():
+    layer, usual = converted(), dense_kernel(convolution(2, 3, padding=1))
+    with torch.no_grad():
+        layer.v[0].copy_(layer.v[4])
+    found = verify.audit(layer, (6, 6))
+    assert found.affine
+    assert found.collapsed == (((0, 0), (0, 4)),)
+    assert "COLLAPSED: heads 0, 4 all look at (0, 0)" in str(found)
+    assert not found.kernel[:, :, 0, 0].any()
+    assert np.allclose(found.kernel[:, :, 1, 1], usual[:, :, 0, 0] + usual[:, :, 1, 1], rtol=1e-12)
+
+
+def test_a_head_that_moved_off_the_kernel_is_found():
+    layer = converted()
+    with torch.no_grad():
+        layer.v[0].copy_(layer.v[8] * torch.tensor([1.0, 2.0, 1.0]))  # to (2, 1), beyond the padding of the last row
+    found = verify.audit(layer, (6, 6))
+    assert found.kernel_size == (4, 3)  # another convolution: the zeros beyond the grid are as good as any further out
+    assert found.is_convolution
+    assert found.heads is not None
+    assert found.heads[0].shifts[0][0] == (2, 1)
+    around = converted(padding_mode="circular")
+    with torch.no_grad():
+        around.v[0].copy_(around.v[8] * torch.tensor([1.0, 2.0, 1.0]))
+    broken = verify.audit(around, (6, 6))
+    assert broken.padding_mode is None  # it stops where a circle would go on
+    assert not broken.is_convolution
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
+def test_the_padding_is_the_one_that_is_computed_and_no_other(mode):
+    conv = convolution(2, 3, padding=1, padding_mode=mode)
+    found = verify.audit(hidden(conv), (6, 7), in_channels=2)
+    assert found.padding_modes == (mode,)
+    assert all((left <= found.rounding) == (name == mode) for name, left in found.border_by_mode.items())
+
+
+def test_a_padding_that_is_none_of_them_is_told_so():
+    conv = convolution(2, 3)
+
+    def halved(x):
+        """A border of half the nearest pixel."""
+        padded = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate") / 2
+        padded[..., 1:-1, 1:-1] = x
+        return conv(padded)
+
+    found = verify.audit(halved, (6, 6), in_channels=2)
+    assert found.padding_modes == ()
+    assert found.padding_mode is None
+    assert found.interior == 0
+    assert found.border is not None
+    assert found.border > 0.1
+    assert not found.is_convolution
+    assert "padding: none of them" in str(found)
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+
+
+def test_a_bias_that_varies_with_the_position_is_found():
+    conv, extra = convolution(2, 3, padding=1), torch.randn(3, 6, 6, dtype=torch.float64)
+    found = verify.audit(lambda x: conv(x) + 0.01 * extra, (6, 6), in_channels=2)
+    assert found.affine
+    assert found.equivariant is False
+    assert not found.is_convolution
+    assert 0.005 < found.bias_variation < 0.1
+    assert found.distance == 0
+
+
+def test_weights_that_vary_with_the_position_are_found():
+    conv, mask = convolution(2, 3, padding=1), 1 + 0.1 * torch.rand(6, 6, dtype=torch.float64)
+    found = verify.audit(lambda x: conv(x) * mask, (6, 6), in_channels=2, kernel_size=3)
+    assert found.affine
+    assert found.equivariant is False
+    assert found.interior is not None
+    assert 0.005 < found.interior < 0.1
+    assert not found.is_convolution
+
+
+@given(st.integers(0, 100))
+@settings(max_examples=15, deadline=None)
+def test_a_little_nonlinearity_is_found(seed):
+    conv = convolution(2, 3, padding=1, seed=seed)
+    found = verify.audit(lambda x: conv(x) + 1e-6 * torch.tanh(x.sum()), (5, 5), in_channels=2)
+    assert not found.affine
+    assert 1e-9 < found.superposition < 1e-4
+
+
+def test_a_narrow_kernel_is_the_best_of_its_size():
+    conv = convolution(1, 1, kernel=5, padding=2)
+    with torch.no_grad():
+        conv.weight[:, :, 1:4, 1:4] *= 100
+    found = verify.audit(hidden(conv), (9, 9), in_channels=1, kernel_size=3)
+    assert found.kernel_size == (3, 3)
+    assert np.array_equal(found.kernel, dense_kernel(conv)[:, :, 1:4, 1:4])
+    assert found.interior is not None
+    assert 0 < found.interior < 0.1
+
+
+def test_ranks_of_taps():
+    conv = convolution(4, 4, kernel=1)
+    with torch.no_grad():
+        conv.weight[:, :, 0, 0] = torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    found = verify.audit(hidden(conv), (3, 3), in_channels=4)
+    assert found.tap_ranks.tolist() == [[2]]
+    assert found.tap_effective_ranks == pytest.approx(2.0)
+
+
+def test_an_average_over_everything_and_nothing_at_all():
+    average = verify.audit(lambda x: x.mean((2, 3), keepdim=True).expand_as(x), (4, 4), in_channels=1)
+    assert average.padding_mode == "circular"  # every tap alike, all around
+    nothing = verify.audit(lambda x: 0 * x + 2, (4, 4), in_channels=1)
+    assert nothing.is_convolution
+    assert not nothing.kernel.any()
+    assert nothing.bias.tolist() == [2.0]
+
+
+# ---- the published layers ------------------------------------------------------------------------------------------------
+
+
+def test_sharp_gaussian_attention_pads_by_repeating():
+    conv = convolution(4, 5, padding=1)
+    found = verify.audit(GaussianAttention.of_convolution(conv, alpha=104), (7, 8))
+    assert found.padding_modes == ("replicate",)
+    assert found.border_by_mode["zeros"] > 0.3
+    assert found.interior is not None
+    assert found.interior <= found.rounding
+    assert np.abs(found.kernel - dense_kernel(conv)).max() < 1e-14
+    assert found.content == 0
+
+
+def test_soft_gaussian_attention_is_a_mixture_and_no_convolution_of_that_size():
+    conv = convolution(2, 2, padding=1)
+    found = verify.audit(GaussianAttention.of_convolution(conv, alpha=0.5), (8, 8), kernel_size=3)
+    assert found.affine
+    assert not found.is_convolution
+    assert found.padding_mode is None
+    assert found.unplaced == tuple(range(9))
+    assert found.heads is not None
+    assert all(0.5 < head.spread < 2 for head in found.heads)
+    assert "a mixture of shifts" in str(found)
+
+
+def test_the_blur_shortcut_swaps_the_axes():
+    conv = convolution(1, 1, padding=1)
+    found = verify.audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
+    assert np.allclose(found.kernel, dense_kernel(conv).swapaxes(2, 3), atol=1e-12)
+    assert not np.allclose(found.kernel, dense_kernel(conv), atol=0.1)
+    assert not found.attention_seen
+    assert "shows no attention" in str(found)
+
+
+def test_the_blur_shortcut_mixes_channels():
+    conv = convolution(2, 3, padding=1)
+    with torch.no_grad():
+        conv.weight.copy_(conv.weight + conv.weight.transpose(2, 3))  # so that the axes do not matter
+    swapped = verify.audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
+    assert np.abs(swapped.kernel - dense_kernel(conv)).max() > 0.5
+
+
+def test_the_blur_shortcut_is_not_finite_at_borders_when_sharp():
+    conv = convolution(1, 1, padding=1)
+    found = verify.audit(GaussianAttention.of_convolution(conv, alpha=1024, blur=True), (8, 8))
+    assert found.not_finite == 28  # the border: a filter that sees nothing of the image is divided by zero
+    assert "NOT FINITE: 28 of 64 outputs" in str(found)
+    assert not found.is_convolution
+    json.loads(found.to_json())
+
+
+def test_gated_attention_with_an_open_gate_pads_by_repeating():
+    conv = convolution(2, 3, padding=1)
+    found = verify.audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0), (6, 6))
+    assert found.padding_modes == ("replicate",)
+    assert found.border_by_mode["zeros"] > 0.3
+    assert np.abs(found.kernel - dense_kernel(conv)).max() < 1e-13
+    assert found.content == 0
+
+
+def test_the_default_gate_lets_27_percent_of_content_in():
+    conv = convolution(2, 3, padding=1)
+    found = verify.audit(GatedAttention.of_convolution(conv, strength=104, gate=1.0), (6, 6), kernel_size=3)
+    assert not found.affine
+    assert found.content == pytest.approx(1 / (1 + np.e), rel=1e-6)  # 26.9 %
+    assert "up to 26.9 %" in str(found)
+
+
+def test_gated_attention_with_an_even_root_of_heads_is_tied_four_ways():
+    torch.manual_seed(0)
+    layer = GatedAttention(8, 4).double()
+    with torch.no_grad():
+        layer.gate.fill_(1000.0)
+        layer.local(strength=100.0)
+    found = verify.audit(layer, (6, 6), kernel_size=3)
+    assert found.heads is not None
+    assert all(abs(head.peak - 0.25) < 1e-12 for head in found.heads)
+    assert found.unplaced == (0, 1, 2, 3)
+
+
+def test_gated_attention_places_only_a_square_of_heads():
+    torch.manual_seed(0)
+    layer = GatedAttention(12, 12).double()
+    with torch.no_grad():
+        layer.gate.fill_(1000.0)
+        layer.local(strength=100.0)
+        layer.pos[9:] /= 100  # what local does not set, it scales no more than it was drawn
+    found = verify.audit(layer, (5, 5), kernel_size=3)
+    assert found.unplaced == (9, 10, 11)
+    assert "3 of 12 heads look at no single position" in str(found)
+
+
+def test_the_rank_of_gated_attention_is_its_head_size():
+    conv = convolution(4, 4, padding=1)
+    full = verify.audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0), (5, 5))
+    narrow = verify.audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0, dim=18), (5, 5))
+    assert (full.tap_ranks == 4).all()
+    assert (narrow.tap_ranks == 2).all()
+    assert "rank 2 of 4" in str(narrow)
+
+
+def test_published_layers_refuse_what_they_cannot_hold():
+    with pytest.raises(ValueError, match="stride 1"):
+        GaussianAttention.of_convolution(convolution(2, 2, stride=2), alpha=1)
+    with pytest.raises(ValueError, match="do not divide"):
+        GatedAttention(10, 4)
+
+
+# ---- what is said, and refused -------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
+    found = verify.audit(converted(), (5, 5))
+    record = json.loads(found.to_json())
+    assert record["is_convolution"] is True
+    assert record["kernel_size"] == [3, 3]
+    assert np.array_equal(np.array(record["kernel"]), found.kernel)
+    assert len(record["heads"]) == 9
+    assert "by experiment" in str(found)
+    assert "PROVED" not in str(found) + found.to_json()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.distance = 0.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"attention": 3}, "a layer or a function"),
+        ({"grid": (0, 3)}, "whole numbers"),
+        ({"grid": 5}, "whole numbers"),
+        ({"in_channels": None}, "how many channels"),
+        ({"in_channels": 3}, "cannot be run"),
+        ({"kernel_size": 0}, "kernel_size"),
+        ({"kernel_size": (3,)}, "kernel_size"),
+        ({"dtype": torch.float16}, "float64 or float32"),
+        ({"budget": 1000}, r"over the budget.*smaller grid"),
+        ({"attention": lambda x: x * float("nan")}, "no output of the layer is finite"),
+        ({"attention": lambda x: x.sum()}, r"makes \(\)"),
+        ({"attention": lambda x: None}, "cannot be run"),
+        ({"probabilities": lambda x: x}, "attention has shape"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_audited_is_refused_in_one_line(arguments, told):
+    given = {"attention": hidden(convolution(2, 3, padding=1)), "grid": (4, 4), "in_channels": 2} | arguments
+    attention, grid = given.pop("attention"), given.pop("grid")
+    with pytest.raises(ValueError, match=told) as refused:
+        verify.audit(attention, grid, **given)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_layer_itself_is_left_as_it_was():
+    layer = converted(dtype=torch.float32).train()
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    verify.audit(layer, (5, 5))
+    assert layer.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+
+
+def test_the_same_seed_finds_the_same():
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2)
+    first, second = (verify.audit(layer, (4, 4), kernel_size=3, seed=5).to_json() for _ in range(2))
+    assert first == second
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_audits_our_layers_and_stock_ones(tmp_path, capsys):
+    layer = converted()
+    ours, stock, bare = (tmp_path / name for name in ("ours.mhsa.pt", "stock.pt", "bare.pt"))
+    construct.save(layer, ours)
+    torch.save(construct.to_torch_mha(layer, grid=(5, 6)), stock)
+    torch.save(nn.MultiheadAttention(4, 2), bare)
+    for file in (ours, stock):
+        assert main(["audit", str(file), "--grid", "5", "6"]) == 0
+        told = capsys.readouterr()
+        assert "padding: zeros" in told.out
+        assert "head 8: centre (1, 1)" in told.out
+        assert not told.err
+    assert main(["audit", str(bare), "--grid", "5", "6", "--kernel", "3", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["affine"] is False
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "told"),
+    [
+        (None, [], "no such file"),
+        (b"", [], "error"),
+        (b"PK\x03\x04 and nothing more", [], "error"),
+        (nn.Linear(2, 2), [], "no attention layer"),
+        ("layer", ["--kernel", "3", "3", "3"], "kernel_size"),
+        ("layer", ["--seed", "-1"], "seed"),
+        ("layer", ["--layer", "else"], "holds no layer"),
+        ("layer", ["--grid", "0", "4"], "whole numbers"),
+        ("layer", ["--grid", "300", "300"], "over the budget"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_command_refuses_in_one_line(content, options, told, tmp_path, capsys):
+    file = tmp_path / "file.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content == "layer":
+        construct.save(converted(), file)
+    elif content is not None:
+        torch.save(content, file)
+    assert main(["audit", str(file), "--grid", "4", "4", *options]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.count("\n") == 1
+    assert told in printed.err
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
+    class Payload:
+        def __reduce__(self):
+            return (print, ("ran",))
+
+    file = tmp_path / "payload.pt"
+    torch.save({"attention": Payload()}, file)
+    assert main(["audit", str(file), "--grid", "4", "4"]) == 2
+    printed = capsys.readouterr()
+    assert "ran" not in printed.out

@@ -1,0 +1,223 @@
+"""An attention layer as an experiment sees it: inputs go in, outputs come out, and what lies between is never read.
+
+Of an affine layer f the whole map is read out with impulses.  An impulse e of channel c at position i gives the numbers
+
+    A[o, i, :, c] = (f(a·e) − f(−a·e)) / 2a,        a a large power of two,
+
+in which a bias is lost to rounding rather than rounding the weights: where f multiplies by one weight, that weight comes
+back bit for bit.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+BUDGET = 2**30
+"""Bytes that an audit may take for the map of a layer, unless told otherwise."""
+
+_AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
+_BATCH_BYTES = 2**24
+
+
+class Subject:
+    """A layer under audit, as a function of float64 arrays.
+
+    Args:
+        attention: a module, or any callable (B, C, *grid) → (B, D, *output); a bare ``nn.MultiheadAttention`` is given the
+            pixels as tokens, row by row, and its output is laid out as the grid again.
+        grid: the spatial size of the inputs.
+        in_channels: C; by default what the layer itself says.
+        dtype: what the layer is run in, float64 or float32.
+
+    Raises:
+        ValueError: grid, channels or dtype are no such thing, or the layer cannot be copied or called.
+    """
+
+    def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype):
+        if not callable(attention):
+            raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
+        if not (isinstance(grid, tuple | list) and grid and all(type(n) is int and n >= 1 for n in grid)):
+            raise ValueError(f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}")
+        if dtype not in _AMPLITUDE:
+            raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
+        self.grid, self.dtype = tuple(grid), dtype
+        self.function: Any = attention
+        if isinstance(attention, nn.Module):
+            try:
+                self.function = copy.deepcopy(attention).cpu().to(dtype).eval()
+            except Exception as error:  # a layer that is not known may raise anything
+                raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
+        self.stock = isinstance(attention, nn.MultiheadAttention)
+        if self.stock:
+            self.function.batch_first = True  # of the copy; the weights know nothing of the order
+            if not getattr(self.function, "_qkv_same_embed_dim", False):
+                raise ValueError(
+                    "a bare nn.MultiheadAttention with kdim or vdim does not take the same tokens three times"
+                )
+        if in_channels is None:
+            in_channels = getattr(attention, "embed_dim" if self.stock else "in_channels", None)
+        if type(in_channels) is not int or in_channels < 1:
+            raise ValueError(f"how many channels does the layer take? in_channels={in_channels!r} does not say")
+        self.channels = in_channels
+        first = self._run(np.zeros((1, in_channels, *self.grid)))
+        if first.ndim != len(self.grid) + 2 or len(first) != 1 or first.size == 0:
+            raise ValueError(
+                f"the layer makes {first.shape} of {(1, in_channels, *self.grid)}, and not (1, channels, "
+                f"{len(self.grid)} spatial axes)"
+            )
+        self.out_channels, self.output = first.shape[1], first.shape[2:]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Run it: (B, C, *grid) → (B, outputs, D), float64."""
+        return self._run(x).reshape(len(x), self.out_channels, prod(self.output)).transpose(0, 2, 1)
+
+    def _run(self, x: np.ndarray) -> np.ndarray:
+        given = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        try:
+            with torch.no_grad():
+                if self.stock:
+                    tokens = given.flatten(2).transpose(1, 2)
+                    y = self.function(tokens, tokens, tokens, need_weights=False)[0]
+                    y = y.transpose(1, 2).unflatten(2, self.grid)
+                else:
+                    y = self.function(given)
+            return np.asarray(y.detach().cpu().to(torch.float64).numpy())
+        except Exception as error:  # a layer that is not known may raise anything
+            raise ValueError(
+                f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}"
+            ) from error
+
+    def probabilities(
+        self, x: np.ndarray, own: Callable[[torch.Tensor], torch.Tensor | None] | None
+    ) -> np.ndarray | None:
+        """The attention of every head if the layer shows it: (B, heads, outputs, keys); None if it does not.
+
+        Args:
+            x: (B, C, *grid).
+            own: gives it for an input; by default the layer's method ``attention_probabilities``, or what the one
+                ``nn.MultiheadAttention`` in it returns as its weights.
+        """
+        given = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        own = own or getattr(self.function, "attention_probabilities", None)
+        try:
+            with torch.no_grad():
+                p = self._watched(x) if own is None else own(given)
+            if p is None:
+                return None
+            maps = np.asarray(p.detach().cpu().to(torch.float64).numpy())
+        except Exception as error:  # a layer that is not known may raise anything
+            raise ValueError(f"the layer's attention cannot be looked at: {_line(error)}") from error
+        if maps.ndim != 4 or len(maps) not in (1, len(x)) or maps.shape[2] != prod(self.output):
+            raise ValueError(
+                f"the attention has shape {maps.shape}, and not (batch, heads, {prod(self.output)} outputs, keys)"
+            )
+        return np.broadcast_to(maps, (len(x), *maps.shape[1:]))
+
+    def _watched(self, x: np.ndarray) -> torch.Tensor | None:
+        """The weights of the one ``nn.MultiheadAttention`` in the layer's copy, (B, heads, outputs, keys), while it is run."""
+        modules = list(self.function.modules()) if isinstance(self.function, nn.Module) else []
+        inside = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
+        if len(inside) != 1:
+            return None
+        (inner,), seen = inside, []
+        usual = inner.forward
+
+        def watched(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+            y, weights = usual(*args, **{**options, "need_weights": True, "average_attn_weights": False})
+            seen.append(weights)
+            return y, None
+
+        inner.forward = watched  # of the copy alone
+        try:
+            self._run(x)
+        finally:
+            del inner.forward
+        return seen[0] if len(seen) == 1 else None
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What impulses and random inputs showed of a layer.
+
+    Attributes:
+        superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs, g = f − f(0), over the outputs' size.
+        rounding: n·ε relative, n = T·C + 8 the products of an output: what rounding alone may do.
+        constant: f(0), (O, D).
+        matrix: A, (O, T, D, C); of a layer that is not affine, its answers to impulses of size 1.
+        finite: bool (O,), which outputs were finite in every experiment.
+    """
+
+    superposition: float
+    rounding: float
+    constant: np.ndarray
+    matrix: np.ndarray
+    finite: np.ndarray
+
+    @property
+    def affine(self) -> bool:
+        """Whether superposition held within rounding."""
+        return self.superposition <= 8 * self.rounding
+
+
+def read_out(subject: Subject, random: np.random.Generator, budget: int = BUDGET) -> Readout:
+    """Test superposition, then read the map out with impulses.
+
+    Raises:
+        ValueError: the map would take more than the budget.
+    """
+    places, channels = prod(subject.grid), subject.channels
+    outputs, width = prod(subject.output), subject.out_channels
+    needed = 3 * 8 * outputs * places * width * channels  # the map, and two copies while kernels are compared with it
+    if needed > budget:
+        raise ValueError(
+            f"the map from {places} × {channels} inputs to {outputs} × {width} outputs would take "
+            f"{needed / 2**30:.3g} GiB, over the budget of {budget / 2**30:.3g} GiB; audit it on a smaller grid"
+        )
+    finite = np.ones(outputs, dtype=bool)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        y = subject(x)
+        finite[:] &= np.isfinite(y).all(axis=(0, 2))
+        return np.where(np.isfinite(y), y, 0.0)
+
+    constant = run(np.zeros((1, channels, *subject.grid)))[0]
+    rounding = (places * channels + 8) * float(torch.finfo(subject.dtype).eps)
+    off = 0.0
+    for _ in range(3):
+        x, y = random.standard_normal((2, 1, channels, *subject.grid))
+        a, b = random.uniform(0.5, 2.0, 2)
+        fx, fy, both = run(x), run(y), run(a * x + b * y)
+        wrong = (both - constant) - a * (fx - constant) - b * (fy - constant)
+        size = max(float(np.abs(values).max(initial=0.0)) for values in (fx, fy, both, constant))
+        off = max(off, float(np.abs(wrong[:, finite]).max(initial=0.0)) / (size or 1.0))
+    amplitude = _AMPLITUDE[subject.dtype] if off <= 8 * rounding and _scales(subject, random, rounding) else 1.0
+    matrix = np.empty((outputs, places, width, channels))
+    step = max(1, min(256, _BATCH_BYTES // (8 * max(places * channels, outputs * width))))
+    for first in range(0, places * channels, step):
+        chosen = np.arange(first, min(first + step, places * channels))
+        pulses = np.zeros((len(chosen), channels * places))
+        pulses[np.arange(len(chosen)), chosen] = amplitude
+        pulses = pulses.reshape(len(chosen), channels, *subject.grid)
+        answer = (run(pulses) - run(-pulses)) / (2 * amplitude)
+        matrix[:, chosen % places, :, chosen // places] = answer
+    return Readout(off, rounding, constant, matrix, finite)
+
+
+def _scales(subject: Subject, random: np.random.Generator, rounding: float) -> bool:
+    """Whether the layer is still the same map at the amplitude of the impulses."""
+    a = _AMPLITUDE[subject.dtype]
+    x = random.standard_normal((1, subject.channels, *subject.grid))
+    small, large = (subject(x) - subject(-x)) / 2, (subject(a * x) - subject(-a * x)) / (2 * a)
+    seen = np.isfinite(small)
+    size = float(np.abs(small[seen]).max(initial=0.0)) + float(np.abs(subject(x)[seen]).max(initial=0.0))
+    return bool((np.abs(large - small)[seen] <= 8 * rounding * size).all())  # a NaN fails
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
