@@ -297,6 +297,32 @@ def test_a_narrow_kernel_is_the_best_of_its_size():
     assert 0 < found.interior < 0.1
 
 
+def test_a_transposed_convolution_is_one_without_a_stride_and_else_not_looked_for():
+    conv = nn.ConvTranspose2d(2, 3, 3, dtype=torch.float64)
+    found = verify.audit(construct.conv_to_mhsa(conv), (6, 6))
+    assert found.is_convolution
+    assert np.array_equal(found.kernel, conv.weight.detach().numpy().swapaxes(0, 1)[:, :, ::-1, ::-1])
+    wide = verify.audit(construct.conv_to_mhsa(nn.ConvTranspose2d(1, 1, 3, stride=2)), (4, 4))
+    assert not wide.is_convolution
+    assert "transposed convolutions with a stride are not looked for" in str(wide)
+
+
+def test_of_a_wide_layer_some_channels_are_read():
+    conv = convolution(40, 30, padding=1)
+    layer = construct.conv_to_mhsa(conv)
+    found = verify.audit(layer, (8, 8), most_channels=3, budget=2**22)
+    assert len(found.inputs) == len(found.outputs) == 3
+    assert found.is_convolution
+    assert np.array_equal(found.kernel, dense_kernel(conv)[np.ix_(found.outputs, found.inputs)])
+    assert np.array_equal(found.bias, conv.bias.detach().numpy()[list(found.outputs)])
+    assert found.groups is None
+    assert "only these channels were read, of 40 → 30" in str(found)
+    assert json.loads(found.to_json())["channels"] == [40, 30]
+    everything = verify.audit(layer, (4, 4), most_channels=100)
+    assert everything.inputs == tuple(range(40))
+    assert everything.groups == 1
+
+
 def test_ranks_of_taps():
     conv = convolution(4, 4, kernel=1)
     with torch.no_grad():
@@ -449,6 +475,7 @@ def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
         ({"in_channels": None}, "how many channels"),
         ({"in_channels": 3}, "cannot be run"),
         ({"kernel_size": 0}, "kernel_size"),
+        ({"most_channels": 0}, "most_channels"),
         ({"kernel_size": (3,)}, "kernel_size"),
         ({"dtype": torch.float16}, "float64 or float32"),
         ({"budget": 1000}, r"over the budget.*smaller grid"),

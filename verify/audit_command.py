@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", type=int, nargs="+", required=True, metavar="N", help="the spatial size of the input")
     parser.add_argument("--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for")
     parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    parser.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
@@ -38,4 +39,4 @@ def run(options: argparse.Namespace) -> "Audit":
     kernel = options.kernel
     if kernel is not None and len(kernel) == 1:
         kernel = kernel[0]
-    return audit(layer, tuple(options.grid), kernel_size=kernel, seed=options.seed)
+    return audit(layer, tuple(options.grid), kernel_size=kernel, most_channels=options.channels, seed=options.seed)

@@ -22,19 +22,21 @@ class Audit:
     Attributes:
         grid: the input's spatial size.
         output: the output's.
+        channels: C and D of the layer.
+        inputs, outputs: which of them were fed and read.
         dtype: what the layer was run in.
         rounding: the share of the largest number that rounding alone may make up, n·ε with n products an output.
         superposition: the greatest breach of g(ax + by) = a·g(x) + b·g(y), relative, g = f − f(0).
         equivariance: how far shifted inputs are from giving shifted outputs, interior, relative; None if there are no two
             interior outputs beside each other.
-        kernel: of the nearest convolution, float64 (D, C, *K), groups written out as zeros.
+        kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, groups written out as zeros.
         stride, dilation: of it, an axis each.
         padding: how far its kernel reads before and after the grid, an axis each; negative where it stays within.
         padding_modes: those that the border agrees with, of zeros, replicate, circular, reflect; ("none",) where no output
             reads beyond the grid; empty where none of them fits.
         bias: (D,).
         bias_variation: the greatest deviation of f(0) from it at any output.
-        groups: the most blocks of channels into which the kernel falls.
+        groups: the most blocks of channels into which the kernel falls; None if not all were read.
         interior: the distance over outputs that read real positions only; None if there are none.
         border: the distance over the others, with the padding that fits best; None if there are none.
         border_by_mode: the same for every padding.
@@ -50,6 +52,9 @@ class Audit:
 
     grid: Vector
     output: Vector
+    channels: tuple[int, int]
+    inputs: Vector
+    outputs: Vector
     dtype: str
     rounding: float
     superposition: float
@@ -61,7 +66,7 @@ class Audit:
     padding_modes: tuple[str, ...]
     bias: np.ndarray
     bias_variation: float
-    groups: int
+    groups: int | None
     interior: float | None
     border: float | None
     border_by_mode: dict[str, float]
@@ -119,6 +124,9 @@ class Audit:
         return {
             "grid": list(self.grid),
             "output": list(self.output),
+            "channels": list(self.channels),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
             "dtype": self.dtype,
             "is_convolution": self.is_convolution,
             "rounding": self.rounding,
@@ -161,6 +169,7 @@ class Audit:
             f"Audit by experiment in {self.dtype}, on inputs of {_times(self.grid)}: {verdict}.",
             "(Measured on this grid; an audit says nothing of other inputs and sizes.)",
             *self._finite_sentence(outputs),
+            *self._size_sentence(),
             self._affine_sentence(),
             self._equivariance_sentence(),
             self._kernel_sentence(),
@@ -177,6 +186,14 @@ class Audit:
             return []
         return [f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."]
 
+    def _size_sentence(self) -> list[str]:
+        if self.is_convolution or all(m <= n for m, n in zip(self.output, self.grid, strict=True)):
+            return []
+        return [
+            f"LARGER: the output is {_times(self.output)}; transposed convolutions with a stride are not looked for, "
+            "so it may be one of these"
+        ]
+
     def _affine_sentence(self) -> str:
         if self.affine:
             return f"affine: yes, superposition holds to {self.superposition:.1e} (rounding {self.rounding:.1e})"
@@ -191,11 +208,14 @@ class Audit:
         return f"translation: {told}, to {self.equivariance:.1e} in the interior"
 
     def _kernel_sentence(self) -> str:
-        d, c = self.kernel.shape[:2]
+        (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
         told = (
             f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
         )
-        return f"{told}, dilation {_times(self.dilation)}, {self.groups} group{'s' * (self.groups > 1)}"
+        told += f", dilation {_times(self.dilation)}"
+        if self.groups is None:
+            return f"{told} (only these channels were read, of {all_in} → {all_out})"
+        return f"{told}, {self.groups} group{'s' * (self.groups > 1)}"
 
     def _distance_sentence(self, outputs: int) -> str:
         parts = []

@@ -28,6 +28,7 @@ def audit(
     *,
     in_channels: int | None = None,
     kernel_size: int | Sequence[int] | None = None,
+    most_channels: int | None = None,
     probabilities: Callable[[torch.Tensor], torch.Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
@@ -42,6 +43,8 @@ def audit(
         in_channels: C; by default what the layer says of itself (``in_channels``, ``embed_dim``).
         kernel_size: the largest kernel that is looked for, in taps, one number or one an axis; by default as large as it
             takes, and where no kernel fits, half the grid.
+        most_channels: of how many input channels, and of how many output channels, the map is read at most: a wide layer on a
+            large grid has more numbers than memory.  They are drawn at random, and the other inputs are zero; by default all.
         probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
             ``attention_probabilities``, if it has one.
         dtype: float64, or float32.
@@ -58,6 +61,10 @@ def audit(
     subject = Subject(attention, grid, in_channels, dtype)
     most = _sizes(kernel_size, subject.grid)
     random = np.random.default_rng(seed)
+    if most_channels is not None:
+        if type(most_channels) is not int or most_channels < 1:
+            raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
+        subject.narrow(most_channels, random)
     found = read_out(subject, random, budget)
     if not found.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
@@ -80,6 +87,9 @@ def audit(
     return Audit(
         grid=subject.grid,
         output=subject.output,
+        channels=(subject.channels, subject.out_channels),
+        inputs=tuple(int(c) for c in subject.inputs),
+        outputs=tuple(int(d) for d in subject.outputs),
         dtype=str(dtype).removeprefix("torch."),
         rounding=found.rounding,
         superposition=found.superposition,
@@ -91,7 +101,9 @@ def audit(
         padding_modes=modes,
         bias=bias,
         bias_variation=spread,
-        groups=_groups(kernel, found.rounding),
+        groups=_groups(kernel, found.rounding)
+        if kernel.shape[:2] == (subject.out_channels, subject.channels)
+        else None,
         interior=left[best][0] if inside.any() else None,
         border=left[best][1] if border.any() else None,
         border_by_mode={mode: left[mode][1] for mode in MODES} if reads_padding else {},
@@ -128,7 +140,7 @@ def _by_regression(
     They are fitted on some inputs and judged on others.
     """
     window, inside = fit.window, fit.inside
-    unknown = window.taps * subject.channels + 1
+    unknown = window.taps * len(subject.inputs) + 1
     usable = int(inside.sum()) or len(inside)
     samples = max(16, ceil(8 * unknown / usable))
     if 16 * samples * usable * unknown > budget:
@@ -137,7 +149,7 @@ def _by_regression(
         )
 
     def drawn() -> tuple[np.ndarray, np.ndarray]:
-        x = random.standard_normal((samples, subject.channels, *subject.grid))
+        x = random.standard_normal((samples, len(subject.inputs), *subject.grid))
         y = subject(x)
         return x, np.where(found.finite[:, None], y, 0.0)
 
@@ -178,7 +190,7 @@ def _equivariance(subject: Subject, window: Window, finite: np.ndarray, random: 
         if not here.any():
             continue
         longer = [k + s * (a == axis) for a, k in enumerate(window.grid)]
-        base = random.standard_normal((4, subject.channels, *longer))
+        base = random.standard_normal((4, len(subject.inputs), *longer))
         x, moved = (base.take(range(e, e + n), axis=axis + 2) for e in (0, s))
         y, y_moved = (subject(v).reshape(4, *window.output, -1) for v in (x, moved))
         a = y.take(range(1, m), axis=axis + 1)[:, here]
@@ -198,7 +210,7 @@ def _heads(
 ) -> tuple[Any, bool]:
     maps = []
     for size in INPUT_SIZES:
-        x = size * random.standard_normal((4, subject.channels, *subject.grid))
+        x = size * random.standard_normal((4, len(subject.inputs), *subject.grid))
         p = subject.probabilities(x, probabilities)
         if p is None:
             return None, False

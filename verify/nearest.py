@@ -158,7 +158,7 @@ def _best(
 def _windows(
     matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
 ) -> Iterator[Window]:
-    """Windows worth trying, fewest taps first."""
+    """Windows worth trying: fewest taps first, and of these the most interior, for around a circle others are the same."""
     energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
     floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
     axes = []
@@ -175,7 +175,7 @@ def _windows(
         Window(*(tuple(x) for x in zip(*[spot[1:] for spot in spots], strict=True)), grid, output)  # type: ignore[arg-type]
         for spots in product(*axes)
     ]
-    yield from sorted(made, key=lambda window: (window.taps, window.dilation, window.stride))
+    yield from sorted(made, key=lambda window: (window.taps, -int(window.interior().sum()), window.dilation))
 
 
 def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:

@@ -35,6 +35,9 @@ class Subject:
         in_channels: C; by default what the layer itself says.
         dtype: what the layer is run in, float64 or float32.
 
+    Attributes:
+        inputs, outputs: the numbers of the channels that are fed and read; all at first.  What is not fed is zero.
+
     Raises:
         ValueError: grid, channels or dtype are no such thing, or the layer cannot be copied or called.
     """
@@ -65,6 +68,7 @@ class Subject:
         if type(in_channels) is not int or in_channels < 1:
             raise ValueError(f"how many channels does the layer take? in_channels={in_channels!r} does not say")
         self.channels = in_channels
+        self.inputs = np.arange(in_channels)
         first = self._run(np.zeros((1, in_channels, *self.grid)))
         if first.ndim != len(self.grid) + 2 or len(first) != 1 or first.size == 0:
             raise ValueError(
@@ -72,13 +76,26 @@ class Subject:
                 f"{len(self.grid)} spatial axes)"
             )
         self.out_channels, self.output = first.shape[1], first.shape[2:]
+        self.outputs = np.arange(self.out_channels)
+
+    def narrow(self, most: int, random: np.random.Generator) -> None:
+        """Feed and read no more than so many channels from now on, drawn at random."""
+        self.inputs, self.outputs = (
+            np.sort(random.choice(n, min(n, most), replace=False)) for n in (self.channels, self.out_channels)
+        )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Run it: (B, C, *grid) → (B, outputs, D), float64."""
-        return self._run(x).reshape(len(x), self.out_channels, prod(self.output)).transpose(0, 2, 1)
+        """Run it: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
+        y = self._run(x).reshape(len(x), self.out_channels, prod(self.output))
+        return y[:, self.outputs].transpose(0, 2, 1)
+
+    def _given(self, x: np.ndarray) -> torch.Tensor:
+        full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype)
+        full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        return full
 
     def _run(self, x: np.ndarray) -> np.ndarray:
-        given = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        given = self._given(x)
         try:
             with torch.no_grad():
                 if self.stock:
@@ -99,11 +116,11 @@ class Subject:
         """The attention of every head if the layer shows it: (B, heads, outputs, keys); None if it does not.
 
         Args:
-            x: (B, C, *grid).
+            x: (B, channels fed, *grid).
             own: gives it for an input; by default the layer's method ``attention_probabilities``, or what the one
                 ``nn.MultiheadAttention`` in it returns as its weights.
         """
-        given = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        given = self._given(x)
         own = own or getattr(self.function, "attention_probabilities", None)
         try:
             with torch.no_grad():
@@ -171,13 +188,14 @@ def read_out(subject: Subject, random: np.random.Generator, budget: int = BUDGET
     Raises:
         ValueError: the map would take more than the budget.
     """
-    places, channels = prod(subject.grid), subject.channels
-    outputs, width = prod(subject.output), subject.out_channels
+    places, channels = prod(subject.grid), len(subject.inputs)
+    outputs, width = prod(subject.output), len(subject.outputs)
     needed = 3 * 8 * outputs * places * width * channels  # the map, and two copies while kernels are compared with it
     if needed > budget:
         raise ValueError(
             f"the map from {places} × {channels} inputs to {outputs} × {width} outputs would take "
-            f"{needed / 2**30:.3g} GiB, over the budget of {budget / 2**30:.3g} GiB; audit it on a smaller grid"
+            f"{needed / 2**30:.3g} GiB, over the budget of {budget / 2**30:.3g} GiB; "
+            "audit it on a smaller grid, or fewer channels (most_channels)"
         )
     finite = np.ones(outputs, dtype=bool)
 
@@ -212,7 +230,7 @@ def read_out(subject: Subject, random: np.random.Generator, budget: int = BUDGET
 def _scales(subject: Subject, random: np.random.Generator, rounding: float) -> bool:
     """Whether the layer is still the same map at the amplitude of the impulses."""
     a = _AMPLITUDE[subject.dtype]
-    x = random.standard_normal((1, subject.channels, *subject.grid))
+    x = random.standard_normal((1, len(subject.inputs), *subject.grid))
     small, large = (subject(x) - subject(-x)) / 2, (subject(a * x) - subject(-a * x)) / (2 * a)
     seen = np.isfinite(small)
     size = float(np.abs(small[seen]).max(initial=0.0)) + float(np.abs(subject(x)[seen]).max(initial=0.0))
