@@ -409,7 +409,7 @@ def test_nothing_can_be_converted(run: Run, model: Any, tmp_path: Path) -> None:
 
 def test_no_convolution_at_all(run: Run, tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "linear.pt")
-    assert run("linear.pt") == (2, "", "error: linear.pt: no convolution found\n")
+    assert run("linear.pt") == (2, "", "error: linear.pt: no convolution found (give a network that has one)\n")
 
 
 # ---- sharpness -----------------------------------------------------------------------------------------------------------

@@ -68,7 +68,14 @@ def test_the_pages_are_there():
     assert {page.stem for page in PAGES} >= NEEDED
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+SLOW = {"teaching", "formats"}
+"""Pages whose blocks take a quarter of a minute and more; the continuous integration runs them too."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=name(p), marks=[pytest.mark.deep] * (p.stem in SLOW)) for p in PAGES if blocks(p)],
+)
 def test_every_block_runs_and_prints_what_stands_there(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}

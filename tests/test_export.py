@@ -232,6 +232,7 @@ def test_a_network_compiles_whole_and_its_gradients_are_right():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCaptureFixture):

@@ -131,7 +131,7 @@ def test_a_module_of_two_names_is_rechecked_under_both(made: Callable[[str], nn.
     assert converted("m.pt", "--model-file", "nets.py:Shared").name == "PROVED"
     assert [layer["name"] for layer in json.loads(Path("o.json").read_bytes())["layers"]] == ["a", "b.0"]
     assert main(["m.pt", "-o", "o.safetensors", "--model-file", "nets.py:Shared"]) == 0
-    assert verify.check("o.json", "m.pt", "o.safetensors").verdict.name == "PROVED"
+    assert verify.check("o.safetensors.json", "m.pt", "o.safetensors").verdict.name == "PROVED"
     a: Any = nn.Conv2d(1, 1, 3)
     torch.save(nn.ModuleDict({"a": a, "b": nn.ModuleList([a])}), "w.pt")
     assert converted("w.pt").name == "PROVED"
