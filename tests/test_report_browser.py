@@ -166,8 +166,12 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
     for head in range(layer.heads):
         canvas = opened.layer(number_of(name)).locator(f".head[data-head='{head}'] canvas[role=img]")
         expected = (179 - 31) * np.sqrt(own[head, middle])
-        far = np.abs(shades(canvas, found["shape"]) - expected)
-        assert np.delete(far, query).max() < 16  # on the query a ring is drawn
+        for _ in range(50):  # a slow machine may lay the page out, and draw it, once more
+            far = np.delete(np.abs(shades(canvas, found["shape"]) - expected), query)  # on the query a ring is drawn
+            if far.max() < 16:
+                break
+            opened.page.wait_for_timeout(100)
+        assert far.max() < 16
 
 
 # ---- pointer, keys, slider -----------------------------------------------------------------------------------------------
