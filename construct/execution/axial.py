@@ -25,6 +25,7 @@ from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
 from construct.execution.plan import Plan, Sight, axial_plan, scores, tokens_of
+from construct.execution.recall import Work, remember
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -57,7 +58,9 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     b_out = layer.b_out
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, layer.v, layer.w_key_pos))
     if not (recorded or plan.soft):
-        return _copied(x, grid, plan, w, b_out)
+        work = _copying(x, grid, plan, w)
+        remember(layer, x, grid, w, work)
+        return work(x, w, b_out)
     bias = b_out.to(dtype).view(layer.groups, -1)
     y = bias
     if plan.sharp:
@@ -75,26 +78,37 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     return _image(y)
 
 
-def _copied(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Tensor:
-    """All heads being shifts, and nothing recorded: (B, D_out, *o) in the layer's type, laid out as the input is."""
+def _copying(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor) -> Work:
+    """What is to be done where all heads are shifts and nothing is recorded, for inputs that lie as this one.
+
+    Returns:
+        (x, w, b_out) → (B, D_out, *o) in the layer's type, laid out as the input is.
+    """
     _, groups, _, width = w.shape
-    sight = Sight.of(grid, plan, x.shape[2:])
-    bias = b_out.to(w.dtype).view(groups, width) if _any(b_out) else None
-    if x.stride(1) == 1 and x.shape[1] > 1:  # channels last
-        last = x.new_empty((len(x), *grid.query_shape, groups * width))
-        image = last.permute(0, -1, *range(1, x.dim() - 1))
-        if groups == 1 and not (sight.padded or sight.stuffed):
-            tokens = x.permute(0, *range(2, x.dim()), 1)
-            if shifted.alone(tokens, _of(w, plan.sharp), sight.shifts, last, bias):
+    sight, shape = Sight.of(grid, plan, x.shape[2:]), (len(x), *grid.query_shape, groups * width)
+    last = x.stride(1) == 1 and x.shape[1] > 1  # channels last
+    alone = last and groups == 1 and not (sight.padded or sight.stuffed)
+    axes = tuple(range(2, x.dim()))
+    to_tokens, to_image = (0, *axes, 1), (0, len(axes) + 1, *range(1, len(axes) + 1))
+
+    def work(x: Tensor, w: Tensor, b_out: Tensor) -> Tensor:
+        w = _of(w, plan.sharp)
+        bias = b_out.to(w.dtype).view(groups, width) if _any(b_out) else None
+        if last:
+            found = x.new_empty(shape)
+            image = found.permute(to_image)
+            if alone and shifted.alone(x.permute(to_tokens), w, sight.shifts, found, bias):
                 return image
-    else:
-        image = x.new_empty(len(x), groups * width, *grid.query_shape)
-    seen, out = sight.tokens(x, grid, groups), tokens_of(image, groups)
-    if sight.stuffed:
-        shifted.adjoint(seen, _of(w, plan.sharp).mT, sight.shifts, out, bias)
-    else:
-        shifted.forward(seen, _of(w, plan.sharp), sight.shifts, out, bias)
-    return image
+        else:
+            image = x.new_empty(len(x), groups * width, *grid.query_shape)
+        seen, out = sight.tokens(x, grid, groups), tokens_of(image, groups)
+        if sight.stuffed:
+            shifted.adjoint(seen, w.mT, sight.shifts, out, bias)
+        else:
+            shifted.forward(seen, w, sight.shifts, out, bias)
+        return image
+
+    return work
 
 
 def _any(bias: Tensor) -> bool:

@@ -3,8 +3,8 @@
 from itertools import product
 from math import prod
 
-from construct.execution import columns, stacked
-from construct.execution.layout import TILE, Shifts, blocks, laid_out, room_for, run_length, through
+from construct.execution import columns, depthwise, stacked
+from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.simple import rows_at_once, stands
 
 
@@ -32,8 +32,9 @@ def memory(
                 part = memory(seen, images, groups, channels, width, cast) + len(there) * groups * channels * width
                 most = max(most, part)
         return most
-    alone = channels == 1 and groups > 1
-    if stands(shifts) and not alone:
+    if channels == 1 and groups > 1:
+        return depthwise.memory(shifts, images, groups, cast, last=False)
+    if stands(shifts):
         rows = rows_at_once(shifts, groups, channels, width, cast)
         return min(rows, shifts.output[0]) * prod(shifts.output[1:]) * groups * (width + channels)
     if groups == 1:
@@ -49,12 +50,9 @@ def memory(
         if few is not None:
             return stacked.memory(shifts, few, channels, width)
     most = 0
-    for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone)):
-        longest = 1 if alone else run_length(channels)
-        single = alone or len(shifts.offsets) == 1
-        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, longest)
-        repeat = max(1, TILE // groups) if alone else 0
-        here = groups * (plan.tokens + repeat) * channels + groups * (plan.computed + repeat) * (1 if alone else width)
-        beside = 0 if alone else groups * plan.wanted * (len(shifts.offsets) * channels + width)
-        most = max(most, here + (beside if plan.few(channels) else 0))
-    return most + len(shifts.offsets) * groups * (TILE // groups + 1) * alone
+    for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
+        single = len(shifts.offsets) == 1
+        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, run_length(channels))
+        beside = groups * plan.wanted * (len(shifts.offsets) * channels + width) if plan.few(channels) else 0
+        most = max(most, groups * (plan.tokens * channels + plan.computed * width) + beside)
+    return most

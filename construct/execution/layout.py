@@ -24,8 +24,6 @@ View = tuple[Ints, Ints, int]
 
 BLOCK = 2**19
 """Numbers in a block's tokens and outputs together: 2 MiB of float32, about what a core's second cache holds."""
-TILE = 2**11
-"""Depthwise weights are repeated to about this many numbers, for long inner loops."""
 RUN = 384
 """Runs are joined up to this many numbers, R·C: longer rows make no product faster."""
 FEW = 32

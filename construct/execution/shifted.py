@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from construct.execution import columns, simple, stacked
+from construct.execution.depthwise import depthwise
 from construct.execution.layout import (
     Ints,
     Layout,
@@ -49,7 +50,7 @@ def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
     elif channels == 1 and groups > 1:
         for column in range(width):
             part = None if bias is None else bias[:, column]
-            simple.depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
+            depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
     elif groups > 1 or not alone(x.squeeze(-2), w, shifts, out.squeeze(-2), bias):
         if simple.stands(shifts):
             simple.pointwise(x, w[0], shifts, out, bias)

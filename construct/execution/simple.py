@@ -1,12 +1,11 @@
-"""Shifts that need no strided views: a single head that sees its own token, and one channel a group."""
+"""A single head that sees its own token: one matrix product."""
 
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import Tensor
 
-from construct.execution.layout import TILE, Shifts, blocks, laid_out, pieces, room_for
-from construct.execution.scratch import Scratch
+from construct.execution.layout import Shifts, pieces
 
 AT_ONCE = 2**13
 """Where tokens of a single head have to be copied, this many numbers at a time, or a row."""
@@ -50,29 +49,6 @@ def rows_at_once(shifts: Shifts, groups: int, channels: int, width: int, cast: b
     if cast:
         return shifts.output[0]
     return max(1, AT_ONCE // (prod(shifts.output[1:]) * groups * (channels + width)))
-
-
-def depthwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
-    """One channel a group: y[o] = b + Σ_h x[s·o + e_h]·w_h, x (B, *n, C), w (heads, C), out (B, *o, C)."""
-    channels = w.shape[1]
-    room = room_for(shifts, channels, 1, 1, alone=True)
-    scratch = Scratch(w)
-    repeat = max(1, TILE // channels)
-    tiles = w.repeat(1, repeat)
-    for images, rows in blocks(shifts, len(x), room):
-        plan = laid_out(shifts, images.stop - images.start, rows.stop - rows.start, True, 1)
-        lines = ceil(plan.wanted / repeat)
-        tokens = plan.fill(scratch, x[images].unsqueeze(-2), rows.start, more=repeat)
-        flat = scratch("outputs", lines, repeat * channels)
-        for number, run in enumerate(plan.runs):
-            start = (run.plane * plan.plane_tokens + run.token) * channels
-            seen = tokens.view(-1)[start : start + flat.numel()].view_as(flat)
-            if number:
-                flat.addcmul_(seen, tiles[run.heads[0]])
-            else:
-                torch.mul(seen, tiles[run.heads[0]], out=flat)
-        found = plan.outputs(flat.view(1, -1, channels))
-        finish(found, None if bias is None else bias[None], out[images, rows].unsqueeze(-2))
 
 
 def finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:

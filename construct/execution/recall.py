@@ -1,0 +1,124 @@
+"""What calls found out about a layer, for the next call: as long as it holds the very same numbers.
+
+To look a layer over takes longer than a small product: whether content is off, where its heads look, which factor is the
+identity, how the input lies.  Numbers may be edited through ``.data`` or from outside torch, which leaves no trace, so what was
+found is believed only while every number that it was read from is the same, bit by bit; that is compared in every call.
+Only the factor that is not the identity, and the bias, may change: they are read by the call itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from construct import encoding
+from construct.attention import MHSA, RECALLING, memory_format
+from construct.execution.merging import COPIED, is_identity
+from construct.tokens import TokenGrid
+from construct.weights import NAMES
+
+MOST = 64
+"""Inputs of so many shapes are remembered of a layer."""
+FACTORISED = ("auto", "axial")
+LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
+
+Work = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x, W, b_out) → outputs: what is left to do once everything is known."""
+
+
+class Known:
+    """What one layer is known to be: content off, its heads shifts, one factor the identity.
+
+    Args:
+        layer: on the CPU, in float32 or float64.
+        whole: the factor that is a head's whole matrix.
+    """
+
+    def __init__(self, layer: MHSA, whole: str):
+        self.whole, self.other = whole, "w_out" if whole == "w_val" else "w_val"
+        self.tensors = {name: getattr(layer, name) for name in NAMES}
+        self.dtype = self.tensors[whole].dtype
+        self.lying = [(name, t, _lies(t)) for name, t in self.tensors.items()]
+        views = {name: t.detach().numpy() for name, t in self.tensors.items()}
+        small = views[self.other].nbytes <= COPIED
+        self.kept = [(views[name], views[name].tobytes()) for name in (*LOOKED_AT, *((self.other,) if small else ()))]
+        self.counted = None if small else self.tensors[self.other]
+        self.made_of = _made_of(layer)
+        self.calls: dict[Any, tuple[torch.memory_format, Work]] = {}
+
+    def holds(self, layer: MHSA) -> bool:
+        """Whether all of it is still so."""
+        now = layer._parameters
+        if len(now) != len(self.lying) or _made_of(layer) != self.made_of:
+            return False
+        for name, t, lying in self.lying:
+            if now.get(name) is not t or _lies(t) != lying:
+                return False
+        for view, kept in self.kept:
+            if view.tobytes() != kept:
+                return False
+        return self.counted is None or is_identity(self.counted)
+
+
+KNOWN: WeakKeyDictionary[MHSA, Known] = WeakKeyDictionary()
+
+
+def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> None:
+    """After a call without gradients whose heads were all shifts.
+
+    Args:
+        layer: whose call.
+        x: (B, D_in, *n).
+        grid: of the call.
+        w: W_h of the heads.
+        work: what was done then.
+    """
+    held = layer._parameters
+    whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
+    # A factor in half precision, tensors worked out from others, a grid for a wanted output size: all that is looked over anew.
+    if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
+        return
+    if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+        return
+    known = KNOWN.get(layer)
+    if known is None or known.whole != whole or not known.holds(layer):
+        known = KNOWN[layer] = Known(layer, whole)
+    if len(known.calls) >= MOST:
+        known.calls.clear()
+    known.calls[x.shape, x.stride()] = memory_format(x), work
+
+
+def recall(layer: MHSA, x: Tensor) -> Tensor | None:
+    """The call once more, without looking the layer over: (B, D_in, *n) → (B, D_out, *o); None if anything is not as it was."""
+    known = KNOWN.get(layer)
+    if known is None or type(x) is not Tensor or not x.is_cpu or torch.is_autocast_enabled("cpu"):
+        return None
+    call = known.calls.get((x.shape, x.stride()))
+    if call is None or x.dtype != known.dtype or layer._execution not in FACTORISED:
+        return None
+    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors.values())):
+        return None
+    if not known.holds(layer):
+        del KNOWN[layer]
+        return None
+    lying, work = call
+    return work(x, known.tensors[known.whole], known.tensors["b_out"]).contiguous(memory_format=lying)
+
+
+def _plain(p: Tensor | None) -> bool:
+    return type(p) is Parameter and p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
+
+
+def _lies(t: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return t.data_ptr(), t.shape, t.stride()
+
+
+def _made_of(layer: MHSA) -> tuple[Any, ...]:
+    """What else decides; and the very code, since what is known holds for it."""
+    return layer.geometry, layer.radix, type(layer), type(layer).position_vector, encoding.r, encoding.number
+
+
+RECALLING.append(recall)

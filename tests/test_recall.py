@@ -1,0 +1,149 @@
+"""What a call remembers for the next one is never believed once a number was edited, by whatever way."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from construct import MHSA, conv_to_mhsa
+from construct.execution import recall
+
+SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
+    "3x3": (lambda: nn.Conv2d(4, 3, 3, padding=1), (2, 4, 6, 5)),
+    "depthwise": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (1, 3, 5, 4)),
+    "strided 1-D": (lambda: nn.Conv1d(2, 4, 3, stride=2, bias=False), (2, 2, 9)),
+    "reflected": (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (1, 2, 5, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (1, 2, 4, 4)),
+}
+
+
+def remembered(name: str) -> tuple[MHSA, Tensor]:
+    """A layer that has been called, and whose next call is the short one."""
+    make, shape = SHAPES[name]
+    torch.manual_seed(1)
+    layer, x = conv_to_mhsa(make().double()).requires_grad_(False), torch.randn(shape, dtype=torch.float64)
+    layer(x)
+    assert recall.recall(layer, x) is not None
+    return layer, x
+
+
+def expected(layer: MHSA, x: Tensor) -> Tensor:
+    """By the paper's equations, of a layer that nobody has called."""
+    fresh = copy.deepcopy(layer)
+    fresh.execution = "dense"
+    return fresh(x)
+
+
+def through_numpy(t: Tensor) -> None:
+    t.detach().numpy()[...] *= 0.5
+
+
+def through_data(t: Tensor) -> None:
+    t.data.mul_(0.5)
+
+
+def other_storage(t: Tensor) -> None:
+    t.data = t.data * 0.5
+
+
+def in_place(t: Tensor) -> None:
+    with torch.no_grad():
+        t.mul_(0.5)
+
+
+def one_number(t: Tensor) -> None:
+    t.detach().view(-1)[-1:] += 0.25
+
+
+def ones(t: Tensor) -> None:
+    t.data.fill_(1.0)
+
+
+EDITS = (through_numpy, through_data, other_storage, in_place, one_number, ones)
+TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+
+
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from(TENSORS)), min_size=1, max_size=4),
+)
+def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None], str]]) -> None:
+    layer, x = remembered(name)
+    for edit, tensor in edits:
+        edit(getattr(layer, tensor))
+        for _ in range(2):  # the second is short again, where that is possible
+            torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_short_call_is_the_same_call(name: str) -> None:
+    """Bit for bit, laid out alike, for every way in which an input may lie."""
+    layer, x = remembered(name)
+    ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), x.movedim(1, -1).contiguous().movedim(-1, 1), x[:0]]
+    for way in ways:
+        first = copy.deepcopy(layer)(way)
+        for _ in range(3):
+            again = layer(way)
+            assert torch.equal(again, first)
+            assert again.stride() == first.stride()
+
+
+def test_parameters_that_are_exchanged_count() -> None:
+    layer, x = remembered("3x3")
+    other, _ = remembered("3x3")
+    swapped = torch.func.functional_call(layer, {"w_val": other.w_val * 2}, (x,))
+    torch.testing.assert_close(swapped - layer.b_out.view(-1, 1, 1), 2 * (layer(x) - layer.b_out.view(-1, 1, 1)))
+    layer.v = nn.Parameter(layer.v.roll(1, 0), requires_grad=False)
+    torch.testing.assert_close(layer(x), expected(layer, x))
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer(x), other(x))
+
+
+def test_what_is_to_be_learned_is_recorded() -> None:
+    layer, x = remembered("3x3")
+    assert not layer(x).requires_grad
+    layer.w_val.requires_grad_()
+    assert layer(x).requires_grad
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    layer.w_val.requires_grad_(False)
+    assert layer(x.clone().requires_grad_()).requires_grad
+    layer.w_key.requires_grad_()  # content is being learned
+    assert layer(x).requires_grad
+
+
+def test_other_types_and_places_are_refused_as_ever() -> None:
+    layer, x = remembered("3x3")
+    with pytest.raises(RuntimeError, match="must be the same"):
+        layer(x.float())
+    with pytest.raises(RuntimeError, match="channels"):
+        layer(x[:, 1:])
+    with pytest.raises(TypeError, match="must be a tensor"):
+        layer(x.numpy())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer.float()(x.float()).dtype == torch.bfloat16
+    assert layer(x.float()).dtype == torch.float32
+    assert layer.half()(x.half()).dtype == torch.float16
+
+
+def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = remembered("3x3")
+    layer.execution = "dense"
+    assert recall.recall(layer, x) is None
+    layer.execution = "axial"
+    assert recall.recall(layer, x) is not None
+    monkeypatch.setattr("construct.encoding.r", lambda delta: (sum(n * n for n in delta), *delta))
+    assert recall.recall(layer, x) is None
+
+
+def test_no_layer_is_kept_alive() -> None:
+    layer, _ = remembered("1x1")
+    count = len(recall.KNOWN)
+    assert count
+    del layer
+    assert len(recall.KNOWN) < count
