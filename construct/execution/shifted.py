@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import columns, simple, stacked
+from construct.execution import columns, lines, simple, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import (
     Ints,
@@ -77,6 +77,9 @@ def alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None
         for part in pieces(len(flat), room_for(shifts, 1, channels, width, alone=False)):
             torch.mm(flat[part], matrix, out=result[part])
             result[part] += bias
+        return True
+    if lines.suits(shifts, *w.shape[2:]):
+        lines.by_lines(x, w, shifts, out, bias)
         return True
     todo = columns.program(shifts, len(x), x.shape[-1], out.shape[-1], x.stride(), out.stride(), out.dtype == w.dtype)
     if todo is not None:
