@@ -326,7 +326,7 @@ def forbidden(tree: ast.AST) -> list[str]:
     return [name for name in found if FORBIDDEN.fullmatch(name)]
 
 
-VIEWS = {f"construct/execution/{name}.py" for name in ("depthwise", "layout", "shifted")}
+VIEWS = {f"construct/execution/{name}.py" for name in ("beside", "depthwise", "layout", "shifted")}
 """Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
 
 

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import columns, lines, simple, stacked
+from construct.execution import beside, columns, lines, simple, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import (
     Ints,
@@ -252,7 +252,8 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         if not there:
             part.copy_(bias.expand_as(part)) if bias is not None else part.zero_()
             continue
-        forward(y, transposed[there].contiguous(), seen, part, bias)
+        chosen = transposed.index_select(0, torch.tensor(there, device=w.device))
+        forward(y, chosen.contiguous(), seen, part, bias)
 
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
@@ -268,6 +269,10 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
         (heads, groups, C, D).
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
+    if groups == 1 and x.numel() and y.numel():
+        todo = beside.rectangle(shifts, channels, width)
+        if todo is not None:
+            return beside.weights(x.squeeze(-2), y.squeeze(-2), shifts, todo, dtype).unsqueeze(1)
     total = x.new_zeros(len(shifts.offsets), groups, channels, width, dtype=dtype)
     if not x.numel() or not y.numel():
         return total
