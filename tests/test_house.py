@@ -33,7 +33,7 @@ ORDER = (
         "rank",
         "heads",
     ),
-    *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
+    *("weights", "positions", "scores", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "from_conv"),
