@@ -353,9 +353,10 @@ class MHSA(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
         """Move or cast as any module, but keep positions at float32 or better, and storage contiguous."""
-        # A parametrized tensor is not among the parameters: its parts look after themselves (construct.learnable).
-        kept = [self._parameters[name] for name in (*POSITIONAL, *self.offsets) if name in self._parameters]
-        positional = {id(t) for part in kept if part is not None for t in (part, part.grad)}
+        # By any part of the name, for a parametrized v is worked out from parametrizations.v.original0 and others.
+        names = {*POSITIONAL, *self.offsets}
+        kept = [part for name, part in self.named_parameters() if names.intersection(name.split("."))]
+        positional = {id(t) for part in kept for t in (part, part.grad)}
 
         def careful(tensor: Tensor) -> Tensor:
             out = fn(tensor)

@@ -294,8 +294,7 @@ def _check_attention(layer: MHSA, path: str) -> None:
     radix = layer.radix
     if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
         raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
-    geometry = ConvGeometry(**stated)
-    encoding = encoding_of(layer._encoding, geometry.dims, lambda name: getattr(layer, name))
-    again = MHSA(geometry, MHSAWeights(**parts), layer._execution, radix, encoding)
+    encoding = encoding_of(layer._encoding, layer.geometry.dims, lambda name: getattr(layer, name))
+    again = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
     if again.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {again.heads}")

@@ -127,11 +127,10 @@ def _peak(scores: np.ndarray, doubt: np.ndarray | None = None) -> np.ndarray:
     top = scores[rows, at]
     rest = scores.copy()
     rest[rows, at] = -np.inf
-    if doubt is None:
-        # The scores themselves are rounded: three operations of relative error 2⁻⁵³, on numbers up to the largest.
-        doubt = np.abs(scores).max(axis=1) * 2.0**-50
+    # The scores themselves are rounded: three operations of relative error 2⁻⁵³, on numbers up to the largest.
+    unsure = np.abs(scores).max(axis=1) * 2.0**-50 if doubt is None else doubt
     with np.errstate(invalid="ignore"):
-        certain = top - rest.max(axis=1) >= CERTAIN + doubt  # False where a score is not a number
+        certain = top - rest.max(axis=1) >= CERTAIN + unsure  # False where a score is not a number
     return np.where(certain & np.isfinite(scores).all(axis=1), at, -1)
 
 
