@@ -53,7 +53,8 @@ def attention_to_learn(
         alpha: their sharpness at first.
         head_dim: D_h, with W_val and W_out both learned; by default W_val is the identity of D_in and stays so, and W_out
             the matrices of the heads, as conv_to_mhsa makes them and as the paper's own code has it.
-        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.
+        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  A relative embedding may have fewer than
+            its D_p, and then learns Ŵ_key too.
         reach: of a relative embedding, the largest offset along each axis, and half as many components as D_in for each.
         dims: d.
         generator: of the random numbers; by default torch's own.
@@ -83,7 +84,8 @@ def attention_to_learn(
     if encoding == "none":
         w_key_pos = torch.zeros_like(w_key_pos)
     elif encoding == "relative":
-        w_key_pos = xavier(heads, d_k, d_p)
+        # Ŵ_key = [1; 0] where that fits, for then the rows and W_qry, W_key and v can still be anything.
+        w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
         aims = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
     else:
         tau = _first_shifts(start, heads, dims, generator).unbind(1)
@@ -111,7 +113,7 @@ def attention_to_learn(
     for tensor in (layer.w_qry, layer.w_key, layer.u) if content else ():
         tensor.requires_grad_()
     if encoding == "relative":
-        for name in ("v", "w_key_pos", *layer.offsets):
+        for name in ("v", *layer.offsets, *(() if d_k >= d_p else ("w_key_pos",))):
             getattr(layer, name).requires_grad_()
     if encoding == "quadratic":
         return learned_quadratic(layer)

@@ -443,8 +443,9 @@ def test_what_cannot_start_is_refused():
         ({"heads": 8, "start": "local"}, "8 heads are no kernel"),
     ]
     for options, words in refused:
+        arguments: dict[str, Any] = {"in_channels": 2, "out_channels": 2, "heads": 4} | options
         with pytest.raises(ValueError, match=words):
-            attention_to_learn(**({"in_channels": 2, "out_channels": 2, "heads": 4} | options))
+            attention_to_learn(**arguments)
     with pytest.raises(ValueError, match="no encoding 'parabola' to learn"):
         convolution_to_learn(nn.Conv1d(1, 1, 1), alpha=1.0, encoding="parabola")
     places = AbsolutePositions(2, (3, 4))
