@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from construct import encoding as encodings
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
+from construct.execution.merging import is_identity
 from construct.geometry import ConvGeometry
 from construct.learnable import learned_covariance, learned_quadratic, with_covariance
 from construct.positions import Covariance, Encoding, Quadratic, Relative
@@ -157,6 +158,11 @@ def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quad
         ValueError: there is no such encoding, or α is not positive.
     """
     layer = conv_to_mhsa(conv, alpha=alpha)
+    # The tap is in one factor and the identity in the other, which stays: as many matrices learn as the convolution has.
+    for factor in (layer.w_val, layer.w_out):
+        if is_identity(factor):
+            factor.requires_grad_(False)
+            break
     if encoding == "quadratic":
         return learned_quadratic(layer)
     if encoding == "covariance":
