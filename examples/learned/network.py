@@ -9,7 +9,6 @@ from construct.learnable import AbsolutePositions
 from construct.starting import attention_to_learn, convolution_to_learn
 from examples.learned.data import BadInput
 
-
 FEW_TOKENS = 64
 """Up to so many, one softmax of all heads is quicker to train than a factor for each head and axis."""
 
