@@ -134,23 +134,23 @@ def one_run(
         return
     name = f"{settings.variant}, seed {settings.seed}"
     task = progress.add_task(name, total=run.steps, completed=run.done)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
     run.train(lambda done, how_it_goes: progress.update(task, completed=done, description=f"{name}: {how_it_goes}"))
-    layers: list[dict[str, Any]] = []
-    if isinstance(run.network, AttentionNet):
-        progress.update(task, description=f"{name}: audit")
-        layers = distances(run.network, settings.how.audited)
+    layers: dict[str, list[dict[str, Any]]] = {"layers": [], "untrained": []}
+    for when, network in (("layers", run.network), ("untrained", run.untrained())):
+        if isinstance(network, AttentionNet):
+            progress.update(task, description=f"{name}: audit")
+            layers[when] = distances(network, settings.how.audited)
     result = {
         **stated,
         "variant": settings.variant,
         "seed": settings.seed,
-        "started": started,
+        "started": run.started,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
         "parameters": sum(p.numel() for p in run.network.parameters() if p.requires_grad),
         "test_accuracy": run.metrics()[-1]["test_accuracy"],
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
-        "layers": layers,
+        **layers,
         "settings": settings.record(),
     }
     temporary = folder / f"{RESULT}.part"

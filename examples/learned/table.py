@@ -10,6 +10,19 @@ from examples.learned.network import VARIANTS
 from examples.learned.training import RESULT
 
 
+MEASURED = (
+    ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
+    ("untrained", "distance", "The same before training:"),
+    ("layers", "interior", "After training, over the outputs whose window lies on the image:"),
+    (
+        "layers",
+        "content",
+        "How far other inputs move the attention of the head that they move most (0 not at all, 1 wholly):",
+    ),
+)
+"""What of the audits stands in a table of its own: when, what, and its heading."""
+
+
 def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
     """What the runs wrote, by variant, in the order of the seeds; runs that are not finished are left out."""
     found = {}
@@ -38,24 +51,14 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
         lines.append(f"| {VARIANTS[variant].told} | {runs[0]['parameters']:,} | {accuracy} | {seconds:.0f} | {seeds} |")
-    for key, told in (
-        (
-            "distance",
-            "Distance of each layer to the nearest convolution, over all outputs (0 the same map, 1 nothing in common):",
-        ),
-        ("interior", "The same over the outputs whose window lies on the image:"),
-        (
-            "content",
-            "How far other inputs move the attention of the head that they move most (0 not at all, 1 completely):",
-        ),
-    ):
+    for when, key, told in MEASURED:
         lines += ["", told, "", f"| variant | {numbered} |", f"|{rule}|"]
         for variant, runs in results.items():
             if not runs[0]["layers"]:
                 continue
             cells = []
             for layer in range(layers):
-                numbers = [run["layers"][layer][key] for run in runs]
+                numbers = [run[when][layer][key] for run in runs]
                 cells.append("–" if any(n is None for n in numbers) else spread(numbers))
             lines.append(f"| {VARIANTS[variant].told} | {' | '.join(cells)} |")
     every = [run for runs in results.values() for run in runs]

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Run:
         self.network = network_of(settings, pictures).to(self.device)
         self.optimiser = optimiser_of(self.network, settings)
         self.epoch = self.position = 0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.order, self.sums, self.seconds, self.metrics_bytes = torch.empty(0, dtype=torch.int64), [0.0, 0, 0], 0.0, 0
         if state is not None:
             self._go_on(state)
@@ -127,6 +129,7 @@ class Run:
             raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {odd} (give another --out, or remove it)")
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.started = state["started"]
         self.epoch, self.position, self.order = state["epoch"], state["position"], state["order"]
         self.sums, self.seconds, self.metrics_bytes = state["sums"], state["seconds"], state["metrics_bytes"]
         checkpoints.set_random_states(state["random"])
@@ -137,6 +140,7 @@ class Run:
             "settings": self.settings.record(),
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
+            "started": self.started,
             "epoch": self.epoch,
             "position": self.position,
             "order": self.order,
@@ -170,6 +174,12 @@ class Run:
             self._end_epoch()
             self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
             self.save()
+
+    def untrained(self) -> nn.Module:
+        """The network as it was before the first step, which the seed alone decides."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            return network_of(self.settings, self.pictures)
 
     def _step(self) -> None:
         how = self.settings.how
