@@ -62,7 +62,7 @@ def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
     state = checkpoints.read(folder / CHECKPOINT)
     assert state is not None
     network = state.pop("network")
-    for name in ("seconds", "metrics_bytes"):
+    for name in ("seconds", "started", "metrics_bytes"):
         state.pop(name)
     torch.set_printoptions(profile="full")
     try:
@@ -372,6 +372,15 @@ def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(tmp_path: Path):
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
 
 
+def test_the_untrained_network_is_the_one_that_the_run_began_with(tmp_path: Path):
+    run = Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    first = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
+    run.train(quiet)
+    untrained, trained = run.untrained().state_dict(), run.network.state_dict()
+    assert all(torch.equal(tensor, untrained[name]) for name, tensor in first.items())
+    assert not torch.equal(trained["embed.weight"], untrained["embed.weight"])
+
+
 def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
     spoiled = pictures()
     spoiled.train[17] = np.nan
@@ -413,6 +422,7 @@ def test_the_table_says_what_the_runs_say():
         "seed": 0,
         "parameters": 1234,
         "layers": layers,
+        "untrained": [layers[0] | {"distance": 0.125}],
         "command": "c",
         "machine": "m",
     }
@@ -422,6 +432,7 @@ def test_the_table_says_what_the_runs_say():
     assert "| quadratic, local start | 1,234 | 91.00 ± 1.41 | 10 | 0, 1 |" in text
     assert "| quadratic, local start | 0.50 ± 0.35 |" in text
     assert "| quadratic, local start | – |" in text
+    assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
     assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text
     assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
 

@@ -9,7 +9,6 @@ from typing import Any
 from examples.learned.network import VARIANTS
 from examples.learned.training import RESULT
 
-
 MEASURED = (
     ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
     ("untrained", "distance", "The same before training:"),
