@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -502,14 +503,17 @@ def test_a_stopped_command_says_how_to_go_on(
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "how", [["-m", "examples.learned"], [str(ROOT / "examples/learned")]], ids=["module", "folder"]
-)
-def test_it_runs_as_a_module_and_as_a_folder(how: list[str]):
-    command = [sys.executable, "-W", "error", *how, "--help"]
+def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    command = [sys.executable, "-W", "error", "-m", "examples.learned", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--checkpoint-every" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["learned", "--help"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples/learned"), run_name="__main__")
+    assert ended.value.code == 0
+    assert "--checkpoint-every" in capsys.readouterr().out
 
 
 def test_a_preset_takes_what_the_user_gives():
