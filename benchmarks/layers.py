@@ -17,21 +17,21 @@ from benchmarks.timing import Call, Floor, interleaved
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def calls(module: nn.Module, x: Tensor, train: bool, run: Any = None) -> list[Call]:
+def calls(module: nn.Module, x: Tensor, train: bool) -> list[Call]:
     """A call for each memory layout: contiguous, and channels last where there is such a format."""
     done = []
     for form in (torch.contiguous_format, FORMATS.get(x.dim())):
         if form is None:
             continue
         here, given = module, x.contiguous(memory_format=form)
-        if run is None and not isinstance(module, construct.MHSA):
+        if not isinstance(module, construct.MHSA):
             here = copy.deepcopy(module)
             here.to(memory_format=form)  # type: ignore[call-overload]
-        done.append(call(here if run is None else run, here, given, train))
+        done.append(call(here, here, given, train))
     return done
 
 
-def call(run: Any, module: nn.Module, x: Tensor, train: bool) -> Call:
+def call(run: Any, module: nn.Module, x: Any, train: bool) -> Call:
     """One forward, or one forward and backward."""
     learned = [p for p in module.parameters() if p.requires_grad]
 
@@ -43,7 +43,8 @@ def call(run: Any, module: nn.Module, x: Tensor, train: bool) -> Call:
         y = run(x)
         return torch.autograd.grad(y, [x, *learned], torch.ones_like(y))
 
-    x.requires_grad_(train)
+    if train:
+        x.requires_grad_()
     return both if train else forward
 
 
@@ -54,18 +55,14 @@ def work(conv: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
     return len(x) * places * weight.numel(), x.numel() + y.numel() + weight.numel()
 
 
-def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False, compiled: bool = False) -> Row:
+def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False) -> Row:
     """One layer; the faster layout of each."""
     device = floor.device
     conv, x = copy.deepcopy(conv).to(device), x.to(device)
     layer = construct.conv_to_mhsa(conv)
     if train:
         one_factor(layer)
-    run = None
-    if compiled:
-        torch.compiler.reset()
-        run = torch.compile(layer, dynamic=False, fullgraph=True)
-    theirs, ours = calls(conv, x, train), calls(layer, x, train, run)
+    theirs, ours = calls(conv, x, train), calls(layer, x, train)
     times = interleaved(device, *theirs, *ours)
     with torch.no_grad():
         least = floor(*work(conv, x, conv(x)))
@@ -121,11 +118,47 @@ def resnet50(floor: Floor) -> Found:
     return found
 
 
-def of(title: str, layers: Callable[[], Iterable[Layer]], target: float, compiled: bool) -> Callable[[Floor], Found]:
+def of(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Found]:
     """A network's convolutions by time."""
 
     def section(floor: Floor) -> Found:
-        found = each_once(f"{title}{', compiled' if compiled else ''}", layers(), floor, compiled=compiled)
+        found = each_once(title, layers(), floor)
+        found.by_time("all layers by time", target)
+        return found
+
+    return section
+
+
+class Together(nn.Module):
+    """Layers that have nothing to do with each other, in one graph: what a compiled call costs by itself is paid once."""
+
+    def __init__(self, layers: Iterable[nn.Module]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
+
+
+def compiled(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Found]:
+    """All of a network's convolutions in one compiled graph, against themselves as they are and compiled."""
+
+    def section(floor: Floor) -> Found:
+        found = Found(f"{title}, compiled")
+        convs = [(conv.to(floor.device), side) for _, conv, side in layers()]
+        inputs = [torch.randn(1, conv.in_channels, side, side, device=floor.device) for conv, side in convs]
+        theirs = Together(conv for conv, _ in convs).requires_grad_(False)
+        ours = Together(construct.conv_to_mhsa(conv) for conv, _ in convs).requires_grad_(False)
+        ways = []
+        for form in (torch.contiguous_format, torch.channels_last):
+            given = [x.contiguous(memory_format=form) for x in inputs]
+            same = copy.deepcopy(theirs)
+            same.to(memory_format=form)  # type: ignore[call-overload]
+            runs: list[Any] = [same, *(torch.compile(net, dynamic=False, fullgraph=True) for net in (same, ours))]
+            ways.append([call(run, same, given, False) for run in runs])
+        (a, b, c), (d, e, f) = ways
+        times = interleaved(floor.device, a, b, d, e, c, f, rounds=5)
+        found.rows = [Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])]
         found.by_time("all layers by time", target)
         return found
 
@@ -169,10 +202,10 @@ def others(floor: Floor) -> Found:
 SECTIONS: dict[str, Callable[[Floor], Found]] = {
     "single": single,
     "resnet50": resnet50,
-    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.6, False),
-    "mobilenet-compiled": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.15, True),
-    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 3.3, False),
-    "convnext-compiled": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.7, True),
+    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.6),
+    "mobilenet-compiled": compiled("MobileNetV2's convolutions", mobilenet_v2_layers, 1.15),
+    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 3.3),
+    "convnext-compiled": compiled("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.7),
     "training": training,
     "training-resnet50": training_resnet50,
     "others": others,
