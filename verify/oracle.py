@@ -104,40 +104,47 @@ class Convolution:
         widths: Any = [(0, 0), (0, 0), *self.pads()]
         # A zero of numpy's integers among Python's would overflow beside a large one.
         zero: Any = {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
-        padded = np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
+        bare = not any(map(any, widths))
+        padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
         output = tuple(
             (n - dil * (k - 1) - 1) // s + 1
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
         )
         g, batch = self.groups, len(x)
-        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, out/g, in/g, *K)
-        total = np.zeros((batch, g, weight.shape[1], int(np.prod(output))), dtype=np.result_type(x, weight))
+        weight = self._by_tap()  # (*K, g, out/g, in/g)
+        total = np.zeros((batch, g, weight.shape[-2], int(np.prod(output))), dtype=np.result_type(x, weight))
         for tap in product(*map(range, self.kernel_size)):
             window = tuple(
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[2], int(np.prod(output)))
-            total = total + np.matmul(weight[(..., *tap)], seen)
+            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
+            total += np.matmul(weight[tap], seen)
         return total.reshape(batch, self.weight.shape[0], *output)
 
     def _scatter(self, x: np.ndarray) -> np.ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
         g, batch, size = self.groups, len(x), x.shape[2:]
-        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, in/g, out/g, *K)
+        weight = self._by_tap()  # (*K, g, in/g, out/g)
         full = self._full_size(size)
-        columns = x.reshape(batch, g, weight.shape[1], int(np.prod(size)))
-        total = np.zeros((batch, g * weight.shape[2], *full), dtype=np.result_type(x, weight))
+        columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
+        total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))
         for tap in product(*map(range, self.kernel_size)):
             target = tuple(
                 slice(dil * j, dil * j + s * (n - 1) + 1, s)
                 for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
             )
-            part = np.matmul(np.swapaxes(weight[(..., *tap)], 1, 2), columns)
-            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[2], *size)
+            part = np.matmul(np.swapaxes(weight[tap], 1, 2), columns)
+            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[-1], *size)
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
+
+    def _by_tap(self) -> np.ndarray:
+        """The weight with the taps first and the groups apart, a matrix each that lies in one piece."""
+        g = self.groups
+        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
+        return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
 
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
         """Which outputs read real positions only, no padding: bool, of shape ``output``."""
