@@ -6,6 +6,7 @@ fractions) the result is exact; on float64 it is as good as float64.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -41,15 +42,15 @@ class Convolution:
     output_padding: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, conv: Any) -> "Convolution":
-        """The raw fields of a torch convolution, numbers as float64."""
+    def read(cls, conv: Any, weight: np.ndarray | None = None) -> "Convolution":
+        """The raw fields of a torch convolution, numbers as float64; of its weight, where it was read already."""
         dims = conv.weight.dim() - 2
 
         def vector(value: Any) -> tuple[int, ...]:
             return (value,) * dims if isinstance(value, int) else tuple(value)
 
         return cls(
-            weight=conv.weight.detach().cpu().double().numpy(),
+            weight=conv.weight.detach().cpu().double().numpy() if weight is None else weight,
             bias=None if conv.bias is None else conv.bias.detach().cpu().double().numpy(),
             stride=vector(conv.stride),
             padding=conv.padding if isinstance(conv.padding, str) else vector(conv.padding),
@@ -77,6 +78,16 @@ class Convolution:
                 size, self.kernel_size, self.dilation, self.stride, self.output_padding, strict=True
             )
         )
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Σ|W| per output channel: float64 (D_out,)."""
+        weight = np.abs(self.weight)
+        with np.errstate(over="ignore"):
+            if not self.transposed:
+                return weight.reshape(len(weight), -1).sum(axis=1)
+            blocks = weight.reshape(self.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
+            return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
     @property
     def kernel_size(self) -> tuple[int, ...]:
