@@ -108,7 +108,7 @@ class Convolution:
         y = self._scatter(x) if self.transposed else self._gather(x)
         if self.bias is None:
             return y
-        return y + self.bias.reshape(-1, *(1,) * (x.ndim - 2))
+        return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
 
     def _gather(self, x: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""

@@ -16,6 +16,7 @@ tap and twice more.  That is an assumption about torch, not a theorem.
 Every bound is evaluated in float64 and then widened by more than its own rounding.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from verify.aims import aim
 from verify.fields import Attention
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift
-from verify.taps import products
+from verify.taps import scaled_permutation_product
 
 
 class OffTheKernel(ValueError):
@@ -49,38 +50,41 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     """
     attention = Attention.read(layer)
     g = attention.geometry
-    w_val, w_out = attention.w_val, attention.w_out
-    if absolute:
-        w_val, w_out = np.abs(w_val), np.abs(w_out)
-    carried = products(w_val, w_out)  # (heads, g, in/g, out/g)
-    # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
-    both = np.asarray(np.any(w_val != 0, axis=2)) & np.asarray(np.any(w_out != 0, axis=3))  # (heads, g, D_h)
-    carrying = set(np.nonzero(both)[0].tolist())
-    kernel = np.zeros((*carried.shape[1:], *g.kernel_size))
-    for head, product in enumerate(carried):
-        if head not in carrying:
-            continue
+    groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
+    kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
+    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
         aimed = aim(attention, head)
         tap = None if aimed is None else tap_of_shift(g, aimed.shift)
-        if tap is None:
+        if tap is not None:
+            kernel[tap] += _product(w_val, w_out, absolute)
+        # Adds exactly 0, wherever it looks, if no inner channel has a number other than 0 on both of its sides.
+        elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
             told = "has no single best shift" if aimed is None else f"looks at {aimed.shift}, which is no tap"
             raise OffTheKernel(f"head {head} {told}")
-        kernel[(..., *tap)] += product
+    kernel = np.moveaxis(kernel, tuple(range(g.dims)), tuple(range(-g.dims, 0)))
     if not g.transposed:
         kernel = np.swapaxes(kernel, 1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
+def _product(w_val: np.ndarray, w_out: np.ndarray, absolute: bool) -> np.ndarray:
+    """W_val W_out, or |W_val||W_out|, of one head, multiplied out only where that takes a sum."""
+    product = scaled_permutation_product(w_val, w_out)
+    if product is not None:  # each entry is one product, so that the sizes' is its size
+        return np.abs(product) if absolute else product
+    return np.matmul(np.abs(w_val), np.abs(w_out)) if absolute else np.matmul(w_val, w_out)
+
+
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
     fields = _fields(conv, x, output)
-    return _convolution_bound(fields, _sum_of_sizes(fields, fields.weight, fields.bias, x), x)
+    return _along(_of_convolution(fields, x), _sum_of_sizes(fields, np.abs(fields.weight), fields.bias, x))
 
 
-def _convolution_bound(fields: Convolution, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
+def _of_convolution(fields: Convolution, x: torch.Tensor) -> tuple[float, float]:
     taps = int(np.prod(fields.kernel_size))
     n = _contraction(fields) * taps + 1
-    return _widened(size, n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
+    return _line(n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
 
 
 def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
@@ -97,17 +101,17 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     """
     fields = _fields(conv, x, output)
     bias = layer.b_out.detach().cpu().double().numpy()
-    return _attention_bound(layer, _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x), x)
+    return _along(_of_attention(layer, x), _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x))
 
 
-def _attention_bound(layer: Any, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
+def _of_attention(layer: Any, x: torch.Tensor) -> tuple[float, float]:
     heads, _, d_in, head_dim = layer.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
     # An underflow in the first contraction is multiplied by W_out in the second; one in a folded matrix by x.
-    outward = float(np.abs(layer.w_out.detach().cpu().double().numpy()).sum(axis=(0, 2)).max())
+    outward = float(layer.w_out.detach().cpu().double().abs().sum(dim=(0, 2)).max())
     largest = float(x.detach().abs().max()) if x.numel() else 0.0
     underflows = d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * largest)
-    return _widened(size, n, underflows=underflows, dtype=x.dtype, half_roundings=1)
+    return _line(n, underflows=underflows, dtype=x.dtype, half_roundings=1)
 
 
 def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
@@ -126,12 +130,13 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
         OffTheKernel: a head looks at no tap of the kernel.
     """
     fields, kernel = _fields(conv, x, output), carried_kernel(layer, absolute=True)
-    bias = layer.b_out.detach().cpu().double().numpy()
-    theirs = ours = _sum_of_sizes(fields, fields.weight, fields.bias, x)
+    bias, weight = layer.b_out.detach().cpu().double().numpy(), np.abs(fields.weight)
+    theirs = _sum_of_sizes(fields, weight, fields.bias, x)
+    here, there = _of_convolution(fields, x), _of_attention(layer, x)
     same_bias = np.array_equal(np.abs(bias), 0 * bias if fields.bias is None else np.abs(fields.bias))
-    if not (same_bias and np.array_equal(kernel, np.abs(fields.weight))):  # one head a tap, which carries it as it is
-        ours = _sum_of_sizes(fields, kernel, bias, x)
-    return _convolution_bound(fields, theirs, x) + _attention_bound(layer, ours, x)
+    if same_bias and np.array_equal(kernel, weight):  # one head a tap, which carries it as it is
+        return _along((here[0] + there[0], here[1] + there[1]), theirs)
+    return _along(here, theirs) + _along(there, _sum_of_sizes(fields, kernel, bias, x))
 
 
 def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
@@ -145,25 +150,27 @@ def _contraction(fields: Convolution) -> int:
 
 
 def _sum_of_sizes(fields: Convolution, weight: np.ndarray, bias: np.ndarray | None, x: torch.Tensor) -> np.ndarray:
-    """Σ|W||x| + |b| for every output."""
-    sizes = Convolution(
-        weight=np.abs(weight),
-        bias=None if bias is None else np.abs(bias),
-        stride=fields.stride,
-        padding=fields.padding,
-        dilation=fields.dilation,
-        groups=fields.groups,
-        padding_mode=fields.padding_mode,
-        transposed=fields.transposed,
-        output_padding=fields.output_padding,
-    )
-    return sizes(np.abs(x.detach().cpu().double().numpy()))
+    """Σ|W||x| + |b| for every output, in a new array; of a weight that is not negative."""
+    sizes = replace(fields, weight=weight, bias=None if bias is None else np.abs(bias))
+    return sizes(x.detach().cpu().double().abs().numpy())
 
 
-def _widened(size: np.ndarray, n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> np.ndarray:
+def _line(n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> tuple[float, float]:
+    """The rounding of n operations, and what underflows and is stored in half precision, as slope·size + rest; widened."""
     working = torch.finfo(torch.promote_types(dtype, torch.float32))
-    bound = gamma(n, working.eps / 2) * size + underflows * working.tiny * working.eps
+    slope, rest = gamma(n, working.eps / 2), underflows * working.tiny * working.eps
     if dtype in (torch.float16, torch.bfloat16):
         stored = torch.finfo(dtype)
-        bound = bound + half_roundings * (stored.eps * (size + bound) + stored.tiny * stored.eps)
-    return bound * (1 + 2**-20)  # far above what float64 lost in evaluating the bound itself
+        slope += half_roundings * stored.eps * (1 + slope)
+        rest += half_roundings * (stored.eps * rest + stored.tiny * stored.eps)
+    return slope * WIDEN, rest * WIDEN
+
+
+def _along(line: tuple[float, float], size: np.ndarray) -> np.ndarray:
+    """slope·size + rest, in the place of ``size``."""
+    np.multiply(size, line[0], out=size)
+    return np.add(size, line[1], out=size)
+
+
+WIDEN = 1 + 2**-20
+"""Far above what float64 loses in evaluating the bounds themselves."""
