@@ -176,7 +176,7 @@ class Attention:
     @cached_property
     def outward(self) -> np.ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
-        return self.sizes[1].sum(axis=(0, 2)).reshape(-1)
+        return np.abs(self.w_out).sum(axis=(0, 2)).reshape(-1)
 
     @property
     def carrying(self) -> np.ndarray:

@@ -122,7 +122,7 @@ class Convolution:
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
         )
         g, batch = self.groups, len(x)
-        weight = self._by_tap()  # (*K, g, out/g, in/g)
+        weight = self.matrices  # (*K, g, out/g, in/g)
         total = np.zeros((batch, g, weight.shape[-2], int(np.prod(output))), dtype=np.result_type(x, weight))
         for tap in product(*map(range, self.kernel_size)):
             window = tuple(
@@ -137,7 +137,7 @@ class Convolution:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
         g, batch, size = self.groups, len(x), x.shape[2:]
-        weight = self._by_tap()  # (*K, g, in/g, out/g)
+        weight = self.matrices  # (*K, g, in/g, out/g)
         full = self._full_size(size)
         columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
         total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))
@@ -151,8 +151,9 @@ class Convolution:
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
 
-    def _by_tap(self) -> np.ndarray:
-        """The weight with the taps first and the groups apart, a matrix each that lies in one piece."""
+    @cached_property
+    def matrices(self) -> np.ndarray:
+        """The weight by tap and group, matrices that lie in one piece: (*K, groups, out, in), transposed (*K, groups, in, out)."""
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))

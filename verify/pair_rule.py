@@ -19,13 +19,14 @@ import torch
 
 from verify.aims import aim
 from verify.balls import Ball, Call, NoBound, up
-from verify.budget import operations, underflows
+from verify.budget import attention_size, operations, underflows
 from verify.certificate import Certificate
 from verify.certification import certify, for_larger_inputs
 from verify.fields import TENSORS, Attention, Geometry, digest, stated_geometry
 from verify.linear_rules import spread
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift, token_count
+from verify.rounding import carries_as_stored
 from verify.taps import products
 
 
@@ -150,7 +151,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     here = call.line(terms + 1, stores=taps + 2)
     if (
         certificate.within is not None
-    ):  # through the convolution of b: its rounding, and the bound between the two layers there
+    ):  # through the convolution of b: its rounding, and the bound between the two there
         return call.evaluated(moved, size, here, (here[0], here[1] + _by_channel(certificate.bound, dims)))
     if path not in certifier.carried:
         certifier.carried[path] = Carried.read(layer, fields)
@@ -199,17 +200,16 @@ class Carried:
             NoBound: a head that carries something looks at no tap.
         """
         attention = Attention.read(layer)
-        kernel, bias = _absolute_kernel(attention, fields), np.abs(attention.b_out)
+        bias = np.abs(attention.b_out)
         theirs = np.zeros_like(bias) if fields.bias is None else np.abs(fields.bias)
-        same = np.array_equal(kernel, np.abs(fields.weight)) and np.array_equal(bias, theirs)
-        w_val, w_out = attention.sizes
-        heads, _, d_in, head_dim = w_val.shape
+        same = np.array_equal(bias, theirs) and carries_as_stored(attention, fields)
+        heads, _, d_in, head_dim = attention.w_val.shape
         return cls(
             operations=operations(attention),
             underflow=underflows(attention, 0.0),
             underflow_of_one=float(heads * d_in * head_dim),
-            outward=np.matmul(w_val.sum(axis=2)[:, :, None], w_out).sum(axis=(0, 2)).reshape(-1),
-            kernel=None if same else kernel,
+            outward=fields.sizes if same else attention_size(attention, 1.0).sum(axis=0),
+            kernel=None if same else _absolute_kernel(attention, fields),
             bias=bias,
         )
 

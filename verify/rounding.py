@@ -17,6 +17,7 @@ Every bound is evaluated in float64 and then widened by more than its own roundi
 """
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from verify.aims import aim
 from verify.fields import Attention
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift
+from verify.refutation import tap_matrix
 from verify.taps import scaled_permutation_product
 
 
@@ -65,6 +67,25 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     if not g.transposed:
         kernel = np.swapaxes(kernel, 1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
+
+
+def carries_as_stored(attention: Attention, fields: Convolution) -> bool:
+    """Whether each tap is one head's whose factors put its numbers together by no addition, and no other head is there.
+
+    Then Σ_h |W_val^h||W_out^h| is |W|: each entry of either is the size of one product.
+    """
+    taken = set()
+    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
+        aimed = aim(attention, head)
+        tap = None if aimed is None else tap_of_shift(attention.geometry, aimed.shift)
+        product = None if tap is None or tap in taken else scaled_permutation_product(w_val, w_out)
+        if tap is None or product is None:
+            return False
+        taken.add(tap)
+        theirs = tap_matrix(fields, tap)
+        if not (np.array_equal(product, theirs) or np.array_equal(np.abs(product), np.abs(theirs))):
+            return False
+    return len(taken) == prod(fields.kernel_size)
 
 
 def _product(w_val: np.ndarray, w_out: np.ndarray, absolute: bool) -> np.ndarray:
@@ -129,14 +150,15 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
     """
-    fields, kernel = _fields(conv, x, output), carried_kernel(layer, absolute=True)
-    bias, weight = layer.b_out.detach().cpu().double().numpy(), np.abs(fields.weight)
-    theirs = _sum_of_sizes(fields, weight, fields.bias, x)
+    fields, attention = _fields(conv, x, output), Attention.read(layer)
+    bias = np.abs(attention.b_out)
+    theirs = _sum_of_sizes(fields, np.abs(fields.weight), fields.bias, x)
     here, there = _of_convolution(fields, x), _of_attention(layer, x)
-    same_bias = np.array_equal(np.abs(bias), 0 * bias if fields.bias is None else np.abs(fields.bias))
-    if same_bias and np.array_equal(kernel, weight):  # one head a tap, which carries it as it is
+    same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
+    if same_bias and carries_as_stored(attention, fields):
         return _along((here[0] + there[0], here[1] + there[1]), theirs)
-    return _along(here, theirs) + _along(there, _sum_of_sizes(fields, kernel, bias, x))
+    ours = _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x)
+    return _along(here, theirs) + _along(there, ours)
 
 
 def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
