@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterable
+from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,12 @@ def indented(value: Any, margin: str = "\n") -> str:
     deeper = margin + " "
     if isinstance(value, dict) and value:
         rows = [
-            f"{_plain(key if isinstance(key, str) else _plain(key))}: {indented(item, deeper)}"
+            f"{quoted(key if isinstance(key, str) else _plain(key))}: {indented(item, deeper)}"
             for key, item in value.items()
         ]
         return f"{{{deeper}{f',{deeper}'.join(rows)}{margin}}}"
     if isinstance(value, list) and value:
-        rows = list(map(_plain if all(type(x) is str for x in value) else lambda x: indented(x, deeper), value))
+        rows = list(map(quoted if all(type(x) is str for x in value) else lambda x: indented(x, deeper), value))
         return f"[{deeper}{f',{deeper}'.join(rows)}{margin}]"
     return _plain(value)
 

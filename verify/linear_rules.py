@@ -145,7 +145,7 @@ def convolved(dims: int, transposed: bool) -> Callable[[Call], Ball]:
             output_padding=_vector(extra, dims),
         )
         terms = weight[:, 0].numel() // groups if transposed else weight[0].numel()
-        moved, size = spread(fields, np.abs(fields.weight), (ball.error, ball.size))
+        moved, size = spread(fields, (ball.error, ball.size))
         if fields.bias is not None:
             size += torch.from_numpy(np.abs(fields.bias)).reshape(-1, *(1,) * dims)
         return call.affine(moved, size, terms + 1, stores=prod(fields.kernel_size) + 2)
@@ -153,20 +153,18 @@ def convolved(dims: int, transposed: bool) -> Callable[[Call], Ball]:
     return rule
 
 
-def spread(fields: Convolution, weight: np.ndarray, parts: Sequence[Tensor], even: bool = False) -> list[Tensor]:
+def spread(fields: Convolution, parts: Sequence[Tensor], even: bool = False) -> list[Tensor]:
     """Σ|W||x| of each of some tensors of one shape, from the definition of the convolution; batched or not.
 
     Args:
-        fields: the geometry.
-        weight: |W|, in the layout of the fields' own.
+        fields: of the convolution.
         parts: each (N, D_in, *size), or without the first axis.
         even: whether each is (N, D_in, 1, …, 1), the same at all places of some size: then so are the results, as large as an
             output is that sees all taps it may.
     """
-    absolute = replace(fields, weight=weight, bias=None)
-    batched = parts[0].dim() == weight.ndim
+    batched = parts[0].dim() == fields.weight.ndim
     together = np.concatenate([(x if batched else x[None]).numpy() for x in parts])  # one pass over the weights
-    found = torch.from_numpy(_spread_evenly(absolute, together) if even else absolute(together))
+    found = torch.from_numpy(_spread_evenly(fields, together) if even else fields.spread(together))
     return [y if batched else y[0] for y in found.split([len(x) if batched else 1 for x in parts])]
 
 
@@ -176,18 +174,16 @@ def _spread_evenly(fields: Convolution, x: np.ndarray) -> np.ndarray:
     An output adds up W_j x over some of the taps, each once, and as no term is negative, no more than over all of them.  Of a
     transposed convolution it meets such taps alone whose places dil·j leave one remainder by the stride.
     """
-    dims, axes = len(fields.kernel_size), tuple(range(2, fields.weight.ndim))
-    ones = (1,) * dims
-    point = replace(
-        fields, stride=ones, padding=(0,) * dims, dilation=ones, padding_mode="zeros", output_padding=(0,) * dims
-    )
-    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for tap in product(*map(range, fields.kernel_size)) if fields.transposed else ():
-        met = tuple(dil * j % s for j, dil, s in zip(tap, fields.dilation, fields.stride, strict=True))
-        groups.setdefault(met, []).append(tap)
-    sums = [np.stack([fields.weight[(..., *tap)] for tap in taps]).sum(axis=0) for taps in groups.values()]
-    sums = [part.reshape(*part.shape, *ones) for part in sums] or [fields.weight.sum(axis=axes, keepdims=True)]
-    return np.maximum.reduce([replace(point, weight=part)(x) for part in sums])
+    sizes, dims = np.abs(fields.matrices), len(fields.kernel_size)
+    alike: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for tap in product(*map(range, fields.kernel_size)):
+        places = zip(tap, fields.dilation, fields.stride, strict=True)
+        met = tuple(dil * j % s for j, dil, s in places) if fields.transposed else ()
+        alike.setdefault(met, []).append(sizes[tap])
+    columns = x.reshape(len(x), fields.groups, -1, 1)
+    sums = (np.sum(taps, axis=0) for taps in alike.values())
+    found = [np.matmul(np.swapaxes(total, 1, 2) if fields.transposed else total, columns) for total in sums]
+    return np.maximum.reduce(found).reshape(len(x), -1, *(1,) * dims)
 
 
 def constant(value: Any) -> Tensor:

@@ -105,12 +105,17 @@ class Convolution:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
-        y = self._scatter(x) if self.transposed else self._gather(x)
+        y = self._scatter(x, self.matrices) if self.transposed else self._gather(x, self.matrices)
         if self.bias is None:
             return y
         return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
 
-    def _gather(self, x: np.ndarray) -> np.ndarray:
+    def spread(self, x: np.ndarray) -> np.ndarray:
+        """|W| applied, without the bias: what becomes of bounds x ≥ 0, Σ|W|x."""
+        sizes = np.abs(self.matrices)
+        return self._scatter(x, sizes) if self.transposed else self._gather(x, sizes)
+
+    def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
         # A zero of numpy's integers among Python's would overflow beside a large one.
@@ -122,22 +127,22 @@ class Convolution:
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
         )
         g, batch = self.groups, len(x)
-        weight = self.matrices  # (*K, g, out/g, in/g)
-        total = np.zeros((batch, g, weight.shape[-2], int(np.prod(output))), dtype=np.result_type(x, weight))
+        total = None
         for tap in product(*map(range, self.kernel_size)):
             window = tuple(
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
             seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
-            total += np.matmul(weight[tap], seen)
+            part = np.matmul(weight[tap], seen)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
 
-    def _scatter(self, x: np.ndarray) -> np.ndarray:
+    def _scatter(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
         g, batch, size = self.groups, len(x), x.shape[2:]
-        weight = self.matrices  # (*K, g, in/g, out/g)
         full = self._full_size(size)
         columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
         total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))

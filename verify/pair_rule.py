@@ -142,8 +142,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     conv, layer = _bare(conv, layer, fields.output_padding)
     largest = float(ball.reach.max()) if ball.reach.numel() else 0.0
     certificate = certifier.certificate(path, conv, layer, grid, largest)
-    weight = np.abs(fields.weight)
-    moved, size = spread(fields, weight, (ball.error, ball.size), ball.even)
+    moved, size = spread(fields, (ball.error, ball.size), ball.even)
     if fields.bias is not None:
         size += _by_channel(np.abs(fields.bias), dims)
     taps = prod(fields.kernel_size)
@@ -162,7 +161,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     slope, rest = call.line(carried.operations, up(_by_channel(underflow, dims)), stores=1)
     if carried.kernel is None:
         return call.evaluated(moved, size, here, (slope, rest))
-    (sizes,) = spread(fields, carried.kernel, (ball.reach,), ball.even)
+    (sizes,) = spread(replace(fields, weight=carried.kernel), (ball.reach,), ball.even)
     return call.evaluated(moved, size, here, (0.0, slope * (sizes + _by_channel(carried.bias, dims)) + rest))
 
 

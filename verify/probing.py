@@ -291,6 +291,6 @@ def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
     allowed = bound.reshape(-1, *(1,) * (difference.ndim - 2)) if bound.ndim < difference.ndim else bound
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        if (bound > 0).all() and (bound < np.inf).all():
+        if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
             return difference / allowed
         return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)

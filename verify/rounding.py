@@ -99,7 +99,7 @@ def _product(w_val: np.ndarray, w_out: np.ndarray, absolute: bool) -> np.ndarray
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
     fields = _fields(conv, x, output)
-    return _along(_of_convolution(fields, x), _sum_of_sizes(fields, np.abs(fields.weight), fields.bias, x))
+    return _along(_of_convolution(fields, x), _sum_of_sizes(fields, x))
 
 
 def _of_convolution(fields: Convolution, x: torch.Tensor) -> tuple[float, float]:
@@ -122,7 +122,10 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     """
     fields = _fields(conv, x, output)
     bias = layer.b_out.detach().cpu().double().numpy()
-    return _along(_of_attention(layer, x), _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x))
+    return _along(
+        _of_attention(layer, x),
+        _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x),
+    )
 
 
 def _of_attention(layer: Any, x: torch.Tensor) -> tuple[float, float]:
@@ -152,12 +155,12 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     """
     fields, attention = _fields(conv, x, output), Attention.read(layer)
     bias = np.abs(attention.b_out)
-    theirs = _sum_of_sizes(fields, np.abs(fields.weight), fields.bias, x)
+    theirs = _sum_of_sizes(fields, x)
     here, there = _of_convolution(fields, x), _of_attention(layer, x)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
     if same_bias and carries_as_stored(attention, fields):
         return _along((here[0] + there[0], here[1] + there[1]), theirs)
-    ours = _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x)
+    ours = _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x)
     return _along(here, theirs) + _along(there, ours)
 
 
@@ -171,10 +174,14 @@ def _contraction(fields: Convolution) -> int:
     return fields.weight.shape[0] // fields.groups if fields.transposed else fields.weight.shape[1]
 
 
-def _sum_of_sizes(fields: Convolution, weight: np.ndarray, bias: np.ndarray | None, x: torch.Tensor) -> np.ndarray:
-    """Σ|W||x| + |b| for every output, in a new array; of a weight that is not negative."""
-    sizes = replace(fields, weight=weight, bias=None if bias is None else np.abs(bias))
-    return sizes(x.detach().cpu().double().abs().numpy())
+def _sum_of_sizes(fields: Convolution, x: torch.Tensor) -> np.ndarray:
+    """Σ|W||x| + |b| for every output, in a new array."""
+    sizes = fields.spread(x.detach().cpu().double().abs().numpy())
+    return (
+        sizes
+        if fields.bias is None
+        else np.add(sizes, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=sizes)
+    )
 
 
 def _line(n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> tuple[float, float]:
