@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import construct
-from verify import linear_rules, pair_rule, pushing, rule_table
+from verify import linear_rules, pair_rule, pushing, rounding, rule_table
 from verify.balls import Ball, Call
 from verify.budget import FORMATS
 from verify.documents import indented
@@ -292,6 +294,37 @@ def test_what_is_no_claim_is_refused():
         both_cases(model, net, [x * 0], 0.0)
     with pytest.raises(ValueError, match="not finite"):
         both_cases(model, net, [x / 0], 8.0)
+
+
+# ---- sums in float32 -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(cases(integers=[False]), st.integers(-140, 100), st.integers(-140, 120), st.integers(0, 10**6))
+def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights: int, small_inputs: int, seed: int):
+    """Subnormal numbers, underflow and overflow among them."""
+    conv, x = case.conv.float(), case.x.float()
+    if x.dim() != conv.weight.dim() or not x.numel():
+        return
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        conv.weight.mul_(torch.randn(conv.weight.shape, generator=rng) * 2.0**small_weights)
+    x = x * torch.randn(x.shape, generator=rng) * 2.0**small_inputs
+    if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
+        return
+    fields = rounding._fields(conv, x, None)
+    found = rounding._single_sum(fields, x)
+
+    def exact(values: np.ndarray) -> np.ndarray:
+        return np.array([Fraction(abs(float(v))) for v in values.flat], dtype=object).reshape(values.shape)
+
+    truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))
+    if found is None:
+        assert max(truth.flat) > 2.0**126
+        return
+    assert found.shape == truth.shape
+    for above, below in zip(found.flat, truth.flat, strict=True):
+        assert below <= Fraction(float(above)) <= below * Fraction(1001, 1000) + Fraction(2) ** -130
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------------

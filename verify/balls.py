@@ -50,10 +50,10 @@ class Ball:
         return cls(number, number, torch.zeros_like(number))
 
     @classmethod
-    def known(cls, value: Tensor, size: Tensor, error: Tensor) -> "Ball":
-        """A known activation, float64, and its absolute value."""
+    def known(cls, value: Tensor, size: Tensor, error: Tensor, greatest: tuple[float, float]) -> "Ball":
+        """A known activation, float64, its absolute value, and how large that and the error are."""
         ball = cls(value, value, error)
-        vars(ball)["size"] = size
+        vars(ball).update(size=size, greatest=greatest)
         return ball
 
     @classmethod
@@ -89,6 +89,17 @@ class Ball:
     def reach(self) -> Tensor:
         """|a| and |b| are at most this."""
         return up(self.size + self.error)
+
+    @cached_property
+    def greatest(self) -> tuple[float, float]:
+        """The greatest ``size`` and the greatest ``error``; a NaN is the greatest, and of no numbers 0."""
+        size, error = (float(part.max()) if part.numel() else 0.0 for part in (self.size, self.error))
+        return size, error
+
+    @property
+    def farthest(self) -> float:
+        """All |a| and |b| are at most this."""
+        return sum(self.greatest) * WIDEN
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from math import ceil, prod
 from typing import Any

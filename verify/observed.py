@@ -1,6 +1,7 @@
 """What two runs gave at one call, and whether a ball holds it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,9 +32,17 @@ class Seen:
         apart = b.detach().cpu().to(torch.float64, copy=True).sub_(here).abs_()
         return cls(here, apart, here.abs(), greatest(apart))
 
+    @cached_property
+    def largest(self) -> float:
+        """The greatest |a|."""
+        return greatest(self.size)
+
     def within(self, ball: Ball) -> bool:
         """Whether a ball holds them; written so that a NaN fails."""
         apart, size, low, high = self.apart, self.size, self.here, self.here
+        if ball.centred and ball.even and ball.error.numel():  # far within, as a rule
+            if self.most <= ball.error.min() and self.largest <= ball.size.min():
+                return True
         if ball.even:  # of all that one number stands for, the greatest and the least
             axes = [axis for axis, n in enumerate(ball.error.shape) if n == 1]
             apart, low, high = apart.amax(axes, True), low.amin(axes, True), high.amax(axes, True)

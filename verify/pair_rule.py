@@ -140,7 +140,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     if call.get(1, "output_size") is not None:
         fields = fields.reaching(grid, output)
     conv, layer = _bare(conv, layer, fields.output_padding)
-    largest = float(ball.reach.max()) if ball.reach.numel() else 0.0
+    largest = ball.farthest
     certificate = certifier.certificate(path, conv, layer, grid, largest)
     moved, size = spread(fields, (ball.error, ball.size), ball.even)
     if fields.bias is not None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from verify.balls import Ball, Call, NoBound
 from verify.budget import FORMATS
-from verify.observed import Seen, greatest
+from verify.observed import Seen
 from verify.pair_rule import Certifier, paired
 from verify.recording import Activation, Event
 from verify.rule_table import EVEN, RULES
@@ -111,7 +111,8 @@ class Claim:
         ):
             raise NoBound("its rule does not fit this call: the shapes differ")
         for result in results:
-            call.must_not_overflow(result.size, result.error)
+            if not 2 * sum(result.greatest) < call.fmt.largest:  # the two need not stand in one place
+                call.must_not_overflow(result.size, result.error)
         return [spanning(ball, tuple(t.shape)) for ball, t in zip(results, event.outputs, strict=True)]
 
     def _settled(self, name: str, ball: Ball, seen: Seen) -> Ball:
@@ -120,13 +121,13 @@ class Claim:
         Raises:
             NoBound: the run gave numbers that are not finite.
         """
-        if not all(math.isfinite(most) for most in (seen.most, greatest(ball.size), greatest(ball.error))):
+        if not all(map(math.isfinite, (seen.most, *ball.greatest))):
             raise NoBound("it gives numbers that are not finite")
         if not seen.within(ball):
             self.contradiction = self.contradiction or name
         if self.known:
-            ball = Ball.known(seen.here, seen.size, ball.error)
-        self.steps.append(Push(name, seen.most, greatest(ball.error), greatest(ball.size)))
+            ball = Ball.known(seen.here, seen.size, ball.error, (seen.largest, ball.greatest[1]))
+        self.steps.append(Push(name, seen.most, *ball.greatest[::-1]))
         return ball
 
 
@@ -219,7 +220,11 @@ def everywhere(bound: float, shape: Sequence[int]) -> Ball:
 
 def spanning(ball: Ball, shape: tuple[int, ...]) -> Ball:
     """A ball, of an activation of this shape."""
-    return ball if ball.shape == shape else replace(ball, over=shape)
+    if ball.shape == shape:
+        return ball
+    held = replace(ball, over=shape)
+    vars(held).update({**vars(ball), "over": shape})  # and what was worked out of the very same numbers
+    return held
 
 
 def takes_even(function: Any, ball: Ball) -> bool:
