@@ -211,7 +211,9 @@ def _write(
         with staged(output, content, source.beyond) as written:
             if document is not None:
                 place, figures = document, None if network is None else network_dict(network)
-                record = documents.document(certificates, source.path, written, figures, mhsa_name=output.name)
+                record = documents.document(
+                    certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
+                )
                 with staged(document, record):
                     place = output
     except OSError as error:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from math import isfinite, prod
 from types import ModuleType
 from typing import Any
 
@@ -137,18 +137,13 @@ def end_to_end(
     """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger."""
     if any(isinstance(x, Mapping) for x in inputs):
         return ()
+    alike = all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs)
+    largest = max(float(x.abs().max()) for x in inputs) if alike else 0.0
     try:
-        given = propagation.propagate(*networks, inputs, pairs, certificates=certificates)
+        if largest and isfinite(largest):
+            return propagation.both_cases(*networks, inputs, largest, pairs, certificates=certificates)
+        return (propagation.propagate(*networks, inputs, pairs, certificates=certificates),)
     except ValueError as error:
         raise BadModelFile(
             f"no bound for the given inputs: {one_line(error)} (give others, or --no-certify)"
         ) from error
-    if not all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs):
-        return (given,)
-    largest = max(float(x.abs().max()) for x in inputs)
-    if not largest:
-        return (given,)
-    worst = propagation.worst_case(
-        *networks, tuple(inputs[0].shape[1:]), largest, pairs, certificates=certificates | given.certificates
-    )
-    return given, worst

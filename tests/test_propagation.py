@@ -19,7 +19,7 @@ from truths import permuted
 
 import construct
 import construct.demo
-from verify import elementwise_rules, linear_rules, pair_rule, rule_table, side_by_side
+from verify import elementwise_rules, linear_rules, pair_rule, pushing, rule_table
 from verify.balls import Ball, Call
 from verify.budget import FORMATS
 from verify.certification import certify
@@ -571,7 +571,7 @@ def test_a_run_over_the_bound_is_refuted(wrong, monkeypatch):
         "bound": lambda call: replace(right(call), error=right(call).error * 0),
         "value": lambda call: replace(right(call), high=right(call).low),
     }
-    monkeypatch.setattr(side_by_side, "RULES", {**rule_table.RULES, F.batch_norm: spoilt[wrong]})
+    monkeypatch.setattr(pushing, "RULES", {**rule_table.RULES, F.batch_norm: spoilt[wrong]})
     net[0].execution = "chunked"
     result = propagate(model, net, x)
     assert result.verdict.name == "REFUTED"

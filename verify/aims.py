@@ -10,6 +10,7 @@ so n is the only maximum and that is its gap.  The parabola is the same with one
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 
 from verify.fields import Attention
@@ -34,16 +35,30 @@ class Aim:
     size: tuple[Fraction, ...]
 
 
-def position_vector(attention: Attention, head: int) -> list[Fraction]:
+Row = tuple[float, ...]
+
+
+def stored(attention: Attention, head: int) -> tuple[Row, tuple[Row, ...]]:
+    """v and the columns of Ŵ_key of one head, as they are stored."""
+    return tuple(attention.v[head].tolist()), tuple(map(tuple, attention.w_key_pos[head].T.tolist()))
+
+
+# Layers of one encoding and sharpness hold the same few numbers; what follows from them is kept by these numbers themselves.
+@lru_cache(maxsize=4096)
+def position_vector(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
     """c = Ŵ_keyᵀ v of one head, exactly."""
-    v = [Fraction(float(x)) for x in attention.v[head]]
-    columns = attention.w_key_pos[head].T
-    return [sum((Fraction(float(w)) * x for w, x in zip(column, v, strict=True)), Fraction(0)) for column in columns]
+    exact = [Fraction(x) for x in v]
+    return tuple(sum((Fraction(w) * x for w, x in zip(column, exact, strict=True)), Fraction(0)) for column in columns)
 
 
 def aim(attention: Attention, head: int) -> Aim | None:
     """Where a head looks, or None if its score has no unique maximum over the integers."""
-    c = position_vector(attention, head)
+    return _aim(*stored(attention, head), attention.radix)
+
+
+@lru_cache(maxsize=4096)
+def _aim(v: Row, columns: tuple[Row, ...], radix: tuple[int, ...] | None) -> Aim | None:
+    c = position_vector(v, columns)
     a = -c[0]
     if a <= 0:
         return None
@@ -53,19 +68,15 @@ def aim(attention: Attention, head: int) -> Aim | None:
     worst = max(abs(f) for f in offset)
     if 2 * worst >= 1:
         return None
-    shift = tuple(nearest) if attention.radix is None else shift_of_number(nearest[0], attention.radix)
+    shift = tuple(nearest) if radix is None else shift_of_number(nearest[0], radix)
     if shift is None:
         return None
-    return Aim(shift, a, offset, a * (1 - 2 * worst), score_size(attention, head))
+    return Aim(shift, a, offset, a * (1 - 2 * worst), score_size(v, columns))
 
 
-def score_size(attention: Attention, head: int) -> tuple[Fraction, ...]:
+def score_size(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
     """Σ_k |v_k Ŵ_kp| by p: how large the terms of a head's scores are."""
-    v = [abs(Fraction(float(x))) for x in attention.v[head]]
-    return tuple(
-        sum((abs(Fraction(float(w))) * x for w, x in zip(column, v, strict=True)), Fraction(0))
-        for column in attention.w_key_pos[head].T
-    )
+    return position_vector(tuple(map(abs, v)), tuple(tuple(map(abs, column)) for column in columns))
 
 
 def shift_of_number(number: int, radix: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -121,7 +132,7 @@ def score_rounding(attention: Attention, aimed: Aim, box: tuple[tuple[int, int],
 def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], ...]) -> Fraction:
     """No number on the way to a score of this head exceeds this, anywhere in the box."""
     largest = largest_encoding(attention.radix, box)
-    size = score_size(attention, head)
+    size = score_size(*stored(attention, head))
     return 2 * sum((s * max(1, r) for s, r in zip(size, largest, strict=True)), Fraction(0))
 
 

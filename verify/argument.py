@@ -45,7 +45,8 @@ class Argument:
     """The argument for one convolution, one attention layer, one grid and one bound on the input.
 
     After :meth:`run`: ``steps``, ``notes``, the three parts of the bound (infinite where a step before them failed), ``aims``
-    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, and ``one_hot``.
+    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, ``one_hot``, and ``as_stored``:
+    whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that |W_val||W_out| = |W|.
 
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
@@ -73,7 +74,7 @@ class Argument:
         self.rounding = self.leaked = self.taps = unknown
         self.aims: list[Aim | None] | None = None
         self.differences: list[TapDifference] = []
-        self.bias_differs = self.same_taps = False
+        self.bias_differs = self.same_taps = self.as_stored = False
         self.one_hot = False
 
     @property
@@ -257,7 +258,9 @@ class Argument:
         ]
         shifts = sorted({*kernel, *heads})
         a = self.attention
+        known = len(self.notes)
         differences = compare_taps(heads, a.w_val, a.w_out, tap_at, shifts, self.notes.append)
+        self.as_stored = not differences and len(self.notes) == known
         bias = np.zeros(g.out_channels) if self.conv.bias is None else self.conv.bias
         self._bias_difference = np.abs(a.b_out - bias)
         self.bias_differs = bool(self._bias_difference.any())

@@ -7,11 +7,11 @@ float64 loses in them, and where two terms may cancel, by a multiple of their si
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from verify.budget import WIDEN, Format
 from verify.rounding import gamma
@@ -28,14 +28,20 @@ class NoBound(Exception):
 class Ball:
     """For every element: ``low`` ≤ a ≤ ``high`` of the original network, and |b − a| ≤ ``error`` for the converted one.
 
+    What is the same all along an axis may be held once: the tensors then have 1 there, and ``over`` is the activation's shape.
+
     Attributes:
         low, high: equal where the activation is known.
         error: not negative.
+        over: the shape of the activation, to which the three broadcast; None where it is theirs.
     """
 
     low: Tensor
     high: Tensor
     error: Tensor
+    over: tuple[int, ...] | None = None
+    centred: ClassVar[bool] = False
+    """Whether ``low`` and ``high`` are −size and size, as :meth:`around_zero` makes them."""
 
     @classmethod
     def exact(cls, value: Tensor) -> "Ball":
@@ -44,21 +50,56 @@ class Ball:
         return cls(number, number, torch.zeros_like(number))
 
     @classmethod
+    def known(cls, value: Tensor, size: Tensor, error: Tensor, greatest: tuple[float, float]) -> "Ball":
+        """A known activation, float64, its absolute value, and how large that and the error are."""
+        ball = cls(value, value, error)
+        vars(ball).update(size=size, greatest=greatest)
+        return ball
+
+    @classmethod
     def around_zero(cls, size: Tensor, error: Tensor) -> "Ball":
         """|a| ≤ size, which is not negative."""
         ball = cls(-size, size, error)
-        vars(ball)["size"] = size
+        vars(ball).update(size=size, centred=True)
         return ball
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the activation."""
+        return tuple(self.error.shape) if self.over is None else self.over
+
+    @property
+    def even(self) -> bool:
+        """Whether some axis stands for more places than it holds."""
+        return self.shape != tuple(self.error.shape)
+
+    def whole(self) -> "Ball":
+        """The same, place by place."""
+        if not self.even:
+            return self
+        low, high, error = (part.expand(self.shape).contiguous() for part in (self.low, self.high, self.error))
+        return Ball(low, high, error)
 
     @cached_property
     def size(self) -> Tensor:
         """|a| is at most this."""
-        return torch.maximum(self.low.abs(), self.high.abs())
+        return self.low.abs() if self.low is self.high else torch.maximum(self.low.abs(), self.high.abs())
 
     @cached_property
     def reach(self) -> Tensor:
         """|a| and |b| are at most this."""
         return up(self.size + self.error)
+
+    @cached_property
+    def greatest(self) -> tuple[float, float]:
+        """The greatest ``size`` and the greatest ``error``; a NaN is the greatest, and of no numbers 0."""
+        size, error = (float(part.max()) if part.numel() else 0.0 for part in (self.size, self.error))
+        return size, error
+
+    @property
+    def farthest(self) -> float:
+        """All |a| and |b| are at most this."""
+        return sum(self.greatest) * WIDEN
 
 
 @dataclass(frozen=True)
@@ -103,8 +144,19 @@ class Call:
                 value = Ball.exact(value) if value.is_floating_point() else value.cpu()
             return pick(value).clone() if isinstance(value, Ball) else value
 
-        args, kwargs = tree_map(swapped, (self.args, self.kwargs), is_leaf=lambda value: isinstance(value, Ball))
+        args, kwargs = tree_map(swapped, (self.args, self.kwargs), is_leaf=_is_ball)
         return self.function(*args, **kwargs)
+
+    def ends(self, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """A function of ``low`` and of ``high`` of the first argument; one tensor where they are one."""
+        low = function(self.ball.low)
+        return low, low if self.ball.low is self.ball.high else function(self.ball.high)
+
+    def on_ends(self) -> tuple[Any, Any]:
+        """The same operation on every ``low``, and on every ``high``; worked out once where they are one."""
+        balls = [leaf for leaf in tree_leaves((self.args, self.kwargs), is_leaf=_is_ball) if isinstance(leaf, Ball)]
+        low = self.on(lambda ball: ball.low)
+        return low, low if all(ball.low is ball.high for ball in balls) else self.on(lambda ball: ball.high)
 
     def rounding(self, size: Tensor, operations: int, underflow: Any = None, stores: int = 1) -> Tensor:
         """How far an evaluation may be from the exact result: γ_n·size + n·η, and what storing in half precision adds.
@@ -115,15 +167,17 @@ class Call:
             underflow: how many η; n by default.
             stores: how often a result is rounded to the stored format, where that is shorter than the working format.
         """
-        return up(self._rounding(size, operations, underflow, stores))
+        slope, rest = self.line(operations, underflow, stores)
+        return up(slope * size + rest)
 
-    def _rounding(self, size: Tensor, operations: int, underflow: Any, stores: int) -> Tensor:
+    def line(self, operations: int, underflow: Any = None, stores: int = 1) -> tuple[float, Any]:
+        """The rounding of an evaluation as slope·size + rest, before it is widened; arguments as of :meth:`rounding`."""
         fmt = self.fmt
-        total = gamma(operations, fmt.u) * size + (operations if underflow is None else underflow) * fmt.eta
-        if fmt.stored_u:
+        slope, rest = gamma(operations, fmt.u), (operations if underflow is None else underflow) * fmt.eta
+        if fmt.stored_u:  # the result and its error grow by (1 + u) with every store
             grown = (1 + fmt.stored_u) ** stores
-            total = total + (grown - 1) * (size + total) + stores * fmt.stored_eta * grown
-        return total
+            slope, rest = grown * slope + (grown - 1), grown * (rest + stores * fmt.stored_eta)
+        return slope, rest
 
     def affine(self, moved: Tensor, size: Tensor, operations: int, underflow: Any = None, stores: int = 2) -> Ball:
         """Both networks evaluate one function that is linear but for a constant.
@@ -137,23 +191,43 @@ class Call:
             underflow: as in :meth:`rounding`.
             stores: as in :meth:`rounding`.
         """
-        largest = size + moved
-        self.must_not_overflow(largest)
-        here, there = (self._rounding(of, operations, underflow, stores) for of in (size, largest))
-        # All of these are sums and products of numbers that are not negative: widened once, in the end.
-        return Ball.around_zero(up(size + here), up(moved + here + there))
+        line = self.line(operations, underflow, stores)
+        return self.evaluated(moved, size, line, line)
 
-    def must_not_overflow(self, sizes: Tensor) -> None:
-        """Refuse where an intermediate as large as this, and rounding on the way, may leave the format.
+    def evaluated(self, moved: Tensor, size: Tensor, here: tuple[float, Any], there: tuple[float, Any]) -> Ball:
+        """As :meth:`affine`, with the rounding of either network's evaluation as a :meth:`line`.
+
+        Args:
+            moved: as in :meth:`affine`.
+            size: as in :meth:`affine`.
+            here: of the original, at ``size``.
+            there: of the converted, at ``size + moved``.
+        """
+        self.must_not_overflow(size, moved)
+        # All of these are sums and products of numbers that are not negative: widened once, in the end, and no exact 0
+        # among them, so that the speck may go to all.  The error is moved + here(size) + there(size + moved).
+        grown = (size * (WIDEN * (1 + here[0]))).add_(WIDEN * here[1] + SPECK)
+        error = (moved * (WIDEN * (1 + there[0]))).add_(size, alpha=WIDEN * (here[0] + there[0]))
+        return Ball.around_zero(grown, error.add_(WIDEN * (here[1] + there[1]) + SPECK))
+
+    def must_not_overflow(self, *sizes: Tensor) -> None:
+        """Refuse where an intermediate as large as the sum of these, and rounding on the way, may leave the format.
 
         Raises:
             NoBound: it may.
         """
-        largest = float(sizes.max()) if sizes.numel() else 0.0
+        largest = sum(float(size.max()) if size.numel() else 0.0 for size in sizes)
+        if not 2 * largest < self.fmt.largest and len(sizes) > 1:  # the greatest of each need not stand in one place
+            total = sum(sizes[1:], sizes[0])
+            largest = float(total.max()) if total.numel() else 0.0
         if not 2 * largest < self.fmt.largest:  # a NaN fails
             raise NoBound(
                 f"an intermediate may reach {largest:.3g}, and the largest {self.fmt.name} is {self.fmt.largest:.3g}"
             )
+
+
+def _is_ball(value: Any) -> bool:
+    return isinstance(value, Ball)
 
 
 def up(bound: Tensor) -> Tensor:
@@ -162,10 +236,7 @@ def up(bound: Tensor) -> Tensor:
     return (bound * WIDEN).add_(bound.sign(), alpha=SPECK)
 
 
-def above(*terms: Tensor | float) -> Tensor:
-    """The sum of a few terms that may cancel, from above."""
-    total, size = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for term in terms:
-        number = torch.as_tensor(term, dtype=torch.float64)
-        total, size = total + number, size + number.abs()
-    return total + size * 2.0**-48
+def above(value: Tensor, error: Tensor, constant: float = 0.0) -> Tensor:
+    """a + e + c from above, where the terms may cancel: the sum, and a multiple of their sizes."""
+    total = value.abs().add_(error).add_(abs(constant)).mul_(2.0**-48)
+    return total.add_(value).add_(error).add_(constant)

@@ -76,16 +76,6 @@ FORMATS = {
 }
 
 
-def convolution_size(conv: Convolution) -> np.ndarray:
-    """Σ|W| per output channel: float64 (D_out,)."""
-    weight = np.abs(conv.weight)
-    with np.errstate(over="ignore"):
-        if not conv.transposed:
-            return weight.reshape(len(weight), -1).sum(axis=1)
-        blocks = weight.reshape(conv.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
-        return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
-
-
 def attention_size(attention: Attention, bound: float) -> np.ndarray:
     """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
 
@@ -115,7 +105,7 @@ def rounding_part(
     bias_c = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
     taps = int(np.prod(conv.kernel_size))
     attended = attention_size(attention, bound).sum(axis=0)
-    size_c = bound * convolution_size(conv) + bias_c
+    size_c = bound * conv.sizes + bias_c
     size_a = attended + np.abs(attention.b_out)
     total = working_rounding(conv, attention, size_c, size_a, fmt, tokens, soft, bound)
     total = total + (tokens - 1) * fmt.eta * attended
@@ -202,7 +192,7 @@ def largest_intermediate(conv: Convolution, attention: Attention, bound: float) 
         ]
         values = bound * np.array([w.max(initial=0) for w in into])
         through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
-        direct = bound * convolution_size(conv) + bias
+        direct = bound * conv.sizes + bias
         folded = folded_size(attention)
         # Rounding on the way cannot double a bounded sum.
         return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), folded]))

@@ -181,10 +181,13 @@ def _bits(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
     held = {f"conv.{name}": getattr(conv, name) for name in ("weight", "bias")}
     held |= {f"mhsa.{name}": getattr(mhsa, name) for name in TENSORS}
     found = {name: t.detach().resolve_neg() for name, t in held.items() if t is not None}
-    return {
-        f"{name} {t.dtype}": t.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-        for name, t in found.items()
-    }
+    return {f"{name} {t.dtype} {tuple(t.shape)}": _words(t) for name, t in found.items()}
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the bytes of a tensor, as few and long integers as they fill."""
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    return flat if flat.numel() % 8 else flat.view(torch.int64)
 
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
@@ -227,7 +230,9 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
     allowed = total
     if argument.aims is not None and argument.same_taps and argument.one_hot:
         shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
-        local = impulse_bound(argument.conv, argument.attention, shifts, alone, argument.fmt, argument.tokens)
+        local = impulse_bound(
+            argument.conv, argument.attention, shifts, alone, argument.fmt, argument.tokens, argument.as_stored
+        )
         if local is not None:
             whole = total.reshape(-1, *(1,) * len(other))
             allowed = np.concatenate([np.broadcast_to(whole, (len(random), *local.shape[1:])), local])

@@ -65,18 +65,38 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, found: torch
     if x.dim() == dims + 1:
         x, expected, found = x[None], expected[None], found[None]
     a, b = (t.detach().cpu().double().numpy() for t in (expected, found))
+    return of_errors(conv, x, expected.dtype, a, b, errors(a, b))
+
+
+def errors(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a − b|, and 0 where the two are equal, infinities among them."""
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        error = np.subtract(a, b)
+    np.abs(error, out=error)
+    if not np.isfinite(error.max(initial=0.0)):
+        error[a == b] = 0.0
+    return error
+
+
+def of_errors(
+    conv: Any, x: torch.Tensor, dtype: torch.dtype, a: np.ndarray, b: np.ndarray, error: np.ndarray
+) -> Discrepancy:
+    """The difference of two batches of outputs a and b, float64, of which the :func:`errors` are known."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
-        error = np.where(a == b, 0.0, np.abs(a - b))
-        ulps = error / _ulp(np.maximum(np.abs(a), np.abs(b)), expected.dtype)
-    inside = Convolution.read(conv).interior(tuple(x.shape[2:]), a.shape[2:])
+    with np.errstate(invalid="ignore"):
+        ulps = _ulp(np.maximum(np.abs(a), np.abs(b)), dtype)
+        np.divide(error, ulps, out=ulps)
+    inside = Convolution.read(conv, np.broadcast_to(0.0, tuple(conv.weight.shape))).interior(
+        tuple(x.shape[2:]), a.shape[2:]
+    )
     worst = np.unravel_index(int(np.argmax(error)), error.shape)  # a NaN counts as greatest
+    places = error.max(axis=(0, 1))
     return Discrepancy(
-        max_abs=float(error.max()),
+        max_abs=float(error[worst]),
         max_ulp=float(ulps.max()),
-        interior=float(error[..., inside].max(initial=0.0)),
-        border=float(error[..., ~inside].max(initial=0.0)),
+        interior=float(places[inside].max(initial=0.0)),
+        border=float(places[~inside].max(initial=0.0)),
         worst=tuple(int(i) for i in worst),
         expected=float(a[worst]),
         found=float(b[worst]),
@@ -85,8 +105,10 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, found: torch
 
 
 def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The distance from |value| to the next number of its format."""
+    """The distance from |value| to the next number of its format, in the place of the float64 ``size``."""
     info = torch.finfo(dtype)
-    with np.errstate(invalid="ignore"):
-        _, exponent = np.frexp(np.maximum(size, info.tiny))
-    return np.ldexp(info.eps, exponent - 1)
+    np.maximum(size, info.tiny, out=size)
+    np.minimum(size, np.finfo(np.float64).max, out=size)
+    bits = size.view(np.int64)
+    bits &= 0x7FF << 52  # the exponent alone: the greatest power of two that is not above the value
+    return np.multiply(size, info.eps, out=size)

@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterable
+from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def document(
     network: dict[str, Any] | None = None,
     *,
     mhsa_name: str | None = None,
+    conv_sha256: str | None = None,
 ) -> bytes:
     """The content of a certificate file, for who writes it together with something else.
 
@@ -68,6 +70,7 @@ def document(
         mhsa_file: already written, perhaps not in its place yet.
         network: end-to-end figures.
         mhsa_name: the name that the file with the attention layers is going to have.
+        conv_sha256: of the file with the convolutions as it was when they were read from it; it is not read again then.
     """
     records = [{"name": name, **certificate.record()} for name, certificate in layers]
     if len({record["name"] for record in records}) != len(records):
@@ -79,15 +82,33 @@ def document(
             "format": FORMAT,
             "version": VERSION,
             "torch_version": str(torch.__version__),
-            "conv_file": _digest_of(conv_file),
+            "conv_file": _digest_of(conv_file, sha256=conv_sha256),
             "mhsa_file": _digest_of(mhsa_file, mhsa_name),
             "layers": records,
             "network": network,
         }
     )
     found["record_sha256"] = record_digest(found)
-    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = indented(found) + "\n"
     return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
+
+
+def indented(value: Any, margin: str = "\n") -> str:
+    """``json.dumps`` with ``indent=1``, ``ensure_ascii=False`` and ``allow_nan=False``, which Python itself writes slowly."""
+    deeper = margin + " "
+    if isinstance(value, dict) and value:
+        rows = [
+            f"{quoted(key if isinstance(key, str) else _plain(key))}: {indented(item, deeper)}"
+            for key, item in value.items()
+        ]
+        return f"{{{deeper}{f',{deeper}'.join(rows)}{margin}}}"
+    if isinstance(value, list) and value:
+        rows = list(map(quoted if all(type(x) is str for x in value) else lambda x: indented(x, deeper), value))
+        return f"[{deeper}{f',{deeper}'.join(rows)}{margin}]"
+    return _plain(value)
+
+
+_plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def save_certificate(
@@ -116,13 +137,17 @@ def record_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest_of(path: str | os.PathLike[str] | None, name: str | None = None) -> dict[str, str] | None:
+def _digest_of(
+    path: str | os.PathLike[str] | None, name: str | None = None, sha256: str | None = None
+) -> dict[str, str] | None:
     if path is None:
         return None
     # The bytes of the name, whatever the locale takes them for.
     text = os.fsencode(name or Path(path).name).decode(errors="backslashreplace")
-    with Path(path).open("rb") as file:
-        return {"name": text, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    if sha256 is None:
+        with Path(path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"name": text, "sha256": sha256}
 
 
 def _finite(value: Any) -> Any:
@@ -132,7 +157,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _finite(value.tolist())
     if isinstance(value, list | tuple):
-        return [_finite(x) for x in value]
+        return list(value) if all(type(x) is str for x in value) else [_finite(x) for x in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

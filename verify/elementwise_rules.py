@@ -19,7 +19,7 @@ from verify.balls import Ball, Call, NoBound, above, up
 
 def moved(call: Call) -> Any:
     """Data movement: f takes every number from one place, and so does its error; nothing is rounded."""
-    low, high, error = (call.on(pick) for pick in (_low, _high, _error))
+    (low, high), error = call.on_ends(), call.on(_error)
     if isinstance(error, Tensor):
         return Ball(low, high, error)
     return type(error)(Ball(*parts) for parts in zip(low, high, error, strict=True))
@@ -29,13 +29,18 @@ def largest(call: Call) -> Ball:
     """The greatest of a window: |max b − max a| ≤ max e over the window; nothing is rounded."""
     if not isinstance(call.output, Tensor):
         raise NoBound("it returns indices too")
-    return Ball(call.on(_low), call.on(_high), call.on(_error))
+    return Ball(*call.on_ends(), call.on(_error))
+
+
+def pooled(call: Call) -> Ball:
+    """As :func:`largest`, over windows none of which is empty: what is the same at all places stays what it is."""
+    return call.ball if call.ball.even and isinstance(call.output, Tensor) else largest(call)
 
 
 def least(call: Call) -> Ball:
     """The least: |min b − min a| ≤ max e, over the same window."""
     error = -call.on(lambda ball: -ball.error)
-    return Ball(call.on(_low), call.on(_high), error)
+    return Ball(*call.on_ends(), error)
 
 
 def unless_training(call: Call) -> Ball:
@@ -71,8 +76,10 @@ def subtracted_from(call: Call) -> Ball:
 
 def _sum(plain: Ball, scaled: Ball, call: Call) -> Ball:
     scale = abs(float(call.kwargs.get("alpha", 1)))
-    moved = plain.error + scale * scaled.error
-    return call.affine(moved, plain.size + scale * scaled.size, 4, underflow=4 + plain.reach + scaled.reach)
+    moved = torch.add(plain.error, scaled.error, alpha=scale)
+    size = torch.add(plain.size, scaled.size, alpha=scale)
+    # What underflows in α is multiplied by an operand; where α is 1, nothing is multiplied.
+    return call.affine(moved, size, 4, underflow=4 if scale == 1 else 4 + plain.reach + scaled.reach)
 
 
 def multiplied(call: Call) -> Ball:
@@ -130,10 +137,11 @@ def clipped(call: Call, low: Any, high: Any) -> Ball:
     ball = call.ball
     error = ball.error
     if math.isfinite(least):
-        error = torch.minimum(error, above(ball.high, ball.error, -least).clamp(min=0))
+        error = torch.minimum(error, above(ball.high, ball.error, -least).clamp_(min=0))
     if math.isfinite(most):
-        error = torch.minimum(error, above(most, -ball.low, ball.error).clamp(min=0))
-    return Ball(ball.low.clamp(least, most), ball.high.clamp(least, most), error)
+        error = torch.minimum(error, above(-ball.low, ball.error, most).clamp_(min=0))
+    low, high = call.ends(lambda end: end.clamp(least, most))
+    return Ball(low, high, error)
 
 
 @dataclass(frozen=True)
@@ -231,14 +239,6 @@ def log_softmax(call: Call) -> Ball:
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------------
-
-
-def _low(ball: Ball) -> Tensor:
-    return ball.low
-
-
-def _high(ball: Ball) -> Tensor:
-    return ball.high
 
 
 def _error(ball: Ball) -> Tensor:

@@ -177,7 +177,7 @@ class Attention:
     @cached_property
     def outward(self) -> np.ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
-        return self.sizes[1].sum(axis=(0, 2)).reshape(-1)
+        return np.abs(self.w_out).sum(axis=(0, 2)).reshape(-1)
 
     @property
     def carrying(self) -> np.ndarray:
@@ -234,7 +234,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     """
     base = _base(conv)
     geometry = Geometry.read(conv)
-    exact_array(conv.weight, "weight of the convolution")
+    weight = exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
         exact_array(conv.bias, "bias of the convolution")
         if conv.bias.dtype != conv.weight.dtype:
@@ -252,7 +252,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         raise Unreadable(f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes")
     if conv.bias is not None and tuple(conv.bias.shape) != (g.out_channels,):
         raise Unreadable(f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)")
-    return Convolution.read(conv), geometry
+    return Convolution.read(conv, weight), geometry
 
 
 def _base(conv: Any) -> type:
@@ -281,7 +281,7 @@ def digest(layer: Any, tensors: tuple[str, ...]) -> str:
     }
     hashed = hashlib.sha256(json.dumps(head, sort_keys=True, separators=(",", ":")).encode() + b"\0")
     for _, tensor in present:
-        hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
     return hashed.hexdigest()
 
 

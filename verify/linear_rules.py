@@ -3,8 +3,8 @@
 |f| has the absolute values of f's coefficients.  Sums may be taken in any order (:mod:`verify.rounding`).
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from itertools import product
 from math import ceil, prod
 from typing import Any
 
@@ -46,10 +46,12 @@ def batch_norm(call: Call) -> Ball:
         raise NoBound(f"a running variance is {least - eps:.3g}, and eps {eps:g}")
     scale = gamma / spread.sqrt()
     # What is the same all over a channel is worked out once a channel.
-    reach = ball.reach.amax((0, *range(2, ball.error.dim())), keepdim=True)[0] if ball.reach.numel() else mu
+    places = (0, *range(2, ball.error.dim()))
+    most = [part.amax(places, keepdim=True)[0] for part in (ball.size, ball.error)] if ball.error.numel() else [mu, mu]
+    reach = up(most[0] + most[1])
     call.must_not_overflow(up((reach + mu) * torch.maximum(scale, 1 / spread.sqrt()) + reach + mu + beta))
     call.must_not_overflow(torch.maximum(spread, 1 / spread.sqrt()))
-    size = scale * (ball.size + mu) + beta
+    size = (ball.size + mu).mul_(scale).add_(beta)
     return call.affine(scale * ball.error, size, 12, underflow=up(8 + 2 * (reach + mu + gamma)))
 
 
@@ -69,11 +71,11 @@ def averaged(dims: int) -> Callable[[Call], Ball]:
 
 def averaged_adaptively(call: Call) -> Ball:
     """Adaptive average pooling: the average of e; a window spans at most ⌈n/o⌉ + 1 places an axis."""
-    sizes = zip(call.ball.error.shape[2:], call.output.shape[2:], strict=True)
-    if call.ball.error.dim() != call.output.dim():
+    shape, output = call.ball.shape, call.output.shape
+    if len(shape) != len(output):
         raise NoBound("input and output differ in rank")
-    if call.output.dim() == 2:  # unbatched, one axis
-        sizes = zip(call.ball.error.shape, call.output.shape, strict=True)
+    first = 0 if len(output) == 2 else 2  # unbatched, one axis
+    sizes = zip(shape[first:], output[first:], strict=True)
     return _mean(call, prod(ceil(n / max(o, 1)) + 1 for n, o in sizes))
 
 
@@ -107,7 +109,8 @@ def interpolated(call: Call) -> Ball:
         args, kwargs = (places, *call.args[1:]), {k: v for k, v in call.kwargs.items() if k != "input"}
         source = call.function(*args, **kwargs)
         flat, shape = source.long().flatten(), source.shape[2:]
-        return Ball(*(t.flatten(2)[..., flat].unflatten(2, shape) for t in (ball.low, ball.high, ball.error)))
+        low, high, error = (t.flatten(2)[..., flat].unflatten(2, shape) for t in (ball.low, ball.high, ball.error))
+        return Ball(low, high, error)
     if mode not in ("linear", "bilinear", "trilinear"):
         raise NoBound(f"interpolation mode {mode} is not covered")
     dims, axes = len(spatial), tuple(range(2, ball.error.dim()))
@@ -141,18 +144,45 @@ def convolved(dims: int, transposed: bool) -> Callable[[Call], Ball]:
             output_padding=_vector(extra, dims),
         )
         terms = weight[:, 0].numel() // groups if transposed else weight[0].numel()
-        moved, size = spread(fields, fields.weight, ball.error), spread(fields, fields.weight, ball.size, fields.bias)
+        moved, size = spread(fields, (ball.error, ball.size))
+        if fields.bias is not None:
+            size += torch.from_numpy(np.abs(fields.bias)).reshape(-1, *(1,) * dims)
         return call.affine(moved, size, terms + 1, stores=prod(fields.kernel_size) + 2)
 
     return rule
 
 
-def spread(fields: Convolution, weight: np.ndarray, x: Tensor, bias: np.ndarray | None = None) -> Tensor:
-    """Σ|W||x| + |b|, from the definition of the convolution; batched or not."""
-    absolute = replace(fields, weight=np.abs(weight), bias=None if bias is None else np.abs(bias))
-    batched = x.dim() == weight.ndim
-    y = torch.from_numpy(absolute((x if batched else x[None]).numpy()))
-    return y if batched else y[0]
+def spread(fields: Convolution, parts: Sequence[Tensor], even: bool = False) -> list[Tensor]:
+    """Σ|W||x| of each of some tensors of one shape, from the definition of the convolution; batched or not.
+
+    Args:
+        fields: of the convolution.
+        parts: each (N, D_in, *size), or without the first axis.
+        even: whether each is (N, D_in, 1, …, 1), the same at all places of some size: then so are the results, as large as an
+            output is that sees all taps it may.
+    """
+    batched = parts[0].dim() == fields.weight.ndim
+    together = np.concatenate([(x if batched else x[None]).numpy() for x in parts])  # one pass over the weights
+    found = torch.from_numpy(_spread_evenly(fields, together) if even else fields.spread(together))
+    return [y if batched else y[0] for y in found.split([len(x) if batched else 1 for x in parts])]
+
+
+def _spread_evenly(fields: Convolution, x: np.ndarray) -> np.ndarray:
+    """The most that any output may be of an input x ≥ 0 that is the same at all places: (N, D_in, 1, …) → (N, D_out, 1, …).
+
+    An output adds up W_j x over some of the taps, each once, and as no term is negative, no more than over all of them.  Of a
+    transposed convolution it meets such taps alone whose places dil·j leave one remainder by the stride.
+    """
+    sizes, dims = np.abs(fields.matrices), len(fields.kernel_size)
+    alike: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for tap in product(*map(range, fields.kernel_size)):
+        places = zip(tap, fields.dilation, fields.stride, strict=True)
+        met = tuple(dil * j % s for j, dil, s in places) if fields.transposed else ()
+        alike.setdefault(met, []).append(sizes[tap])
+    columns = x.reshape(len(x), fields.groups, -1, 1)
+    sums = (np.sum(taps, axis=0) for taps in alike.values())
+    found = [np.matmul(np.swapaxes(total, 1, 2) if fields.transposed else total, columns) for total in sums]
+    return np.maximum.reduce(found).reshape(len(x), -1, *(1,) * dims)
 
 
 def constant(value: Any) -> Tensor:
@@ -169,7 +199,10 @@ def constant(value: Any) -> Tensor:
 def _mean(call: Call, terms: int) -> Ball:
     if call.kwargs.get("dtype") is not None:
         raise NoBound("into another number format")
-    call.must_not_overflow(terms * call.ball.reach)
+    ball = call.ball
+    call.must_not_overflow(terms * ball.reach)
+    if ball.even:  # a mean of what is the same at all places, and of zeros, is no larger
+        return call.affine(ball.error, ball.size, terms + 3)
     return call.affine(call.on(lambda b: b.error), call.on(lambda b: b.size), terms + 3)
 
 

@@ -6,6 +6,7 @@ fractions) the result is exact; on float64 it is as good as float64.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -41,15 +42,15 @@ class Convolution:
     output_padding: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, conv: Any) -> "Convolution":
-        """The raw fields of a torch convolution, numbers as float64."""
+    def read(cls, conv: Any, weight: np.ndarray | None = None) -> "Convolution":
+        """The raw fields of a torch convolution, numbers as float64; of its weight, where it was read already."""
         dims = conv.weight.dim() - 2
 
         def vector(value: Any) -> tuple[int, ...]:
             return (value,) * dims if isinstance(value, int) else tuple(value)
 
         return cls(
-            weight=conv.weight.detach().cpu().double().numpy(),
+            weight=conv.weight.detach().cpu().double().numpy() if weight is None else weight,
             bias=None if conv.bias is None else conv.bias.detach().cpu().double().numpy(),
             stride=vector(conv.stride),
             padding=conv.padding if isinstance(conv.padding, str) else vector(conv.padding),
@@ -78,6 +79,16 @@ class Convolution:
             )
         )
 
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Σ|W| per output channel: float64 (D_out,)."""
+        weight = np.abs(self.weight)
+        with np.errstate(over="ignore"):
+            if not self.transposed:
+                return weight.reshape(len(weight), -1).sum(axis=1)
+            blocks = weight.reshape(self.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
+            return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
+
     @property
     def kernel_size(self) -> tuple[int, ...]:
         """K_1, …, K_d."""
@@ -94,50 +105,63 @@ class Convolution:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
-        y = self._scatter(x) if self.transposed else self._gather(x)
+        y = self._scatter(x, self.matrices) if self.transposed else self._gather(x, self.matrices)
         if self.bias is None:
             return y
-        return y + self.bias.reshape(-1, *(1,) * (x.ndim - 2))
+        return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
 
-    def _gather(self, x: np.ndarray) -> np.ndarray:
+    def spread(self, x: np.ndarray) -> np.ndarray:
+        """|W| applied, without the bias: what becomes of bounds x ≥ 0, Σ|W|x."""
+        sizes = np.abs(self.matrices)
+        return self._scatter(x, sizes) if self.transposed else self._gather(x, sizes)
+
+    def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
         # A zero of numpy's integers among Python's would overflow beside a large one.
         zero: Any = {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
-        padded = np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
+        bare = not any(map(any, widths))
+        padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
         output = tuple(
             (n - dil * (k - 1) - 1) // s + 1
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
         )
         g, batch = self.groups, len(x)
-        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, out/g, in/g, *K)
-        total = np.zeros((batch, g, weight.shape[1], int(np.prod(output))), dtype=np.result_type(x, weight))
+        total = None
         for tap in product(*map(range, self.kernel_size)):
             window = tuple(
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[2], int(np.prod(output)))
-            total = total + np.matmul(weight[(..., *tap)], seen)
+            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
+            part = np.matmul(weight[tap], seen)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
 
-    def _scatter(self, x: np.ndarray) -> np.ndarray:
+    def _scatter(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
         g, batch, size = self.groups, len(x), x.shape[2:]
-        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])  # (g, in/g, out/g, *K)
         full = self._full_size(size)
-        columns = x.reshape(batch, g, weight.shape[1], int(np.prod(size)))
-        total = np.zeros((batch, g * weight.shape[2], *full), dtype=np.result_type(x, weight))
+        columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
+        total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))
         for tap in product(*map(range, self.kernel_size)):
             target = tuple(
                 slice(dil * j, dil * j + s * (n - 1) + 1, s)
                 for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
             )
-            part = np.matmul(np.swapaxes(weight[(..., *tap)], 1, 2), columns)
-            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[2], *size)
+            part = np.matmul(np.swapaxes(weight[tap], 1, 2), columns)
+            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[-1], *size)
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
+
+    @cached_property
+    def matrices(self) -> np.ndarray:
+        """The weight by tap and group, matrices that lie in one piece: (*K, groups, out, in), transposed (*K, groups, in, out)."""
+        g = self.groups
+        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
+        return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
 
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
         """Which outputs read real positions only, no padding: bool, of shape ``output``."""

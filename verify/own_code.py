@@ -5,6 +5,7 @@ place of what the class defines; and if every tensor is a plain one.  The class 
 through, as it adds properties for the parametrized tensors alone; those are read twice, and must come out alike.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -114,7 +115,7 @@ def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
         raise Unreadable(f"{what} is not a dense tensor of numbers")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
-    array = tensor.detach().cpu().resolve_neg().double().contiguous().numpy()
-    if not np.isfinite(array).all():
+    exact = tensor.detach().cpu().resolve_neg().double().contiguous()
+    if exact.numel() and not all(map(math.isfinite, exact.aminmax())):  # a NaN is both the least and the greatest
         raise Unreadable(f"{what} has numbers that are not finite")
-    return array
+    return exact.numpy()

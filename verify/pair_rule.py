@@ -10,7 +10,7 @@ both roundings as in :mod:`verify.budget`, but element by element, where each ou
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,13 +19,14 @@ import torch
 
 from verify.aims import aim
 from verify.balls import Ball, Call, NoBound, up
-from verify.budget import operations, underflows
+from verify.budget import attention_size, operations, underflows
 from verify.certificate import Certificate
 from verify.certification import certify, for_larger_inputs
-from verify.fields import TENSORS, Attention, digest, stated_geometry
+from verify.fields import TENSORS, Attention, Geometry, digest, stated_geometry
 from verify.linear_rules import spread
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift, token_count
+from verify.rounding import carries_as_stored
 from verify.taps import products
 
 
@@ -35,13 +36,14 @@ class Certifier:
     Args:
         given: path → certificate that is there already; it is used where it speaks of these very layers (by digest), of a
             grid and an input bound at least as large as what is needed.
+        first: a certifier of the same run, whose certificates are tried before ``given``: these layers are what they speak of.
     """
 
-    def __init__(self, given: Mapping[str, Certificate] | None = None):
-        self.given = dict(given or {})
+    def __init__(self, given: Mapping[str, Certificate] | None = None, first: "Certifier | None" = None):
+        self.given, self.first = dict(given or {}), first
         self.used: dict[str, Certificate] = {}
-        self.kernels: dict[str, np.ndarray] = {}
-        """Σ_h |W_val^h||W_out^h| of each layer, in the kernel's layout."""
+        self.carried: dict[str, Carried] = {} if first is None else first.carried
+        """What each layer carries, worked out at its first call."""
 
     def certificate(self, path: str, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Certificate:
         """A PROVED certificate for inputs of this grid up to this bound.
@@ -51,15 +53,22 @@ class Certifier:
         """
         known = self.used.get(path)
         if known is None or not _covers(known, conv, layer, grid, bound):
-            given = self.given.get(path)
-            if given is not None and not _same_layers(given, conv, layer):
-                given = None
+            given = self._of_these(path, conv, layer)
             fits = given is not None and _covers(given, conv, layer, grid, bound)
             known = given if given is not None and fits else self._worked_out(conv, layer, grid, bound, given)
         if known.verdict.name != "PROVED" or not _covers(known, conv, layer, grid, bound):
             raise NoBound(f"its certificate says {known.verdict}")
         self.used[path] = known
         return known
+
+    def _of_these(self, path: str, conv: Any, layer: Any) -> Certificate | None:
+        """A certificate of these very layers, of whatever inputs."""
+        found = None if self.first is None else self.first.used.get(path)
+        if found is None:
+            found = self.given.get(path)
+            if found is not None and not _same_layers(found, conv, layer):
+                found = None
+        return found
 
     def _worked_out(
         self, conv: Any, layer: Any, grid: tuple[int, ...], bound: float, given: Certificate | None
@@ -126,50 +135,82 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     if not isinstance(ball, Ball):
         raise NoBound("its input is no activation")
     dims = conv.weight.dim() - 2
-    grid, output = tuple(ball.error.shape[-dims:]), tuple(call.output.shape[-dims:])
+    grid, output = tuple(ball.shape[-dims:]), tuple(call.output.shape[-dims:])
     fields = Convolution.read(conv)
     if call.get(1, "output_size") is not None:
         fields = fields.reaching(grid, output)
     conv, layer = _bare(conv, layer, fields.output_padding)
-    largest = float(ball.reach.max()) if ball.reach.numel() else 0.0
+    largest = ball.farthest
     certificate = certifier.certificate(path, conv, layer, grid, largest)
-    moved = up(spread(fields, fields.weight, ball.error))
-    size = up(spread(fields, fields.weight, ball.size, fields.bias))
-    call.must_not_overflow(size + moved)
+    moved, size = spread(fields, (ball.error, ball.size), ball.even)
+    if fields.bias is not None:
+        size += _by_channel(np.abs(fields.bias), dims)
     taps = prod(fields.kernel_size)
     terms = fields.weight[:, 0].size // fields.groups if fields.transposed else fields.weight[0].size
-    here = call.rounding(size, terms + 1, stores=taps + 2)
-    if certificate.within is None:
-        attention = Attention.read(layer)
-        if path not in certifier.kernels:
-            certifier.kernels[path] = _absolute_kernel(attention, fields)
-        there = _attention_rounding(call, ball, attention, fields, certifier.kernels[path], size + moved)
-    else:  # through the convolution of b: its rounding, and the bound per channel between the two layers there
-        per_channel = torch.from_numpy(certificate.bound).reshape(-1, *(1,) * dims)
-        there = call.rounding(up(size + moved), terms + 1, stores=taps + 2) + per_channel
-    return Ball.around_zero(up(size + here), up(moved + here + there))
+    here = call.line(terms + 1, stores=taps + 2)
+    if (
+        certificate.within is not None
+    ):  # through the convolution of b: its rounding, and the bound between the two there
+        return call.evaluated(moved, size, here, (here[0], here[1] + _by_channel(certificate.bound, dims)))
+    if path not in certifier.carried:
+        certifier.carried[path] = Carried.read(layer, fields)
+    carried = certifier.carried[path]
+    # A softmax may return η where 0 is meant: (T − 1)·η·max|b|·Σ|W_val||W_out|.
+    tokens = token_count(Geometry.read(layer), grid)
+    underflow = carried.underflow + (carried.underflow_of_one + tokens * carried.outward) * largest
+    slope, rest = call.line(carried.operations, up(_by_channel(underflow, dims)), stores=1)
+    if carried.kernel is None:
+        return call.evaluated(moved, size, here, (slope, rest))
+    (sizes,) = spread(replace(fields, weight=carried.kernel), (ball.reach,), ball.even)
+    return call.evaluated(moved, size, here, (0.0, slope * (sizes + _by_channel(carried.bias, dims)) + rest))
 
 
-def _attention_rounding(
-    call: Call, ball: Ball, attention: Attention, fields: Convolution, kernel: np.ndarray, of_kernel: torch.Tensor
-) -> torch.Tensor:
-    """γ_n (Σ_h |W_val^h||W_out^h| |b| + |b_out|), in either order of summation.
+def _by_channel(values: np.ndarray, dims: int) -> torch.Tensor:
+    return torch.from_numpy(values).reshape(-1, *(1,) * dims)
 
-    Operations and underflow are as in the budget, and so is what a softmax adds that returns η where 0 is meant:
-    (T − 1)·η·max|b|·Σ|W_val||W_out|.  ``of_kernel`` is |W|(|a| + e) + |bias|, widened: the same sum, where one factor of every
-    head is a partial permutation, so that |W_val||W_out| = |W|.
+
+@dataclass(frozen=True)
+class Carried:
+    """What the rounding of an attention layer rests on: γ_n (Σ_h |W_val^h||W_out^h| |b| + |b_out|), in either order of summation.
+
+    Operations and underflow are as in the budget; underflow is ``underflow + underflow_of_one·max|b|``.
+
+    Attributes:
+        operations: n.
+        underflow, underflow_of_one: how many η, per output channel.
+        outward: Σ|W_val||W_out| per output channel.
+        kernel: Σ_h |W_val^h||W_out^h| in the kernel's layout; None where it is |W|, and the bias' size the convolution's, so that
+            the sum is the same: one factor of every head is a partial permutation.
+        bias: |b_out|.
     """
-    dims = len(fields.kernel_size)
-    tokens = token_count(attention.geometry, tuple(ball.error.shape[-dims:]))
-    carried = np.einsum("hge,hgeo->go", np.abs(attention.w_val).sum(axis=2), np.abs(attention.w_out)).reshape(-1)
-    most = float(ball.reach.max()) if ball.reach.numel() else 0.0
-    underflow = torch.from_numpy(underflows(attention, most) + tokens * most * carried)
-    bias = np.zeros_like(attention.b_out) if fields.bias is None else fields.bias
-    if np.array_equal(kernel, np.abs(fields.weight)) and np.array_equal(np.abs(attention.b_out), np.abs(bias)):
-        size = of_kernel
-    else:
-        size = spread(fields, kernel, ball.reach, attention.b_out)
-    return call.rounding(up(size), operations(attention), up(underflow).reshape(-1, *(1,) * dims), stores=1)
+
+    operations: int
+    underflow: np.ndarray
+    underflow_of_one: float
+    outward: np.ndarray
+    kernel: np.ndarray | None
+    bias: np.ndarray
+
+    @classmethod
+    def read(cls, layer: Any, fields: Convolution) -> "Carried":
+        """From a layer, and the fields of the convolution of which it is the same function.
+
+        Raises:
+            NoBound: a head that carries something looks at no tap.
+        """
+        attention = Attention.read(layer)
+        bias = np.abs(attention.b_out)
+        theirs = np.zeros_like(bias) if fields.bias is None else np.abs(fields.bias)
+        same = np.array_equal(bias, theirs) and carries_as_stored(attention, fields)
+        heads, _, d_in, head_dim = attention.w_val.shape
+        return cls(
+            operations=operations(attention),
+            underflow=underflows(attention, 0.0),
+            underflow_of_one=float(heads * d_in * head_dim),
+            outward=fields.sizes if same else attention_size(attention, 1.0).sum(axis=0),
+            kernel=None if same else _absolute_kernel(attention, fields),
+            bias=bias,
+        )
 
 
 def _absolute_kernel(attention: Attention, fields: Convolution) -> np.ndarray:

@@ -136,6 +136,7 @@ def impulse_bound(
     inputs: np.ndarray,
     fmt: Format,
     tokens: int,
+    as_stored: bool = False,
 ) -> np.ndarray | None:
     """How far one-hot attention that carries exactly the kernel may be off on these inputs: float64 (N, D_out, *output).
 
@@ -146,12 +147,14 @@ def impulse_bound(
         inputs: (N, D_in, *grid).
         fmt: the format of both layers.
         tokens: at least T.
+        as_stored: whether Σ_h|W_val^h||W_out^h| is known to be |W| at every tap.
 
     Returns:
         None if a head that carries something looks at no tap.
     """
-    g, weight, kernel = attention.geometry, np.abs(conv.weight), np.zeros_like(conv.weight)
-    for w_val, w_out, shift in zip(*attention.sizes, shifts, strict=True):
+    g, weight = attention.geometry, np.abs(conv.weight)
+    kernel = weight if as_stored else np.zeros_like(weight)
+    for w_val, w_out, shift in () if as_stored else zip(*attention.sizes, shifts, strict=True):
         carried = scaled_permutation_product(w_val, w_out)  # (g, i, o)
         carried = np.matmul(w_val, w_out) if carried is None else carried
         tap = None if shift is None else tap_of_shift(g, shift)
@@ -165,7 +168,7 @@ def impulse_bound(
     # The channels of these inputs are alike, so the weights may be summed over them first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
-    carried = terms if np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
+    carried = terms if as_stored or np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
     size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(-1, *(1,) * (inputs.ndim - 2))
     # To half precision: once for each tap that meets something, once with the bias, once in the end.
     one = replace(conv, weight=np.ones((1, 1, *conv.kernel_size)), bias=None, groups=1)
@@ -189,9 +192,7 @@ def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
 
 def heaviest_channels(conv: Convolution, count: int) -> list[int]:
     """The output channels with the greatest Σ|W|."""
-    d_out = conv.weight.shape[1] * conv.groups if conv.transposed else len(conv.weight)
-    sizes = [np.abs(_channel_kernel(conv, channel)[0]).sum() for channel in range(d_out)]
-    return [int(c) for c in np.argsort(sizes)[::-1][:count]]
+    return [int(c) for c in np.argsort(conv.sizes)[::-1][:count]]
 
 
 def sign_pattern(conv: Convolution, channel: int, grid: tuple[int, ...]) -> np.ndarray:
@@ -246,6 +247,7 @@ def run_executions(
     blocks = nullcontext() if queries is None else smaller_blocks(queries)
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
         expected = conv_module(x).double().cpu().numpy()
+        difference = np.empty_like(expected)
         for name in names or tuple(EXECUTIONS):
             layer.execution = name
             try:
@@ -264,15 +266,31 @@ def run_executions(
             if found.shape != expected.shape:
                 probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
                 continue
-            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-                difference = np.abs(found - expected)
-                per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
-                allowed = bound if bound.ndim > 1 else bound.reshape(-1, *(1,) * len(grid))
-                # An infinite bound claims nothing; else whatever is not a number is over it.
-                ratio = np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
-            worst, over = float(ratio.max(initial=0.0)), None
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.subtract(found, expected, out=difference)
+            per_channel, worst = _judged(np.abs(difference, out=difference), bound)
+            over = None
             if not worst <= 1:
-                image, *output = (int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+                image, *output = (
+                    int(i) for i in np.unravel_index(int(np.argmax(_ratio(difference, bound))), found.shape)
+                )
                 over = x[image].double().cpu().numpy(), tuple(output), float(found[(image, *output)])
             probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
     return probes
+
+
+def _judged(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
+    """The greatest |difference| of every output channel, and the greatest |difference|/bound anywhere."""
+    per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+    # Of a channel with one bound, the greatest difference has the greatest ratio: rounded division keeps the order.
+    ratio = _ratio(per_channel, bound) if bound.ndim == 1 else _ratio(difference, bound)
+    return per_channel, float(ratio.max(initial=0.0))
+
+
+def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
+    allowed = bound.reshape(-1, *(1,) * (difference.ndim - 2)) if bound.ndim < difference.ndim else bound
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
+            return difference / allowed
+        return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)

@@ -21,7 +21,8 @@ from verify.certificate import Certificate
 from verify.fields import TENSORS, Unreadable, read_convolution
 from verify.own_code import require_own_attention
 from verify.pair_rule import Certifier
-from verify.side_by_side import Outcome, Pairs, Push, run_both
+from verify.pushing import Pairs, Push
+from verify.side_by_side import Outcome, run_both
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
 
@@ -87,17 +88,42 @@ def propagate(
     Raises:
         ValueError: an input is not finite, there is none, or their outputs differ in number.
     """
-    calls = [x] if isinstance(x, Tensor) else list(x)
-    calls = [call if isinstance(call, tuple) else (call,) for call in calls]
-    if not calls or not all(bool(t.isfinite().all()) for call in calls for t in call if isinstance(t, Tensor)):
-        raise ValueError("there is no input" if not calls else "an input has numbers that are not finite")
     certifier = Certifier(certificates)
-    outcomes = [_outcome(model, converted, call, None, pairs, certifier) for call in calls]
-    if len({outcome.bound.shape[1] for outcome in outcomes}) > 1:
-        raise ValueError("the inputs' outputs differ in number; give these inputs one by one")
-    rows = sum(len(outcome.bound) for outcome in outcomes)
-    which = "this input alone" if rows == 1 else f"these {rows} inputs alone"
-    return _judged(outcomes, f"for {which}", "", certifier)
+    outcomes = [_outcomes(model, converted, call, [(None, certifier)], pairs)[0] for call in _calls(x)]
+    return _of_these(outcomes, certifier)
+
+
+def both_cases(
+    model: nn.Module,
+    converted: nn.Module,
+    x: Sequence[Tensor],
+    input_bound: float,
+    pairs: Pairs | None = None,
+    *,
+    certificates: Mapping[str, Certificate] | None = None,
+) -> tuple[NetworkBound, NetworkBound]:
+    """What :func:`propagate` and :func:`worst_case` bound, from one pair of runs for each input.
+
+    Args:
+        model: as in :func:`propagate`, like the rest.
+        converted: the other network.
+        x: inputs, one call each; of those like the first the second bound speaks, which is a batch of one.
+        input_bound: B, of the second; no |x| is larger.
+        pairs: of layers.
+        certificates: of layers.
+
+    Raises:
+        ValueError: as either, or an input is larger than B, or the first no batch of one.
+    """
+    calls = _calls(x)
+    largest = max(float(t.abs().max()) for (t,) in calls)
+    if not largest <= _positive(input_bound) or len(calls[0][0]) != 1:
+        raise ValueError(f"the inputs are no batches of one with |x| ≤ {exactly(input_bound)}")
+    here = Certifier(certificates)
+    everywhere = Certifier(certificates, first=here)
+    given, worst = _outcomes(model, converted, calls[0], [(None, here), (float(input_bound), everywhere)], pairs)
+    others = [_outcomes(model, converted, call, [(None, here)], pairs)[0] for call in calls[1:]]
+    return _of_these([given, *others], here), _of_all(worst, input_bound, calls[0][0].shape[1:], everywhere)
 
 
 def worst_case(
@@ -125,33 +151,63 @@ def worst_case(
     Raises:
         ValueError: B is not positive and finite.
     """
-    if not 0 < input_bound < math.inf:
-        raise ValueError(f"the input bound is {input_bound}, not a positive finite number")
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     generator = torch.Generator().manual_seed(0)
     x = torch.rand((1, *input_size), generator=generator, dtype=torch.float64) * 2 - 1
-    x = (0.99 * input_bound * x).to(first.device, first.dtype)  # rounded, it is still within the bound
+    # Rounded, it is still within the bound.
+    x = (0.99 * _positive(input_bound) * x).to(first.device, first.dtype)
     certifier = Certifier(certificates)
-    outcome = _outcome(model, converted, (x,), float(input_bound), pairs, certifier)
+    (outcome,) = _outcomes(model, converted, (x,), [(float(input_bound), certifier)], pairs)
+    return _of_all(outcome, input_bound, input_size, certifier)
+
+
+def _calls(x: Tensor | Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The arguments of each call.
+
+    Raises:
+        ValueError: there is none, or one is not finite.
+    """
+    inputs = [x] if isinstance(x, Tensor) else list(x)
+    calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
+    if not calls or not all(bool(t.isfinite().all()) for call in calls for t in call if isinstance(t, Tensor)):
+        raise ValueError("there is no input" if not calls else "an input has numbers that are not finite")
+    return calls
+
+
+def _positive(input_bound: float) -> float:
+    if not 0 < input_bound < math.inf:
+        raise ValueError(f"the input bound is {input_bound}, not a positive finite number")
+    return input_bound
+
+
+def _of_these(outcomes: list[Outcome], certifier: Certifier) -> NetworkBound:
+    """The verdict for given inputs."""
+    if len({outcome.bound.shape[1] for outcome in outcomes}) > 1:
+        raise ValueError("the inputs' outputs differ in number; give these inputs one by one")
+    rows = sum(len(outcome.bound) for outcome in outcomes)
+    which = "this input alone" if rows == 1 else f"these {rows} inputs alone"
+    return _judged(outcomes, f"for {which}", "", certifier)
+
+
+def _of_all(outcome: Outcome, input_bound: float, input_size: Sequence[int], certifier: Certifier) -> NetworkBound:
+    """The verdict for all inputs."""
     size = "x".join(map(str, input_size))
-    return _judged(
-        [outcome], f"for all finite |x| ≤ {exactly(input_bound)} of size {size}", " on one of them", certifier
-    )
+    claim = f"for all finite |x| ≤ {exactly(input_bound)} of size {size}"
+    return _judged([outcome], claim, " on one of them", certifier)
 
 
-def _outcome(
+def _outcomes(
     model: nn.Module,
     converted: nn.Module,
     inputs: tuple[Any, ...],
-    input_bound: float | None,
+    claims: Sequence[tuple[float | None, Certifier]],
     pairs: Pairs | None,
-    certifier: Certifier,
-) -> Outcome:
+) -> list[Outcome]:
     try:
         replaced = _replaced(model, converted, pairs)
     except NoBound as error:  # nothing is run: a network in training mode would change
-        return Outcome(np.full((1, 1), np.nan), np.full((1, 1), np.inf), (), str(error), None)
-    return run_both(model, converted, inputs, input_bound, replaced, certifier)
+        return [Outcome(np.full((1, 1), np.nan), np.full((1, 1), np.inf), (), str(error), None) for _ in claims]
+    return run_both(model, converted, inputs, claims, replaced)
 
 
 def _replaced(model: nn.Module, converted: nn.Module, pairs: Pairs | None) -> Pairs:

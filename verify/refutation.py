@@ -197,6 +197,4 @@ def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index, o
 
 def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
     """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), from torch's layout."""
-    matrix = conv.weight[(..., *tap)]
-    blocks = matrix.reshape(conv.groups, -1, matrix.shape[1])
-    return blocks if conv.transposed else np.swapaxes(blocks, 1, 2)
+    return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

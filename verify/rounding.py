@@ -16,6 +16,8 @@ tap and twice more.  That is an assumption about torch, not a theorem.
 Every bound is evaluated in float64 and then widened by more than its own rounding.
 """
 
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,8 @@ from verify.aims import aim
 from verify.fields import Attention
 from verify.oracle import Convolution
 from verify.reading import tap_of_shift
-from verify.taps import products
+from verify.refutation import tap_matrix
+from verify.taps import scaled_permutation_product
 
 
 class OffTheKernel(ValueError):
@@ -49,38 +52,60 @@ def carried_kernel(layer: Any, absolute: bool = False) -> np.ndarray:
     """
     attention = Attention.read(layer)
     g = attention.geometry
-    w_val, w_out = attention.w_val, attention.w_out
-    if absolute:
-        w_val, w_out = np.abs(w_val), np.abs(w_out)
-    carried = products(w_val, w_out)  # (heads, g, in/g, out/g)
-    # Adds exactly 0, wherever it looks: no inner channel has a number other than 0 on both of its sides.
-    both = np.asarray(np.any(w_val != 0, axis=2)) & np.asarray(np.any(w_out != 0, axis=3))  # (heads, g, D_h)
-    carrying = set(np.nonzero(both)[0].tolist())
-    kernel = np.zeros((*carried.shape[1:], *g.kernel_size))
-    for head, product in enumerate(carried):
-        if head not in carrying:
-            continue
+    groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
+    kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
+    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
         aimed = aim(attention, head)
         tap = None if aimed is None else tap_of_shift(g, aimed.shift)
-        if tap is None:
+        if tap is not None:
+            kernel[tap] += _product(w_val, w_out, absolute)
+        # Adds exactly 0, wherever it looks, if no inner channel has a number other than 0 on both of its sides.
+        elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
             told = "has no single best shift" if aimed is None else f"looks at {aimed.shift}, which is no tap"
             raise OffTheKernel(f"head {head} {told}")
-        kernel[(..., *tap)] += product
+    kernel = np.moveaxis(kernel, tuple(range(g.dims)), tuple(range(-g.dims, 0)))
     if not g.transposed:
         kernel = np.swapaxes(kernel, 1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
+def carries_as_stored(attention: Attention, fields: Convolution) -> bool:
+    """Whether each tap is one head's whose factors put its numbers together by no addition, and no other head is there.
+
+    Then Σ_h |W_val^h||W_out^h| is |W|: each entry of either is the size of one product.
+    """
+    taken = set()
+    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
+        aimed = aim(attention, head)
+        tap = None if aimed is None else tap_of_shift(attention.geometry, aimed.shift)
+        product = None if tap is None or tap in taken else scaled_permutation_product(w_val, w_out)
+        if tap is None or product is None:
+            return False
+        taken.add(tap)
+        theirs = tap_matrix(fields, tap)
+        if not (np.array_equal(product, theirs) or np.array_equal(np.abs(product), np.abs(theirs))):
+            return False
+    return len(taken) == prod(fields.kernel_size)
+
+
+def _product(w_val: np.ndarray, w_out: np.ndarray, absolute: bool) -> np.ndarray:
+    """W_val W_out, or |W_val||W_out|, of one head, multiplied out only where that takes a sum."""
+    product = scaled_permutation_product(w_val, w_out)
+    if product is not None:  # each entry is one product, so that the sizes' is its size
+        return np.abs(product) if absolute else product
+    return np.matmul(np.abs(w_val), np.abs(w_out)) if absolute else np.matmul(w_val, w_out)
+
+
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
     fields = _fields(conv, x, output)
-    return _convolution_bound(fields, _sum_of_sizes(fields, fields.weight, fields.bias, x), x)
+    return _along(_of_convolution(fields, x), _sum_of_sizes(fields, x))
 
 
-def _convolution_bound(fields: Convolution, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
+def _of_convolution(fields: Convolution, x: torch.Tensor) -> tuple[float, float]:
     taps = int(np.prod(fields.kernel_size))
     n = _contraction(fields) * taps + 1
-    return _widened(size, n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
+    return _line(n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
 
 
 def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
@@ -97,17 +122,20 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     """
     fields = _fields(conv, x, output)
     bias = layer.b_out.detach().cpu().double().numpy()
-    return _attention_bound(layer, _sum_of_sizes(fields, carried_kernel(layer, absolute=True), bias, x), x)
+    return _along(
+        _of_attention(layer, x),
+        _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x),
+    )
 
 
-def _attention_bound(layer: Any, size: np.ndarray, x: torch.Tensor) -> np.ndarray:
+def _of_attention(layer: Any, x: torch.Tensor) -> tuple[float, float]:
     heads, _, d_in, head_dim = layer.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
     # An underflow in the first contraction is multiplied by W_out in the second; one in a folded matrix by x.
-    outward = float(np.abs(layer.w_out.detach().cpu().double().numpy()).sum(axis=(0, 2)).max())
+    outward = float(layer.w_out.detach().cpu().double().abs().sum(dim=(0, 2)).max())
     largest = float(x.detach().abs().max()) if x.numel() else 0.0
     underflows = d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * largest)
-    return _widened(size, n, underflows=underflows, dtype=x.dtype, half_roundings=1)
+    return _line(n, underflows=underflows, dtype=x.dtype, half_roundings=1)
 
 
 def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
@@ -125,17 +153,21 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
     """
-    fields, kernel = _fields(conv, x, output), carried_kernel(layer, absolute=True)
-    bias = layer.b_out.detach().cpu().double().numpy()
-    theirs = ours = _sum_of_sizes(fields, fields.weight, fields.bias, x)
-    same_bias = np.array_equal(np.abs(bias), 0 * bias if fields.bias is None else np.abs(fields.bias))
-    if not (same_bias and np.array_equal(kernel, np.abs(fields.weight))):  # one head a tap, which carries it as it is
-        ours = _sum_of_sizes(fields, kernel, bias, x)
-    return _convolution_bound(fields, theirs, x) + _attention_bound(layer, ours, x)
+    fields, attention = _fields(conv, x, output), Attention.read(layer)
+    bias = np.abs(attention.b_out)
+    theirs = _sum_of_sizes(fields, x)
+    here, there = _of_convolution(fields, x), _of_attention(layer, x)
+    same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
+    if same_bias and carries_as_stored(attention, fields):
+        return _along((here[0] + there[0], here[1] + there[1]), theirs)
+    ours = _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x)
+    return _along(here, theirs) + _along(there, ours)
 
 
 def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
-    fields = Convolution.read(conv)
+    """The fields of the convolution; a weight that is float32 is left so."""
+    weight = conv.weight.detach().cpu().resolve_neg()
+    fields = Convolution.read(conv, weight.numpy() if weight.dtype == torch.float32 else None)
     return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
 
 
@@ -144,26 +176,53 @@ def _contraction(fields: Convolution) -> int:
     return fields.weight.shape[0] // fields.groups if fields.transposed else fields.weight.shape[1]
 
 
-def _sum_of_sizes(fields: Convolution, weight: np.ndarray, bias: np.ndarray | None, x: torch.Tensor) -> np.ndarray:
-    """Σ|W||x| + |b| for every output."""
-    sizes = Convolution(
-        weight=np.abs(weight),
-        bias=None if bias is None else np.abs(bias),
-        stride=fields.stride,
-        padding=fields.padding,
-        dilation=fields.dilation,
-        groups=fields.groups,
-        padding_mode=fields.padding_mode,
-        transposed=fields.transposed,
-        output_padding=fields.output_padding,
+def _sum_of_sizes(fields: Convolution, x: torch.Tensor) -> np.ndarray:
+    """Σ|W||x| + |b| for every output, or little more, in a new array."""
+    size = _single_sum(fields, x) if fields.weight.dtype == np.float32 and x.dtype == torch.float32 else None
+    if size is None:
+        wide = fields if fields.weight.dtype == np.float64 else replace(fields, weight=fields.weight.astype(np.float64))
+        size = wide.spread(x.detach().cpu().double().abs().numpy())
+    return (
+        size if fields.bias is None else np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
     )
-    return sizes(np.abs(x.detach().cpu().double().numpy()))
 
 
-def _widened(size: np.ndarray, n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> np.ndarray:
+def _single_sum(fields: Convolution, x: torch.Tensor) -> np.ndarray | None:
+    """Σ|W||x| of float32 numbers from above, summed in float32; None where that may overflow or says little.
+
+    A term passes a product and fewer than n additions, nothing cancels, and a product that underflows loses less than η:
+    the sum found is at least (1 − (n + 1)u)Σ − n·η, so that Σ is at most (found + n·η)(1 + 2(n + 1)u) as long as (n + 1)u ≤ ½.
+    """
+    n, single = _contraction(fields) * prod(fields.kernel_size), np.finfo(np.float32)
+    lost = (n + 1) * float(single.eps) / 2
+    if lost > 2.0**-8:
+        return None
+    with np.errstate(over="ignore"):
+        found = fields.spread(x.detach().cpu().abs().numpy())
+    if not np.isfinite(found.max(initial=0.0)):
+        return None
+    size = found.astype(np.float64)
+    size += n * float(single.smallest_subnormal)
+    size *= 1 + 2 * lost
+    return size
+
+
+def _line(n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> tuple[float, float]:
+    """The rounding of n operations, and what underflows and is stored in half precision, as slope·size + rest; widened."""
     working = torch.finfo(torch.promote_types(dtype, torch.float32))
-    bound = gamma(n, working.eps / 2) * size + underflows * working.tiny * working.eps
+    slope, rest = gamma(n, working.eps / 2), underflows * working.tiny * working.eps
     if dtype in (torch.float16, torch.bfloat16):
         stored = torch.finfo(dtype)
-        bound = bound + half_roundings * (stored.eps * (size + bound) + stored.tiny * stored.eps)
-    return bound * (1 + 2**-20)  # far above what float64 lost in evaluating the bound itself
+        slope += half_roundings * stored.eps * (1 + slope)
+        rest += half_roundings * (stored.eps * rest + stored.tiny * stored.eps)
+    return slope * WIDEN, rest * WIDEN
+
+
+def _along(line: tuple[float, float], size: np.ndarray) -> np.ndarray:
+    """slope·size + rest, in the place of ``size``."""
+    np.multiply(size, line[0], out=size)
+    return np.add(size, line[1], out=size)
+
+
+WIDEN = 1 + 2**-20
+"""Far above what float64 loses in evaluating the bounds themselves."""

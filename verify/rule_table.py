@@ -54,8 +54,8 @@ def _curve(name: str) -> Rule:
 
 NAMED: Mapping[str, Rule] = {
     **dict.fromkeys(MOVES, elementwise.moved),
-    **dict.fromkeys(["amax", "max_pool1d", "max_pool2d", "max_pool3d"], elementwise.largest),
-    **{f"adaptive_max_pool{d}d": elementwise.largest for d in (1, 2, 3)},
+    "amax": elementwise.largest,
+    **{f"{kind}max_pool{d}d": elementwise.pooled for d in (1, 2, 3) for kind in ("", "adaptive_")},
     "amin": elementwise.least,
     "pad": elementwise.padded,
     **dict.fromkeys(
@@ -111,6 +111,20 @@ RULES: Mapping[Any, Rule] = {
     if function != torch.batch_norm  # its arguments stand in another order
 }
 """Rules by the function itself."""
+
+ONE_BY_ONE = """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout add sub subtract add_ sub_ rsub __rsub__
+    mul multiply mul_ div divide true_divide div_ true_divide_ neg negative neg_ abs absolute abs_ maximum minimum relu relu_
+    relu6 hardtanh hardtanh_ clamp clip clamp_ clip_ clamp_min clamp_min_ clamp_max clamp_max_ leaky_relu leaky_relu_ elu elu_
+    gelu sigmoid tanh silu mish hardswish hardsigmoid selu sigmoid_ tanh_ selu_ batch_norm
+""".split()
+"""Their rules take numbers one by one, or channel by channel, so that what is the same along an axis stays so."""
+POOLS = {f"{kind}_pool{d}d": d for d in (1, 2, 3) for kind in ("max", "avg", "adaptive_max", "adaptive_avg")}
+"""Their rules take what is the same all over a channel; over how many axes."""
+EVEN: Mapping[Any, int] = {
+    function: POOLS.get(name, 0) for function, name in _found([*ONE_BY_ONE, *POOLS]).items() if function in RULES
+}
+"""The functions whose rules take balls that hold once what is the same along an axis; those of windows, over how many axes."""
 
 ATTRIBUTES = "shape dtype device ndim layout requires_grad is_nested is_cuda is_mps is_sparse is_quantized".split()
 SILENT: frozenset[Any] = frozenset(

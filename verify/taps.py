@@ -44,8 +44,13 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
         b: (groups, e, o).
 
     Returns:
-        (groups, i, o) float64, exact; or None if neither factor has that form or a product would leave the safe range.
+        (groups, i, o) float64, exact, and not to be written to (it may be a factor itself); or None if neither factor has that
+        form or a product would leave the safe range.
     """
+    if _identity(a):
+        return b
+    if _identity(b):
+        return a
     if _one_power_of_two_a_row(a):
         return _select(a, b)
     if _one_power_of_two_a_row(np.swapaxes(b, 1, 2)):
@@ -60,6 +65,12 @@ def products(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
     pairs = zip(found, w_val, w_out, strict=True)
     shape = (0, *w_val.shape[1:3], w_out.shape[3])
     return np.stack([np.matmul(a, b) if x is None else x for x, a, b in pairs]) if found else np.zeros(shape)
+
+
+def _identity(a: np.ndarray) -> bool:
+    """Whether each matrix is the identity: ones on the diagonal, and no other number that is not 0."""
+    groups, rows, columns = a.shape
+    return rows == columns and bool((np.einsum("gii->gi", a) == 1).all()) and np.count_nonzero(a) == groups * rows
 
 
 def _one_power_of_two_a_row(a: np.ndarray) -> bool:

@@ -13,6 +13,7 @@ MEASURED = (
     ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
     ("untrained", "distance", "The same before training:"),
     ("layers", "interior", "After training, over the outputs whose window lies on the image:"),
+    ("untrained", "interior", "Over the same outputs before training:"),
     (
         "layers",
         "content",
