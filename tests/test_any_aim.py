@@ -87,7 +87,9 @@ def test_a_head_that_looks_elsewhere_is_refuted_with_the_place(v: list[float]) -
         layer.v[4] = torch.tensor(v)
     found = check_call(conv, layer, seeded(lambda: torch.randn(1, 3, 9, 9)), "noise")
     assert found.verdict.name == "REFUTED"
-    told = r"head 4 has no single best shift, and at \(0, \d, \d, \d\) the convolution gives .* on noise: a difference of "
+    told = (
+        r"head 4 has no single best shift, and at \(0, \d, \d, \d\) the convolution gives .* on noise: a difference of "
+    )
     assert re.match(told, found.verdict.sentence)
     assert found.ratio > 1
     assert found.discrepancy.max_abs > found.bound > 0
