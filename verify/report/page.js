@@ -439,7 +439,8 @@ class AttentionPicture {
         else this.redraw();
       };
       button.addEventListener("click", () => pick(true));
-      for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => pick(false));
+      button.addEventListener("pointermove", () => { if (!this.headsAt[j].includes(this.chosen)) pick(false); });
+      button.addEventListener("focus", () => pick(false));
       return button;
     });
     roving(this.tapButtons, columns, (to) => { this.tapStop = to; });
@@ -495,7 +496,9 @@ class AttentionPicture {
       const text = element("span");
       const under = element("div", { class: "under" }, ...(kernel ? [mark, text] : [text]));
       const card = element("div", { class: "head", "data-head": head, role: "radio" }, canvas, under);
-      card.addEventListener("pointerenter", () => this.choose(head));
+      // Moved, not entered: a pointer at rest is entered by what keys scroll below it.
+      card.addEventListener("pointermove", () => { if (head !== this.chosen) this.choose(head); });
+      card.addEventListener("focus", () => this.choose(head));
       this.follow(canvas, () => head);
       this.cardsOf.push({ card, canvas, mark, text });
       grid.append(card);
