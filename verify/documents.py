@@ -149,6 +149,8 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # of the file that was asked for: nobody knows the other name
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of the file that was asked for: nobody knows the other name
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise

@@ -264,7 +264,7 @@ function baseGrid(box, colour, picture, slice, dots) {
     pen.fillStyle = colour.query;
     pen.globalAlpha = 0.35;
     pen.beginPath();
-    pen.arc(x + (box.cell - box.gap) / 2, y + (box.height - box.gap) / 2, Math.max(1.5, box.cell / 14), 0, 7);
+    pen.arc(x + (box.cell - box.gap) / 2, y + (box.height - box.gap) / 2, Math.max(1.5, Math.min(box.cell, box.height) / 14), 0, 7);
     pen.fill();
     pen.globalAlpha = 1;
   });
@@ -300,7 +300,7 @@ function drawGrid(canvas, width, colour, picture, attention, query, slice, dots)
     const more = Math.max(0, LEAST_MARK + 3 - box.cell) / 2;
     const [left, top] = [from.at(-1) * box.cell - more, (from.length > 1 ? from.at(-2) * box.height : 0) - more];
     const [across, down] = [box.cell - box.gap + 2 * more, box.height - box.gap + 2 * more];
-    const thick = Math.max(2, box.cell / 10);
+    const thick = Math.max(2, Math.min(box.cell, box.height) / 10);
     for (const [ring, inset] of [[colour.query, thick / 2], [colour.paper, 1.5 * thick]]) {  // seen on any shade
       pen.strokeStyle = ring;
       pen.lineWidth = thick;
@@ -604,8 +604,8 @@ class AttentionPicture {
     const maps = Array.from({ length: this.heads }, (_, head) => probabilities(picture, head, query, factor));
     const together = maps[0].slice();
     for (const map of maps) map.forEach((p, key) => { if (p > together[key]) together[key] = p; });
-    const own = tokenOfQuery(picture, query)[0];
-    drawGrid(this.main, width, this.colour, picture, together, query, this.slice ?? own, true);
+    const slice = this.dims === 3 ? this.slice ?? tokenOfQuery(picture, query)[0] : 0;
+    drawGrid(this.main, width, this.colour, picture, together, query, slice, true);
     this.main.setAttribute("aria-label", `query of output ${vector(query)}; ${this.heads} heads`);
     this.taps = picture.shifts ? maps.map((map) => tapAt(picture, query, argmax(map))) : picture.taps;
     maps.forEach((map, head) => this.drawCard(head, map));
