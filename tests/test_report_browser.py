@@ -520,7 +520,7 @@ def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(zoo.as_uri())
-    assert "Not drawn: scripts are switched off" in page.locator("#layer-0 .body").inner_text()
+    assert "Scripts are switched off, and this picture" in page.locator("#layer-0 .body").inner_text()
     context.close()
 
 
