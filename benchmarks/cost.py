@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import construct
-from benchmarks.speed import CHANNELS_LAST, medians
+from benchmarks.timing import interleaved
 from verify.plots.costs import Series, write_costs
 
 SIDES = (14, 20, 28, 40, 56, 80, 112, 160, 224)
@@ -26,8 +26,8 @@ def series(name: str, call: Callable[[torch.Tensor], object], sides: tuple[int, 
     """Times of one call on images of every side."""
     seconds = []
     for side in sides:
-        x = torch.randn(1, 64, side, side).contiguous(memory_format=CHANNELS_LAST)
-        seconds += medians(torch.device("cpu"), partial(call, x), rounds=5)
+        x = torch.randn(1, 64, side, side).contiguous(memory_format=torch.channels_last)
+        seconds += [times.median for times in interleaved(torch.device("cpu"), partial(call, x), rounds=5)]
         print(f"  {name}, side {side}: {1e3 * seconds[-1]:.3f} ms")
     return Series(name, tuple((side + 2) ** 2 for side in sides), tuple(seconds))
 
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     conv = nn.Conv2d(64, 64, 3, padding=1)
-    conv.to(memory_format=CHANNELS_LAST)  # type: ignore[call-overload]
+    conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layer, dense = construct.conv_to_mhsa(conv), construct.conv_to_mhsa(conv, execution="dense")
     found = [
         series("convolution", conv, SIDES),

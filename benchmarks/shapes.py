@@ -1,12 +1,15 @@
-"""The convolutions of three well-known networks at 224 × 224, and two of the networks whole, written with torch.nn."""
+"""The convolutions of well-known networks at 224 × 224, and some networks as a whole, written with torch.nn."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+Layer = tuple[str, nn.Conv2d, int]
+"""A name, a convolution, and the side of its square input."""
 
-def resnet50_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
+
+def resnet50_layers() -> Iterator[Layer]:
     """The 53 convolutions of ResNet-50."""
     yield "stem", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), 224
     side, channels = 56, 64
@@ -22,7 +25,7 @@ def resnet50_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
             channels, side = 4 * width, side // step
 
 
-def mobilenet_v2_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
+def mobilenet_v2_layers() -> Iterator[Layer]:
     """The 52 convolutions of MobileNetV2."""
     yield "stem", nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False), 224
     side, channels = 112, 32
@@ -39,7 +42,7 @@ def mobilenet_v2_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
     yield "last", nn.Conv2d(320, 1280, 1, bias=False), 7
 
 
-def convnext_tiny_layers() -> Iterator[tuple[str, nn.Conv2d, int]]:
+def convnext_tiny_layers() -> Iterator[Layer]:
     """The 22 convolutions of ConvNeXt-T: patches, and depthwise ones of 7 × 7."""
     yield "stem", nn.Conv2d(3, 96, 4, stride=4), 224
     side = 56
@@ -84,3 +87,47 @@ def resnet50() -> nn.Module:
             parts.append(Bottleneck(channels, width, stride if block == 0 else 1))
             channels = 4 * width
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)).eval()
+
+
+class Basic(nn.Module):
+    """A residual block of two convolutions of 3 × 3 (× 3), as in ResNet-18 and r3d-18."""
+
+    def __init__(self, channels: int, width: int, stride: int, dims: int = 2):
+        super().__init__()
+        conv, norm = ((nn.Conv2d, nn.BatchNorm2d), (nn.Conv3d, nn.BatchNorm3d))[dims - 2]
+        self.first, self.second = (
+            conv(channels, width, 3, stride, 1, bias=False),
+            conv(width, width, 3, 1, 1, bias=False),
+        )
+        self.norms = nn.ModuleList([norm(width), norm(width)])
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or channels != width:
+            self.shortcut = nn.Sequential(conv(channels, width, 1, stride, bias=False), norm(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, channels, *n) → (B, width, *n/stride)."""
+        y = self.norms[0](self.first(x)).relu()
+        return (self.norms[1](self.second(y)) + self.shortcut(x)).relu()
+
+
+def resnet18() -> nn.Module:
+    """The network, with random weights."""
+    parts: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+    ]  # fmt: skip
+    channels = 64
+    for width in (64, 128, 256, 512):
+        parts += [Basic(channels, width, 1 if width == 64 else 2), Basic(width, width, 1)]
+        channels = width
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
+
+
+def r3d_block() -> nn.Module:
+    """A block of the first stage of r3d-18."""
+    return Basic(64, 64, 1, dims=3).eval()
+
+
+def conv1d_stack() -> nn.Module:
+    """Ten dilated convolutions of 64 channels, as they read sound."""
+    layers = [layer for n in range(10) for layer in (nn.Conv1d(64, 64, 3, padding=2**n, dilation=2**n), nn.ReLU())]
+    return nn.Sequential(*layers).eval()

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct import encoding
 from construct.geometry import ConvGeometry
-from construct.shifts import require_distinct, shift_of_number
+from construct.positions import Covariance, Encoding, Parabola, Quadratic, Relative
+from construct.scores import Scores
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -42,6 +42,7 @@ class Execution:
         meaning: one line for people.
         cost: (layer, batch, grid) → multiplications of a call, about.
         picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.
+        refuses: (layer) → why this execution cannot run a layer whatever the input is, in a few words; None if it can.
     """
 
     run: "Callable[[MHSA, Tensor, TokenGrid], Tensor]"
@@ -49,6 +50,7 @@ class Execution:
     meaning: str
     cost: "Callable[[MHSA, int, TokenGrid], int]"
     picks: "Callable[[MHSA, int, TokenGrid], str] | None" = None
+    refuses: "Callable[[MHSA], str | None]" = lambda layer: None
 
 
 EXECUTIONS: dict[str, Execution] = {}
@@ -87,43 +89,6 @@ def smaller_blocks(queries: int) -> Iterator[None]:
         _MOST_QUERIES.reset(token)
 
 
-class Scores:
-    """A of Eq. 6 for one call, by blocks of queries and heads.
-
-    Args:
-        layer: whose scores.
-        tokens: X, (B, T, D_in) in the working type.
-        grid: the token grid of the call.
-    """
-
-    def __init__(self, layer: "MHSA", tokens: Tensor, grid: TokenGrid):
-        self.tokens, self.grid = tokens, grid
-        # Held from the forward pass on: a backward pass that works scores out again must see these very tensors, though
-        # ``torch.func.functional_call`` has put others into the layer meanwhile.
-        self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
-        r = torch.stack(encoding.r(layer.encoded(grid))).to(layer.v.device)  # (D_p, box)
-        # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
-        self.table = layer.position_vector() @ r
-        self.r = r if layer.has_content() else None
-
-    def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
-        """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
-        tokens, grid = self.tokens, self.grid
-        delta = (grid.query_codes[queries, None] + grid.key_codes[None, :]).to(self.table.device)  # (queries, T)
-        total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
-        if self.r is None:
-            return total
-        w_qry, w_key, u = (w[heads].to(tokens.dtype) for w in (self.w_qry, self.w_key, self.u))
-        query = torch.einsum("bqi,hik->bhqk", tokens[:, grid.query_tokens[queries].to(tokens.device)], w_qry)
-        key = torch.einsum("bti,hik->bhtk", tokens, w_key)
-        total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
-        total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
-        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos[heads].double())
-        for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
-            total = total + places[..., p, None] * component[delta]
-        return total
-
-
 class MHSA(nn.Module):
     """The full attention layer of the paper, in any dimension, called like the convolution that it can replace.
 
@@ -139,10 +104,15 @@ class MHSA(nn.Module):
         weights: every parameter.
         radix: None for the quadratic encoding (D_p = d + 1); or the mixed radix of the parabola (D_p = 2), one weight an axis.
         execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
+        encoding: what r_δ is, in place of a radix; see :mod:`construct.positions`.  The tables of a relative one become the
+            layer's parameters ``offsets_1``, …, ``offsets_d``.
 
     Raises:
-        ValueError: weights and geometry do not fit together, or there is no such execution.
+        ValueError: weights, encoding and geometry do not fit together, or there is no such execution.
     """
+
+    _encoding: str | None = None
+    """Set where the encoding is none of the theorem's, so that files of all other layers are as they always were."""
 
     w_qry: Tensor
     w_key: Tensor
@@ -159,8 +129,13 @@ class MHSA(nn.Module):
         weights: MHSAWeights,
         execution: str = "auto",
         radix: tuple[int, ...] | None = None,
+        encoding: Encoding | None = None,
     ):
         super().__init__()
+        if encoding is None:
+            encoding = Quadratic() if radix is None else Parabola(radix)
+        elif radix is not None:
+            raise ValueError("give a radix or an encoding; the radix is that of the parabola")
         heads, groups, d_in, _ = weights.w_val.shape
         if (groups, groups * d_in, len(weights.b_out)) != (
             geometry.groups,
@@ -170,19 +145,23 @@ class MHSA(nn.Module):
             raise ValueError(
                 f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
             )
-        pos_dim = geometry.dims + 1 if radix is None else 2
+        pos_dim = encoding.pos_dim(geometry.dims)
         if weights.w_key_pos.shape[2] != pos_dim:
             raise ValueError(
                 f"D_p is {weights.w_key_pos.shape[2]}, and this encoding in {geometry.dims} dimensions has {pos_dim}"
             )
-        if radix is not None and len(radix) != geometry.dims:
-            raise ValueError(f"the radix {radix} has not {geometry.dims} weights")
-        self.radix = radix
+        if isinstance(encoding, Parabola) and len(encoding.radix) != geometry.dims:
+            raise ValueError(f"the radix {encoding.radix} has not {geometry.dims} weights")
+        self.radix = encoding.radix if isinstance(encoding, Parabola) else None
         self.geometry = geometry
         self.heads = heads
         for name in NAMES:
             trained = name in ("w_val", "w_out", "b_out")
             self.register_parameter(name, nn.Parameter(getattr(weights, name), requires_grad=trained))
+        if isinstance(encoding, Covariance | Relative):
+            self._encoding = encoding.name
+        for axis, table in enumerate(encoding.tables if isinstance(encoding, Relative) else (), start=1):
+            self.register_parameter(f"offsets_{axis}", nn.Parameter(table.detach().clone(), requires_grad=False))
         self.execution = execution
 
     # ---- what networks read of a convolution -----------------------------------------------------------------------
@@ -242,28 +221,36 @@ class MHSA(nn.Module):
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
         return torch.matmul(self.v.double().unsqueeze(1), self.w_key_pos.double()).squeeze(1)
 
+    @property
+    def encoding(self) -> Encoding:
+        """What r_δ is; of a learned relative one, with the tables as they are now."""
+        if self._encoding is None:
+            return Quadratic() if self.radix is None else Parabola(self.radix)
+        if self._encoding == Covariance.name:
+            return Covariance()
+        return Relative(tuple(getattr(self, name) for name in self.offsets))
+
+    @property
+    def offsets(self) -> tuple[str, ...]:
+        """The names of the tables of a learned relative encoding, an axis each; of another encoding, none."""
+        relative = self._encoding == Relative.name
+        return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
+
     def encoded(self, grid: TokenGrid) -> tuple[Tensor, ...]:
         """What the encoding r is applied to, for every shift of the grid's box: the shift itself, or its number.
 
         Raises:
-            ValueError: the grid has more shifts than the radix can number.
+            ValueError: the grid has more shifts than the encoding has codes for.
         """
-        shifts = grid.shifts()
-        if self.radix is None:
-            return shifts
-        require_distinct(self.radix, grid.box)
-        return (encoding.number(shifts, self.radix),)
+        return self.encoding.argument(grid)
 
     def centres(self) -> tuple[Tensor, Tensor]:
-        """Sharpness and shift of every head, read back from c = −α(1, −2τ): α (heads,) and τ (heads, d), float64.
+        """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.
 
-        With the parabola, τ is read off the nearest number.
+        Raises:
+            ValueError: a learned relative embedding has none.
         """
-        c = self.position_vector().detach()
-        alpha, tau = -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
-        if self.radix is None:
-            return alpha, tau
-        return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in tau[:, 0].round()]).double()
+        return self.encoding.centres(self.position_vector().detach())
 
     # ---- Eq. 6 and its softmax ---------------------------------------------------------------------------------------
 
@@ -300,6 +287,10 @@ class MHSA(nn.Module):
         grid = TokenGrid.of(self.geometry, tuple(shape[2:]))
         rows = []
         for name, execution in EXECUTIONS.items():
+            refusal = execution.refuses(self)
+            if refusal is not None:
+                rows.append(f"{name:8s} cannot run this layer: {refusal}")
+                continue
             cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
             picked = f"{execution.picks(self, shape[0], grid)} here: " if execution.picks else ""
             rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
@@ -368,7 +359,10 @@ class MHSA(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
         """Move or cast as any module, but keep positions at float32 or better, and storage contiguous."""
-        positional = {id(t) for name in POSITIONAL for t in (getattr(self, name), getattr(self, name).grad)}
+        # By any part of the name, for a parametrized v is worked out from parametrizations.v.original0 and others.
+        names = {*POSITIONAL, *self.offsets}
+        kept = [part for name, part in self.named_parameters() if names.intersection(name.split("."))]
+        positional = {id(t) for part in kept for t in (part, part.grad)}
 
         def careful(tensor: Tensor) -> Tensor:
             out = fn(tensor)
@@ -392,6 +386,8 @@ class MHSA(nn.Module):
         }
         parts += [f"{name}={getattr(g, name)!r}" for name, usual in defaults.items() if getattr(g, name) != usual]
         parts += [f"heads={self.heads}", f"head_dim={self.w_val.shape[3]}", f"execution={self.execution!r}"]
+        if self._encoding is not None:
+            parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)
 
 

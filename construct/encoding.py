@@ -11,7 +11,8 @@ Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at 
 every other integer shift scores lower by α‖δ − τ‖² ≥ α.  As α grows, the softmax puts all its weight on that key.  QED.
 
 Two more encodings of the same score, each with its argument in its docstring: the parabola, on which a single number stands
-for all axes (D_p = 2), and the absolute encoding, a dot product of d + 1 features of query and key.
+for all axes (D_p = 2), and the absolute encoding, a dot product of d + 1 features of query and key.  And one of a wider family:
+the covariance, on which v is any Gaussian of the shift (D_p = d(d + 3)/2).
 """
 
 from collections.abc import Sequence
@@ -87,3 +88,38 @@ def absolute_query(q: Sequence[Any], tau: Sequence[Any], alpha: Any) -> tuple[An
         alpha: the sharpness α > 0.
     """
     return tuple(alpha * component for component in (-1, *(2 * (x + t) for x, t in zip(q, tau, strict=True))))
+
+
+def r_covariance(delta: Sequence[Any]) -> tuple[Any, ...]:
+    """Encode the shift δ for Gaussians of any precision: (δ_i δ_j for i ≤ j, δ_1, …, δ_d); see :func:`v_covariance`.
+
+    Args:
+        delta: the d components of δ, each a number, a tensor (of one common shape) or a symbol.
+
+    Returns:
+        The D_p = d(d + 1)/2 + d components, the products in the order (1, 1), (1, 2), …, (1, d), (2, 2), ….
+    """
+    return (*(a * b for i, a in enumerate(delta) for b in delta[i:]), *delta)
+
+
+def v_covariance(tau: Sequence[Any], precision: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Aim a head at τ with the symmetric precision matrix P = Σ⁻¹: v = (−½P_ii where i = j, −P_ij where i < j, (Pτ)_1, …, (Pτ)_d).
+
+    Why it works.  P is symmetric, so Σ_i ½P_ii δ_i² + Σ_{i<j} P_ij δ_i δ_j = ½ δᵀPδ, and
+
+        v·r_δ = −½ δᵀPδ + (Pτ)·δ = −½ (δ − τ)ᵀ Σ⁻¹ (δ − τ) + ½ τᵀPτ.
+
+    The last term does not depend on the key, so the softmax cancels it: the attention is the Gaussian of mean τ and covariance Σ
+    on the shifts.  With P = 2α·1 it is −α‖δ − τ‖², Lemma 2's own score: the isotropic Gaussian is the quadratic encoding.  QED.
+
+    Args:
+        tau: the d components of the centre τ.
+        precision: P, d rows of d; of a matrix that is not symmetric, the part above the diagonal is what counts.
+
+    Returns:
+        The D_p = d(d + 1)/2 + d components of v.
+    """
+    rows = range(len(tau))
+    products = (-precision[i][j] / 2 if i == j else -precision[i][j] for i in rows for j in rows[i:])
+    above = [[precision[min(i, j)][max(i, j)] for j in rows] for i in rows]
+    return (*products, *(sum(p * t for p, t in zip(row, tau, strict=True)) for row in above))

@@ -25,7 +25,7 @@ from construct.checkpoints import unwrap
 from construct.containers import check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
-from construct.layer_files import GEOMETRY, layers_of
+from construct.layer_files import GEOMETRY, encoding_of, layers_of
 from construct.network import every_module
 from construct.pickle_walk import Odd, walk_bytes, walk_legacy
 from construct.pickles import allowing, foreign_names, imported
@@ -294,6 +294,7 @@ def _check_attention(layer: MHSA, path: str) -> None:
     radix = layer.radix
     if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
         raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
-    again = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix)
+    encoding = encoding_of(layer._encoding, layer.geometry.dims, lambda name: getattr(layer, name))
+    again = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
     if again.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {again.heads}")

@@ -1,6 +1,7 @@
 """Attention layers in a safetensors file: their tensors by name, and their geometry as JSON in the metadata."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
+from construct.positions import CLASSICAL, Covariance, Encoding, Relative
 from construct.weights import NAMES, MHSAWeights
 
 GEOMETRY = "geometry"
@@ -32,7 +34,29 @@ def to_safetensors(model: nn.Module) -> bytes:
 def stated(layer: MHSA) -> dict[str, Any]:
     """What has to be known of a layer beside its tensors, in JSON's types."""
     geometry = {"kind": "MHSA", **asdict(layer.geometry)}
+    if layer.encoding.name not in CLASSICAL:
+        return geometry | {"encoding": layer.encoding.name}
     return geometry if layer.radix is None else geometry | {"radix": list(layer.radix)}
+
+
+def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding | None:
+    """The encoding that a layer states beside its radix; None for none.
+
+    Args:
+        name: as stated.
+        dims: d.
+        offsets: gives the table of this name.
+
+    Raises:
+        ValueError: there is no such encoding.
+    """
+    if name is None:
+        return None
+    if name == Covariance.name:
+        return Covariance()
+    if name != Relative.name:
+        raise ValueError(f"no encoding {name!r}")
+    return Relative(tuple(offsets(f"offsets_{axis}") for axis in range(1, dims + 1)))
 
 
 def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
@@ -55,19 +79,29 @@ def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
             fields = dict(fields)
             if fields.pop("kind") != "MHSA":
                 raise ValueError(f"{path!r} is no attention layer")
-            radix = fields.pop("radix", None)
-            for name, value in fields.items():
-                fields[name] = tuple(value) if isinstance(value, list) else value
-            own = {name: tensors[f"{path}.{name}" if path else name] for name in NAMES}
-            layer = MHSA(ConvGeometry(**fields), MHSAWeights(**own), radix=None if radix is None else tuple(radix))
+            radix, name = fields.pop("radix", None), fields.pop("encoding", None)
+            for key, value in fields.items():
+                fields[key] = tuple(value) if isinstance(value, list) else value
+
+            def stored(key: str, path: str = path) -> Tensor:
+                return tensors[f"{path}.{key}" if path else key]
+
+            own = {key: stored(key) for key in NAMES}
+            geometry = ConvGeometry(**fields)
+            layer = MHSA(
+                geometry,
+                MHSAWeights(**own),
+                radix=None if radix is None else tuple(radix),
+                encoding=encoding_of(name, geometry.dims, stored),
+            )
             if not path:
                 return layer
             place = root
             *outer, last = path.split(".")
-            for name in outer:
-                if name not in dict(place.named_children()):
-                    place.add_module(name, nn.Module())
-                place = place.get_submodule(name)
+            for step in outer:
+                if step not in dict(place.named_children()):
+                    place.add_module(step, nn.Module())
+                place = place.get_submodule(step)
             place.add_module(last, layer)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error

@@ -19,6 +19,7 @@ from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
 from construct.geometry import ConvGeometry
+from construct.positions import CLASSICAL
 from construct.projections import read_kernel
 from construct.room import require
 from construct.shifts import shift_of_number, shifts_are_distinct
@@ -282,6 +283,8 @@ def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
 def _aims(layer: MHSA, grid: TokenGrid) -> list[Aim]:
     """Where each head looks, from v and Ŵ_key alone: c = −α(1, −2τ), as exact numbers."""
+    if layer.encoding.name not in CLASSICAL:
+        refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
     if not all(bool(tensor.isfinite().all()) for tensor in layer.parameters()):
         refuse(layer, "it has entries that are not finite")
     aims = []

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile
@@ -36,6 +37,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
+    worked_out = [
+        path for path, module in model.named_modules() if isinstance(module, MHSA) and is_parametrized(module)
+    ]
+    if worked_out:
+        raise BadModelFile(
+            f"{shown(str(path))}: tensors of {shown(worked_out[0] or 'the layer')} are worked out from others "
+            "(construct.learnable.settle makes plain tensors of them)"
+        )
     suffix = Path(path).suffix
     if suffix in (".pt2", ".onnx"):
         raise BadModelFile(

@@ -33,7 +33,22 @@ ORDER = (
         "rank",
         "heads",
     ),
-    *("weights", "attention", "execution", "folding", "support", "builder", "walk", "wrappers", "ties", "network"),
+    *(
+        "weights",
+        "positions",
+        "scores",
+        "attention",
+        "execution",
+        "folding",
+        "support",
+        "builder",
+        "learnable",
+        "starting",
+        "walk",
+        "wrappers",
+        "ties",
+        "network",
+    ),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "from_conv"),
@@ -326,7 +341,7 @@ def forbidden(tree: ast.AST) -> list[str]:
     return [name for name in found if FORBIDDEN.fullmatch(name)]
 
 
-VIEWS = {f"construct/execution/{name}.py" for name in ("depthwise", "layout", "shifted")}
+VIEWS = {f"construct/execution/{name}.py" for name in ("beside", "depthwise", "layout", "shifted")}
 """Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from verify.oracle import Convolution
-from verify.own_code import Unreadable, exact_array, require_own_code
+from verify.own_code import Unreadable, exact_array, require_known_encoding, require_own_code
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = (
@@ -147,8 +147,9 @@ class Attention:
         """Read the eight tensors and the geometry.
 
         Raises:
-            Unreadable: something is missing, of the wrong shape, or not finite.
+            Unreadable: something is missing, of the wrong shape or encoding, or not finite.
         """
+        require_known_encoding(layer)
         arrays = {}
         for name in TENSORS:
             tensor = getattr(layer, name, None)

@@ -78,6 +78,7 @@ def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     Raises:
         Unreadable: with the reason.
     """
+    require_known_encoding(layer)
     require_own_code(layer, MHSA, tensors)
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
@@ -90,6 +91,17 @@ def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     beside = set(vars(geometry)) - set(vars(replace(geometry)))
     if beside:
         raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
+
+
+def require_known_encoding(layer: object) -> None:
+    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): nothing is known of its scores.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    kind = getattr(getattr(layer, "encoding", None), "name", None)
+    if kind not in (None, "quadratic", "parabola"):
+        raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
 
 
 def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:

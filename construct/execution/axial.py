@@ -5,13 +5,15 @@ rectangular grid the normaliser is one too:
 
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
-for every c, sharp or soft, on or off the lattice.  Two ways from there:
+for every c, sharp or soft, on or off the lattice.  (A learned relative embedding factorises too: each axis has components of its
+own.)  Two ways from there:
 
 * a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.shifted`;
 * any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
 
 Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and worked out again whenever these change.  What
-does not factorise (content; the parabola where it is soft) is handed to ``chunked``, and ``MHSA.explain`` says so.
+does not factorise is handed to ``chunked``, and ``MHSA.explain`` says so: content, and soft heads of the parabola or the
+covariance.
 """
 
 from functools import lru_cache
@@ -24,8 +26,9 @@ from construct.execution import chunked, holding, shifted
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
-from construct.execution.plan import Plan, Sight, axial_plan, scores, tokens_of
+from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
 from construct.execution.recall import Work, remember
+from construct.positions import Encoding
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -56,7 +59,8 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     dtype = working_dtype(x.dtype)
     w = _merged(layer, dtype)
     b_out = layer.b_out
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, layer.v, layer.w_key_pos))
+    aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming))
     if not (recorded or plan.soft):
         work = _copying(x, grid, plan, w)
         remember(layer, x, grid, w, work)
@@ -70,9 +74,9 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
             y = y + Adjoint.apply(seen, chosen.mT, sight.shifts, dtype)
         else:
             y = y + Forward.apply(seen, chosen, sight.shifts, dtype)
-        if layer.v.requires_grad or layer.w_key_pos.requires_grad:
-            aims = layer.position_vector()[list(plan.sharp)]
-            y = y + 0 * aims.sum().to(dtype)  # their gradients are 0 here, and not absent
+        if any(t.requires_grad for t in aiming):
+            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
+            y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
     if plan.soft:
         y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
     return _image(y)
@@ -120,12 +124,13 @@ def _any(bias: Tensor) -> bool:
 
 def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
     """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
-    c = layer.position_vector()[list(heads)]
+    c, kind = layer.position_vector()[list(heads)], layer.encoding
     learning = torch.is_grad_enabled() and c.requires_grad
     names = [(head,) * len(grid.shape) for head in heads]
     if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
         values = c.tolist()
-        names = [tuple((row[0], row[axis + 1]) for axis in range(len(grid.shape))) for row in values]
+        own = [kind.components(axis) for axis in range(len(grid.shape))]
+        names = [tuple(tuple(row[p] for p in some) for some in own) for row in values]
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
@@ -135,28 +140,29 @@ def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
         parts = [
-            attend(_along(x, c[group[0] : group[0] + 1], grid, axis), group, axis + 1) for group in shared.values()
+            attend(_along(x, c[group[0] : group[0] + 1], kind, grid, axis), group, axis + 1)
+            for group in shared.values()
         ]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     return attend(x, list(range(len(heads))), 0)
 
 
-def _along(x: Tensor, c: Tensor, grid: TokenGrid, axis: int) -> Tensor:
+def _along(x: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, axis: int) -> Tensor:
     """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
     queries = grid.queries[axis].to(x.device).double()
     rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)))
     blocks = [
-        bounded(_factor_times, x, c, keys, queries[start : start + rows], axis)
+        bounded(_factor_times, x, c, kind, keys, queries[start : start + rows], axis)
         for start in range(0, len(queries), rows)
     ]
     return torch.cat(blocks, axis + 2) if len(blocks) > 1 else blocks[0]
 
 
-def _factor_times(x: Tensor, c: Tensor, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
+def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
     """A block of rows of P_i, times X along the axis."""
-    p = torch.softmax(scores(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
+    p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
     seen = p.detach().ne(0).any(0).nonzero()  # a sharp head looks at few keys from here

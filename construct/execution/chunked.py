@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block, working_dtype
-from construct.execution.memory import operands, products
+from construct.execution.memory import of_offsets, operands, products
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -74,7 +74,8 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     table = 8 * (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size
     values = 2 * batch * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
     output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
-    return block + table + values + output + operands(layer, batch, rows, grid.keys, 1)
+    beside = of_offsets(layer, batch if content else 1, rows, 1, grid)
+    return block + table + beside + values + output + operands(layer, batch, rows, grid.keys, 1)
 
 
 EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time", products)

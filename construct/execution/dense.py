@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
-from construct.execution.memory import operands, products
+from construct.execution.memory import of_offsets, operands, products
 from construct.room import require
 from construct.tokens import TokenGrid
 
@@ -44,7 +44,8 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     width = layer.groups * layer.w_val.shape[3]
     values = 2 * batch * layer.heads * (grid.keys + grid.asked) * width * size
     output = 2 * batch * grid.asked * layer.out_channels * size
-    return attention + lookup + values + output + operands(layer, batch, grid.asked, grid.keys, layer.heads)
+    beside = of_offsets(layer, maps, grid.asked, layer.heads, grid)
+    return attention + lookup + beside + values + output + operands(layer, batch, grid.asked, grid.keys, layer.heads)
 
 
 EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)

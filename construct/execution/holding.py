@@ -3,13 +3,20 @@
 from itertools import product
 from math import prod
 
-from construct.execution import columns, depthwise, stacked
+from construct.execution import columns, depthwise, lines, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.simple import rows_at_once, stands
 
 
 def memory(
-    shifts: Shifts, images: int, groups: int, channels: int, width: int, cast: bool, backwards: bool = False
+    shifts: Shifts,
+    images: int,
+    groups: int,
+    channels: int,
+    width: int,
+    cast: bool,
+    backwards: bool = False,
+    between: bool = False,
 ) -> int:
     """Numbers that :func:`~construct.execution.shifted.forward` (``backwards``: ``adjoint``) holds beyond its arguments.
 
@@ -21,6 +28,7 @@ def memory(
         width: D.
         cast: whether the tokens are of another type than that to compute in.
         backwards: for ``adjoint``; C and D are then those of what it reads and what it writes.
+        between: whether outputs come between others.
     """
     if not images:
         return 0
@@ -29,14 +37,19 @@ def memory(
         for residue in product(*map(range, shifts.step)):
             there, seen = through(shifts, residue)
             if there and min(seen.output) > 0:
-                part = memory(seen, images, groups, channels, width, cast) + len(there) * groups * channels * width
+                part = (
+                    memory(seen, images, groups, channels, width, cast, between=True)
+                    + len(there) * groups * channels * width
+                )
                 most = max(most, part)
         return most
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
-        rows = rows_at_once(shifts, groups, channels, width, cast)
+        rows = rows_at_once(shifts, groups, channels, width, cast, between)
         return min(rows, shifts.output[0]) * prod(shifts.output[1:]) * groups * (width + channels)
+    if groups == 1 and lines.suits(shifts, channels, width):
+        return lines.memory(shifts, channels, width)
     if groups == 1:
         some = (0,) * (len(shifts.step) + 2)
         most = 0

@@ -269,16 +269,18 @@ def pieces(length: int, most: int) -> tuple[slice, ...]:
     return tuple(slice(start, min(length, start + size)) for start in range(0, length, size))
 
 
-def through(shifts: Shifts, residue: Ints) -> tuple[list[int], Shifts]:
-    """The heads that outputs send back to inputs t ≡ residue modulo the stride, and where those see outputs from."""
-    there = [
-        head
+@lru_cache(maxsize=1024)
+def through(shifts: Shifts, residue: Ints) -> tuple[Ints, Shifts]:
+    """The heads that outputs send back to inputs t ≡ residue modulo the stride, and where those see outputs from.
+
+    In the order of what they see, so that runs need no other order of the weights.
+    """
+    sent = [
+        (tuple((r - e) // s for r, e, s in zip(residue, offset, shifts.step, strict=True)), head)
         for head, offset in enumerate(shifts.offsets)
         if all((r - e) % s == 0 for r, e, s in zip(residue, offset, shifts.step, strict=True))
     ]
-    offsets = tuple(
-        tuple((r - e) // s for r, e, s in zip(residue, shifts.offsets[head], shifts.step, strict=True))
-        for head in there
-    )
+    sent.sort()
     size = tuple(len(range(r, n, s)) for r, n, s in zip(residue, shifts.size, shifts.step, strict=True))
-    return there, Shifts(offsets, (1,) * len(residue), shifts.output, size)
+    seen = Shifts(tuple(offset for offset, _ in sent), (1,) * len(residue), shifts.output, size)
+    return tuple(head for _, head in sent), seen

@@ -3,6 +3,7 @@
 import torch
 
 from construct.attention import MHSA
+from construct.positions import Relative
 from construct.tokens import TokenGrid
 
 
@@ -27,6 +28,30 @@ def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
     weights += 2 * heads * (layer.w_qry[0].numel() + layer.w_key[0].numel())
     # Projected queries and keys, each once more for the product of the two, and queries once more in float64.
     return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
+
+
+def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid) -> int:
+    """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
+
+    Args:
+        layer: of any encoding; the others take nothing.
+        maps: images with attention of their own.
+        rows: queries of one block.
+        heads: evaluated at once.
+        grid: of the call.
+    """
+    kind = layer.encoding
+    if not isinstance(kind, Relative):
+        return 0
+    tables = sum(table.numel() for table in kind.tables)
+    # Once for each axis and once put together, in the type of the tables and in float64; and the numbers of the rows.
+    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(kind.tables)) + 16 * tables
+    if layer.has_content():
+        longest = max(len(table) for table in kind.tables)
+        picked = (len(kind.tables) + 2) * rows * grid.keys
+        places = layer.w_key_pos.shape[2] * (rows + longest)
+        needed += 8 * maps * heads * (picked + rows * longest + 2 * places) + 16 * rows * grid.keys
+    return needed
 
 
 def products(layer: MHSA, batch: int, grid: TokenGrid) -> int:

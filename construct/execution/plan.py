@@ -11,6 +11,7 @@ from torch import Tensor
 from construct import encoding
 from construct.attention import MHSA
 from construct.execution.layout import Shifts
+from construct.positions import Encoding, Parabola, Quadratic
 from construct.shifts import shifts_are_distinct
 from construct.tokens import TokenGrid
 
@@ -43,12 +44,12 @@ def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
     if layer.has_content():
         return None
     plan = plan_for(layer, grid)
-    return plan if layer.radix is None or not plan.soft else None
+    return plan if layer.encoding.factorises or not plan.soft else None
 
 
 def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    v, w_key_pos = layer.v, layer.w_key_pos
+    v, w_key_pos, kind = layer.v, layer.w_key_pos, layer.encoding
     asked: tuple[Any, ...] = (
         _bytes(v),
         _bytes(w_key_pos),
@@ -56,17 +57,24 @@ def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
         w_key_pos.dtype,
         layer.heads,
         layer.radix,
+        kind.name,
+        kind.numbers(),
         grid.box,
         grid.always,
         grid.step,
     )
-    asked += (encoding.r, encoding.number, type(layer).position_vector)  # what is kept holds for this very code
+    asked += (
+        encoding.r,
+        encoding.r_covariance,
+        encoding.number,
+        type(layer).position_vector,
+    )  # what is kept holds for this very code
     kept = _KEPT.get(asked)
     if kept is None:
         if len(_KEPT) >= MOST_KEPT:
             _KEPT.clear()
         c = layer.position_vector().detach().cpu().numpy()
-        kept = _KEPT[asked] = _plan(c, layer.radix, grid)
+        kept = _KEPT[asked] = _plan(c, kind, grid)
     return kept
 
 
@@ -77,12 +85,12 @@ def _bytes(t: Tensor) -> bytes:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
-def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan:
+def _plan(c: np.ndarray, kind: Encoding, grid: TokenGrid) -> Plan:
     """Every head's shift, where it is established.
 
     Args:
         c: float64 (heads, D_p).
-        radix: of the parabola, or None.
+        kind: the encoding.
         grid: of the call.
     """
     heads, box, always = len(c), grid.box, grid.always
@@ -90,11 +98,12 @@ def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan
     found = [np.full(heads, -1)] * len(box)
     if grid.step is None:
         pass  # a shift is one only between evenly spaced queries and their keys
-    elif radix is None:
-        found = [_peak(scores(c, n, axis)) for axis, n in enumerate(axes)]
-    elif shifts_are_distinct(radix, box):
-        numbers = encoding.number(np.meshgrid(*axes, indexing="ij"), radix).ravel()
-        at = _peak(scores(c, numbers, 0))
+    elif isinstance(kind, Quadratic):
+        found = [_peak(kind.along(c, n, axis)) for axis, n in enumerate(axes)]
+    elif not isinstance(kind, Parabola) or shifts_are_distinct(kind.radix, box):
+        # One softmax over all shifts of the box: they are gone through.
+        r = kind.r(kind.argument(grid)).detach().cpu().numpy()
+        at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1)) * (len(r) + 2) * 2.0**-52)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
         found = [np.where(at < 0, -1, place) for place in places]
     sharp, deltas = [], []
@@ -108,27 +117,20 @@ def _plan(c: np.ndarray, radix: tuple[int, ...] | None, grid: TokenGrid) -> Plan
     return Plan(tuple(sharp), tuple(deltas), tuple(soft))
 
 
-def scores(c: Any, delta: Any, axis: int) -> Any:
-    """One axis's part of the scores, by the encoding of a single number: c (heads, D_p), δ_i (…, n) → (heads, …, n).
+def _peak(scores: np.ndarray, doubt: np.ndarray | None = None) -> np.ndarray:
+    """Where each row has its maximum, if all else gets attention 0 in float64; else −1.  (heads, n) → (heads,).
 
-    c·r_δ is the sum of these over the axes, because ‖δ‖² is.
+    ``doubt`` (heads,) is what the difference of two scores may be off by; by default that of one axis of the quadratic encoding.
     """
-    square, linear = encoding.r((delta,))
-    shape = (-1, *(1,) * delta.ndim)
-    return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
-
-
-def _peak(scores: np.ndarray) -> np.ndarray:
-    """Where each row has its maximum, if all else gets attention 0 in float64; else −1.  (heads, n) → (heads,)."""
     at = scores.argmax(axis=1)
     rows = np.arange(len(scores))
     top = scores[rows, at]
     rest = scores.copy()
     rest[rows, at] = -np.inf
     # The scores themselves are rounded: three operations of relative error 2⁻⁵³, on numbers up to the largest.
-    doubt = np.abs(scores).max(axis=1) * 2.0**-50
+    unsure = np.abs(scores).max(axis=1) * 2.0**-50 if doubt is None else doubt
     with np.errstate(invalid="ignore"):
-        certain = top - rest.max(axis=1) >= CERTAIN + doubt  # False where a score is not a number
+        certain = top - rest.max(axis=1) >= CERTAIN + unsure  # False where a score is not a number
     return np.where(certain & np.isfinite(scores).all(axis=1), at, -1)
 
 

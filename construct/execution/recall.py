@@ -118,7 +118,8 @@ def _lies(t: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 def _made_of(layer: MHSA) -> tuple[Any, ...]:
     """What else decides; and the very code, since what is known holds for it."""
-    return layer.geometry, layer.radix, type(layer), type(layer).position_vector, encoding.r, encoding.number
+    code = type(layer).position_vector, encoding.r, encoding.number
+    return layer.geometry, layer.radix, layer._encoding, type(layer), *code
 
 
 RECALLING.append(recall)

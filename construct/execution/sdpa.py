@@ -9,7 +9,8 @@ with (a_0, a) = Ŵ_keyᵀ v + Ŵ_keyᵀ W_qryᵀ X_q; and (X_q W_qry + u)·(X_k 
     Q = (a_0, a − 2 a_0 q, X_q W_qry + u),     K = (‖k‖², k, X_k W_key),     V = X W_val,
 
 of rank d + 1 + D_k, or d + 1 without content.  The softmax cancels what is the same for every key.  The parabola is the same
-with one axis: the number of a shift is linear, n(k − q) = n(k) − n(q).
+with one axis: the number of a shift is linear, n(k − q) = n(k) − n(q).  Other encodings are refused: of a learned relative one
+the score is no product of features, and for the covariance no bound on the rounding is derived here.
 
 Scores are as exact as those of ``dense``, and what would be too coarse is refused: :mod:`construct.execution.precision` has the
 bound and its proof.  Everything is float64 for that, which on a CPU torch has a fused kernel for; elsewhere it has none, and
@@ -42,12 +43,15 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
 
     Raises:
         Coarse: (a NotImplementedError) rounding could turn a head to another key.
-        NotImplementedError: the device has no fused kernel for float64.
+        NotImplementedError: the device has no fused kernel for float64, or the scores of this encoding are no such product.
         NotEnoughMemory: even so, it does not fit.
         ValueError: the grid has more shifts than the parabola's radix can number.
     """
     if not runs_on(x.device):
         raise NotImplementedError(f"MHSA: sdpa needs torch's fused attention in float64, and {x.device} has none")
+    refusal = refuses(layer)
+    if refusal is not None:
+        raise NotImplementedError(f"MHSA: sdpa cannot run this layer: {refusal}")
     require_distinct(layer.radix, grid.box)
     require(
         memory(layer, len(x), grid),
@@ -171,9 +175,15 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def refuses(layer: MHSA) -> str | None:
+    """Why the scores of a layer are no dot product of known rounding: its encoding; None if they are."""
+    kind = layer.encoding
+    return None if kind.dot_product else f"scores of the {kind.name} encoding have no bound on their rounding there"
+
+
 def admits(layer: MHSA, grid: TokenGrid) -> bool:
     """Whether no head is refused as long as content does not move it."""
-    if not runs_on(layer.v.device):
+    if not runs_on(layer.v.device) or refuses(layer) is not None:
         return False
     largest = largest_encoding(layer, grid)
     try:
@@ -218,5 +228,9 @@ def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
 
 
 EXECUTIONS["sdpa"] = Execution(
-    run, memory, "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory", cost
+    run,
+    memory,
+    "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory",
+    cost,
+    refuses=refuses,
 )

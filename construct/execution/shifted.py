@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import columns, simple, stacked
+from construct.execution import beside, columns, lines, simple, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import (
     Ints,
@@ -77,6 +77,9 @@ def alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None
         for part in pieces(len(flat), room_for(shifts, 1, channels, width, alone=False)):
             torch.mm(flat[part], matrix, out=result[part])
             result[part] += bias
+        return True
+    if lines.suits(shifts, *w.shape[2:]):
+        lines.by_lines(x, w, shifts, out, bias)
         return True
     todo = columns.program(shifts, len(x), x.shape[-1], out.shape[-1], x.stride(), out.stride(), out.dtype == w.dtype)
     if todo is not None:
@@ -249,7 +252,8 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         if not there:
             part.copy_(bias.expand_as(part)) if bias is not None else part.zero_()
             continue
-        forward(y, transposed[there].contiguous(), seen, part, bias)
+        chosen = transposed.index_select(0, torch.tensor(there, device=w.device))
+        forward(y, chosen.contiguous(), seen, part, bias)
 
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
@@ -265,6 +269,10 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
         (heads, groups, C, D).
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
+    if groups == 1 and x.numel() and y.numel():
+        todo = beside.rectangle(shifts, channels, width)
+        if todo is not None:
+            return beside.weights(x.squeeze(-2), y.squeeze(-2), shifts, todo, dtype).unsqueeze(1)
     total = x.new_zeros(len(shifts.offsets), groups, channels, width, dtype=dtype)
     if not x.numel() or not y.numel():
         return total

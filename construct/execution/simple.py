@@ -9,6 +9,8 @@ from construct.execution.layout import Shifts, pieces
 
 AT_ONCE = 2**13
 """Where tokens of a single head have to be copied, this many numbers at a time, or a row."""
+BETWEEN = 2**18
+"""Where outputs come between others, as those of a transposed layer do, they are computed apart: this many numbers at a time."""
 
 
 def stands(shifts: Shifts) -> bool:
@@ -23,7 +25,8 @@ def pointwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
         if direct(seen.movedim((-2, -1), (0, 1)), image, w.dtype):
             parts = [slice(None)]
         else:
-            parts = pieces(len(seen), rows_at_once(shifts, groups, channels, width, seen.dtype != w.dtype))
+            between = not image.is_contiguous()
+            parts = pieces(len(seen), rows_at_once(shifts, groups, channels, width, seen.dtype != w.dtype, between))
         for part in parts:
             here = image[:, :, part]
             rows = seen[part].to(w.dtype).movedim((-2, -1), (0, 1)).reshape(groups, channels, -1)
@@ -44,11 +47,11 @@ def direct(seen: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
     return seen.is_contiguous() and image.is_contiguous() and seen.dtype == image.dtype == dtype
 
 
-def rows_at_once(shifts: Shifts, groups: int, channels: int, width: int, cast: bool) -> int:
+def rows_at_once(shifts: Shifts, groups: int, channels: int, width: int, cast: bool, between: bool) -> int:
     """Rows along the first axis that are copied at a time, where that is needed."""
     if cast:
         return shifts.output[0]
-    return max(1, AT_ONCE // (prod(shifts.output[1:]) * groups * (channels + width)))
+    return max(1, (BETWEEN if between else AT_ONCE) // (prod(shifts.output[1:]) * groups * (channels + width)))
 
 
 def finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:

@@ -15,6 +15,7 @@ from construct.attention import MHSA, TRACING, working_dtype
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.geometry import ConvGeometry
+from construct.positions import CLASSICAL
 from construct.tokens import TokenGrid
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ def freeze(layer: MHSA) -> Frozen:
         ValueError: some head is no shift that stays on the grid for every size of input.
     """
     geometry = layer.geometry
+    if layer.encoding.name not in CLASSICAL:
+        raise ValueError(
+            f"MHSA: the {layer.encoding.name} encoding cannot be traced: a shift on one grid may be none on another"
+        )
     if layer.has_content():
         raise ValueError("MHSA: attention to content cannot be traced (its dense execution can only be run)")
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))

@@ -204,7 +204,9 @@ def _view(index: int, layer: Layer, shown: Strip | None) -> dict[str, Any]:
     certificate, conv, verdict = layer.certificate, layer.conv, layer.verdict
     heads, alpha = "", None
     if layer.mhsa is not None:
-        heads, alpha = layer.mhsa.heads, _alpha(float(layer.mhsa.centres()[0].min()))
+        heads = layer.mhsa.heads
+        if layer.mhsa.encoding.name != "relative":  # which has no sharpness of its own
+            alpha = _alpha(float(layer.mhsa.centres()[0].min()))
     elif layer.attention is not None:
         heads = len(layer.attention)
     numbers = numbers_of(layer)

@@ -1,0 +1,179 @@
+"""Single layers against the convolution that they equal: forward, compiled, and with gradients."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import construct
+from benchmarks.rows import Found, Row
+from benchmarks.shapes import Layer, convnext_tiny_layers, mobilenet_v2_layers, resnet50_layers
+from benchmarks.timing import Call, Floor, interleaved
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def calls(module: nn.Module, x: Tensor, train: bool, run: Any = None) -> list[Call]:
+    """A call for each memory layout: contiguous, and channels last where there is such a format."""
+    done = []
+    for form in (torch.contiguous_format, FORMATS.get(x.dim())):
+        if form is None:
+            continue
+        here, given = module, x.contiguous(memory_format=form)
+        if run is None and not isinstance(module, construct.MHSA):
+            here = copy.deepcopy(module)
+            here.to(memory_format=form)  # type: ignore[call-overload]
+        done.append(call(here if run is None else run, here, given, train))
+    return done
+
+
+def call(run: Any, module: nn.Module, x: Tensor, train: bool) -> Call:
+    """One forward, or one forward and backward."""
+    learned = [p for p in module.parameters() if p.requires_grad]
+
+    def forward() -> object:
+        with torch.no_grad():
+            return run(x)
+
+    def both() -> object:
+        y = run(x)
+        return torch.autograd.grad(y, [x, *learned], torch.ones_like(y))
+
+    x.requires_grad_(train)
+    return both if train else forward
+
+
+def work(conv: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
+    """Multiplications of a convolution, and numbers that it reads and writes once."""
+    weight: Any = conv.weight
+    places = x[0, 0].numel() if conv.transposed else y[0, 0].numel()  # type: ignore[truthy-function]
+    return len(x) * places * weight.numel(), x.numel() + y.numel() + weight.numel()
+
+
+def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False, compiled: bool = False) -> Row:
+    """One layer; the faster layout of each."""
+    device = floor.device
+    conv, x = copy.deepcopy(conv).to(device), x.to(device)
+    layer = construct.conv_to_mhsa(conv)
+    if train:
+        one_factor(layer)
+    run = None
+    if compiled:
+        torch.compiler.reset()
+        run = torch.compile(layer, dynamic=False, fullgraph=True)
+    theirs, ours = calls(conv, x, train), calls(layer, x, train, run)
+    times = interleaved(device, *theirs, *ours)
+    with torch.no_grad():
+        least = floor(*work(conv, x, conv(x)))
+    return Row.of(named(conv, x), times[: len(theirs)], times[len(theirs) :], floor=(3 if train else 1) * least)
+
+
+def one_factor(layer: construct.MHSA) -> None:
+    """Train what a convolution trains, one kernel: the factor that is the identity stays as it is."""
+    wide = layer.out_channels > layer.in_channels
+    (layer.w_val if wide else layer.w_out).requires_grad_(False)
+
+
+def named(conv: Any, x: Tensor) -> str:
+    """A convolution in a few characters."""
+    kernel, stride = ("×".join(map(str, size)) for size in (conv.kernel_size, conv.stride))
+    parts = [f"{conv.in_channels}→{conv.out_channels} {kernel}"]
+    parts += [f"stride {stride}"] if set(conv.stride) != {1} else []
+    parts += ["depthwise"] if conv.groups == conv.in_channels > 1 else [f"{conv.groups} groups"] * (conv.groups > 1)
+    parts += ["transposed"] if conv.transposed else []
+    return f"{' '.join(parts)} at {'×'.join(map(str, x.shape[2:]))}"
+
+
+def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Found:
+    """Every distinct shape once, with how often it occurs."""
+    found, seen = Found(title), dict[str, int]()
+    for _, conv, side in layers:
+        x = torch.randn(1, conv.in_channels, side, side)
+        name = named(conv, x)
+        if name not in seen:
+            seen[name] = len(found.rows)
+            found.rows.append(compared(conv, x, floor, **options))
+        else:
+            row = found.rows[seen[name]]
+            found.rows[seen[name]] = replace(row, count=row.count + 1)
+    return found
+
+
+def single(floor: Floor) -> Found:
+    """64 → 64, 3 × 3."""
+    sides = (16, 32, 56, 112, 224)
+    found = each_once("64→64 3×3, forward", (("", nn.Conv2d(64, 64, 3, padding=1), side) for side in sides), floor)
+    found.each("the worst ratio", 1.35)
+    found.mean("geometric mean", 1.25)
+    return found
+
+
+def resnet50(floor: Floor) -> Found:
+    """All of its convolutions."""
+    found = each_once("ResNet-50's convolutions", resnet50_layers(), floor)
+    found.by_time("all layers by time", 1.0)
+    found.each("the worst 1×1", 1.05, [row for row in found.rows if " 1×1" in row.name and "stride" not in row.name])
+    found.each("the worst 3×3 with 512 channels", 1.0, [row for row in found.rows if "512→512 3×3" in row.name])
+    return found
+
+
+def of(title: str, layers: Callable[[], Iterable[Layer]], target: float, compiled: bool) -> Callable[[Floor], Found]:
+    """A network's convolutions by time."""
+
+    def section(floor: Floor) -> Found:
+        found = each_once(f"{title}{', compiled' if compiled else ''}", layers(), floor, compiled=compiled)
+        found.by_time("all layers by time", target)
+        return found
+
+    return section
+
+
+def training(floor: Floor) -> Found:
+    """Forward and backward."""
+    rows: list[Layer] = [("", nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112)]
+    found = each_once("64→64 3×3, forward and backward", rows, floor, train=True)
+    found.each("the worst ratio", 1.35)
+    return found
+
+
+def training_resnet50(floor: Floor) -> Found:
+    """Forward and backward of a network's convolutions."""
+    found = each_once("ResNet-50's convolutions, forward and backward", resnet50_layers(), floor, train=True)
+    found.each("the worst ratio", 1.35)
+    found.by_time("all layers by time", None)
+    return found
+
+
+def others(floor: Floor) -> Found:
+    """Transposed layers, and other dimensions."""
+    found = Found("transposed layers, 1-D and 3-D")
+    for conv, size in (
+        (nn.ConvTranspose2d(64, 64, 4, 2, 1), (28, 28)),
+        (nn.ConvTranspose2d(64, 32, 3, 2, 1, output_padding=1), (28, 28)),
+        (nn.ConvTranspose2d(128, 64, 2, 2), (28, 28)),
+        (nn.ConvTranspose1d(64, 32, 16, 8, 4), (256,)),
+        (nn.Conv1d(64, 64, 3, padding=4, dilation=4), (4096,)),
+        (nn.Conv1d(256, 256, 5, padding=2), (512,)),
+        (nn.Conv3d(64, 64, 3, padding=1), (8, 28, 28)),
+        (nn.Conv3d(64, 64, (1, 3, 3), padding=(0, 1, 1)), (8, 28, 28)),
+    ):
+        found.rows.append(compared(conv, torch.randn(1, conv.in_channels, *size), floor))
+    found.judge("geometric mean", math.prod(row.ratio for row in found.rows) ** (1 / len(found.rows)), None)
+    return found
+
+
+SECTIONS: dict[str, Callable[[Floor], Found]] = {
+    "single": single,
+    "resnet50": resnet50,
+    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.6, False),
+    "mobilenet-compiled": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.15, True),
+    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 3.3, False),
+    "convnext-compiled": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.7, True),
+    "training": training,
+    "training-resnet50": training_resnet50,
+    "others": others,
+}

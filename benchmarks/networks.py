@@ -1,0 +1,60 @@
+"""Whole networks: as they are, and converted."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import construct
+from benchmarks.layers import FORMATS
+from benchmarks.rows import Found, Row
+from benchmarks.shapes import conv1d_stack, r3d_block, resnet18, resnet50
+from benchmarks.timing import Call, Floor, interleaved
+
+
+def compared(name: str, net: nn.Module, x: Tensor, device: torch.device) -> tuple[Row, float]:
+    """The whole forward in the faster layout of each; and how far the two are apart, relative to the greatest output."""
+    net, x = net.to(device).eval(), x.to(device)
+    converted = construct.convert(net)
+    theirs, ours = [], []
+    for form in (torch.contiguous_format, FORMATS.get(x.dim())):
+        if form is not None:
+            given, same = x.contiguous(memory_format=form), copy.deepcopy(net)
+            same.to(memory_format=form)  # type: ignore[call-overload]
+            theirs.append(_call(same, given))
+            ours.append(_call(converted, given))
+    with torch.no_grad():
+        y = net(x)
+        apart = float((converted(x) - y).abs().max() / y.abs().max())
+    times = interleaved(device, *theirs, *ours)
+    return Row.of(name, times[: len(theirs)], times[len(theirs) :]), apart
+
+
+def _call(module: nn.Module, x: Tensor) -> Call:
+    def forward() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    return forward
+
+
+def networks(floor: Floor) -> Found:
+    """Whole forwards."""
+    found = Found("whole networks, forward")
+    made: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
+        ("ResNet-18 at 224×224", resnet18, (1, 3, 224, 224)),
+        ("ResNet-50 at 224×224", resnet50, (1, 3, 224, 224)),
+        ("10 Conv1d of 64 channels, dilated, at 4096", conv1d_stack, (1, 64, 4096)),
+        ("a block of r3d-18 at 8×56×56", r3d_block, (1, 64, 8, 56, 56)),
+    ]
+    for name, make, shape in made:
+        row, apart = compared(name, make(), torch.randn(shape), floor.device)
+        found.rows.append(row)
+        found.told.append(f"{name}: the outputs differ by {apart:.1e} of the greatest")
+        if name.startswith("ResNet-50"):
+            found.judge("ResNet-50 as a whole", row.ratio, 1.0)
+    return found
+
+
+SECTIONS: dict[str, Callable[[Floor], Found]] = {"networks": networks}

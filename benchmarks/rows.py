@@ -1,0 +1,128 @@
+"""What a benchmark found: rows of a table, and one JSON of all of them."""
+
+import json
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.timing import Times, quartiles
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        name: what was computed.
+        theirs, ours: seconds of a call, medians.
+        spread: the quartiles of the ratio, round by round.
+        floor: seconds that neither could be faster than; None where it was not worked out.
+        count: how often it occurs in the network that it is of.
+    """
+
+    name: str
+    theirs: float
+    ours: float
+    spread: tuple[float, float]
+    floor: float | None = None
+    count: int = 1
+
+    @classmethod
+    def of(cls, name: str, theirs: Sequence[Times], ours: Sequence[Times], **more: Any) -> "Row":
+        """The faster of their ways against the faster of ours."""
+        a, b = min(theirs, key=lambda t: t.median), min(ours, key=lambda t: t.median)
+        ratios = [y / x for x, y in zip(a.rounds, b.rounds, strict=True)]
+        return cls(name, a.median, b.median, quartiles(ratios), **more)
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+@dataclass
+class Found:
+    """What one section found.
+
+    Attributes:
+        title: of the section.
+        rows: comparisons.
+        told: sentences with other figures.
+        figures: name → (what was seen, what it should be at most, or at least where the name says so).
+    """
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+
+    def judge(self, name: str, seen: float, target: float | None) -> None:
+        """Note a figure that has a target."""
+        self.figures[name] = seen, target
+
+    def by_time(self, name: str, target: float | None, rows: Iterable[Row] | None = None) -> None:
+        """The ratio of all the time that the layers of a network take."""
+        chosen = list(self.rows if rows is None else rows)
+        total = sum(row.ours * row.count for row in chosen) / sum(row.theirs * row.count for row in chosen)
+        self.judge(name, total, target)
+
+    def each(self, name: str, target: float, rows: Iterable[Row] | None = None) -> None:
+        """The worst ratio, against a target for each."""
+        self.judge(name, max(row.ratio for row in (self.rows if rows is None else rows)), target)
+
+    def mean(self, name: str, target: float) -> None:
+        """The geometric mean of the ratios."""
+        self.judge(name, math.prod(row.ratio for row in self.rows) ** (1 / len(self.rows)), target)
+
+
+def verdict(name: str, seen: float, target: float | None) -> str:
+    """A figure beside its target."""
+    if target is None:
+        return f"{name}: {seen:.3g}"
+    met = seen >= target if "at least" in name else seen <= target
+    return f"{name}: {seen:.3g} (target {target:g}: {'met' if met else 'MISSED'})"
+
+
+def show(found: Found) -> None:
+    """Print a section."""
+    print(f"\n{found.title}")
+    for row in found.rows:
+        floor = f"   floor {row.floor * 1e3:8.3f}" if row.floor is not None else ""
+        low, high = row.spread
+        times = f" ×{row.count}" if row.count > 1 else ""
+        figures = f"convolution {row.theirs * 1e3:9.3f}   attention {row.ours * 1e3:9.3f} ms{floor}"
+        print(f"  {row.name + times:44s} {figures}   {row.ratio:5.2f}  ({low:.2f} to {high:.2f})")
+    for line in found.told:
+        print(f"  {line}")
+    for name, (seen, target) in found.figures.items():
+        print(f"  {verdict(name, seen, target)}")
+
+
+def machine(device: torch.device) -> str:
+    """Where it was measured."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
+
+
+def write(path: Path, heads: dict[str, Any], sections: Iterable[Found]) -> None:
+    """Everything that was seen, as JSON."""
+    told = [
+        {
+            "title": found.title,
+            "rows": [asdict(row) | {"ratio": row.ratio} for row in found.rows],
+            "told": found.told,
+            "figures": {name: {"seen": seen, "target": target} for name, (seen, target) in found.figures.items()},
+        }
+        for found in sections
+    ]
+    path.write_text(json.dumps(heads | {"sections": told}, indent=1) + "\n")

@@ -1,0 +1,83 @@
+"""Times of calls that take turns in one process, so that a machine that slows down slows all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+ROUNDS = 9
+AT_LEAST = 2e-3
+"""Seconds that a measurement takes: shorter calls are repeated."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call, a number a round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
+    """The first and the third."""
+    first, _, third = statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else (*numbers,) * 3
+    return first, third
+
+
+def clock_of(device: torch.device) -> tuple[Callable[[], float], str]:
+    """Processor time where one thread does the work, else time as it passes; and what that is called."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time, "processor time"
+    return time.perf_counter, "wall-clock time"
+
+
+def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> list[Times]:
+    """Every call once a round, in turn; two rounds to warm up are not counted."""
+    clock, _ = clock_of(device)
+    seen: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds + 2):
+        for call, times in zip(calls, seen, strict=True):
+            repeat = 1 if not times else max(1, min(50, int(AT_LEAST / max(times[-1], 1e-6))))
+            wait(device)
+            started = clock()
+            for _ in range(repeat):
+                call()
+            wait(device)
+            times.append((clock() - started) / repeat)
+            if number < 2:
+                times[:] = times[-1:] if number == 0 else []
+    return [Times(tuple(times)) for times in seen]
+
+
+def wait(device: torch.device) -> None:
+    """Until the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class Floor:
+    """What a call cannot be faster than here: its arithmetic at the rate of a large product, its memory traffic at that of a copy.
+
+    Both are measured when first asked for, in this very process; a copy of just as many bytes, since caches are faster.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        a = torch.randn(1024, 1024, device=device)
+        self.rate = 2 * 1024**3 / min(interleaved(device, lambda: a @ a)[0].rounds)
+        self.copies: dict[int, float] = {}
+
+    def __call__(self, multiplications: int, numbers: int) -> float:
+        """Seconds of so many multiplications and additions of float32 numbers, so many of which are read or written once."""
+        size = 1 << max(10, (numbers // 2 - 1).bit_length())
+        if size not in self.copies:
+            source, target = (torch.zeros(size, device=self.device) for _ in range(2))
+            (times,) = interleaved(self.device, lambda: target.copy_(source))
+            self.copies[size] = min(times.rounds) / size
+        return max(2 * multiplications / self.rate, self.copies[size] * numbers / 2)

@@ -1,0 +1,156 @@
+"""Attention against attention: executions against each other, soft heads, what has been published; memory, and growth."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import construct
+from benchmarks.layers import compared
+from benchmarks.rows import Found
+from benchmarks.timing import Floor, interleaved
+from verify.plots.costs import Series
+from verify.published import GatedAttention, GaussianAttention
+
+SIDES = (16, 32, 64)
+GROWING = (28, 56, 112, 224)
+
+
+def layer_64(device: torch.device, **options: Any) -> construct.MHSA:
+    """64 → 64, 3 × 3, nothing to learn."""
+    layer = construct.conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1), **options)
+    return layer.to(device).requires_grad_(False)
+
+
+def in_double(layer: construct.MHSA, execution: str) -> construct.MHSA:
+    """The same layer in float64."""
+    weights = construct.MHSAWeights(**{name: p.detach().double() for name, p in layer.named_parameters()})
+    return construct.MHSA(layer.geometry, weights, execution).requires_grad_(False)
+
+
+def soft(floor: Floor) -> Found:
+    """α = 1, off the lattice, ``axial`` against ``dense``."""
+    found = Found("soft attention (α = 1, off the lattice), 64→64 3×3, against dense")
+    for side, target in zip(SIDES, (12, 45, 200), strict=True):
+        layer = layer_64(floor.device, alpha=1.0)
+        layer.v[:, 1:] += 0.4 * torch.rand_like(layer.v[:, 1:])
+        x = torch.randn(1, 64, side, side, device=floor.device)
+        calls = [by(layer, name, x) for name in ("axial", "dense")]
+        axial, dense = interleaved(floor.device, *calls, rounds=3 if side > 32 else 9)
+        found.judge(f"side {side}: at least so many times faster", dense.median / axial.median, target)
+        layer.execution = "axial"
+        error = float((layer(x) - in_double(layer, "chunked")(x.double())).abs().max())
+        found.judge(f"side {side}: error against float64", error, 1e-5)
+    return found
+
+
+def by(layer: construct.MHSA, execution: str, x: torch.Tensor) -> Callable[[], object]:
+    """One call by this execution."""
+
+    def call() -> object:
+        layer.execution = execution
+        return layer(x)
+
+    return call
+
+
+def content(floor: Floor) -> Found:
+    """Attention to content, which does not factorise: what each execution takes, and what ``auto`` picks."""
+    found = Found("content switched on, 64→64 3×3")
+    for side in (8, 16, 32, 48):
+        layer = layer_64(floor.device)
+        for projection in (layer.w_qry, layer.w_key, layer.u):
+            projection.normal_(0, 0.1)
+        x = torch.randn(1, 64, side, side, device=floor.device)
+        told = {line.split()[0]: line for line in layer.explain(x.shape).splitlines()}
+        exact, row = in_double(layer, "chunked")(x.double()), []
+        for name in ("dense", "chunked", "sdpa"):
+            try:
+                error = float((by(layer, name, x)() - exact).abs().max())  # type: ignore[operator]
+            except NotImplementedError as refused:
+                row.append(f"{name}: {refused}")
+                continue
+            (times,) = interleaved(floor.device, by(layer, name, x), rounds=3 if side > 16 else 9)
+            row.append(f"{name} {times.median * 1e3:.1f} ms, {told[name].split()[3]} MiB, error {error:.0e}")
+        found.told.append(f"side {side}: {'; '.join(row)}; auto picks {told['auto'].split()[5]}")
+    return found
+
+
+def published(floor: Floor) -> Found:
+    """The dense formulation as it has been published, with the weights of a convolution, and ours."""
+    found = Found("published layers with a convolution's weights, 64→64 3×3 (time of torch's convolution = 1)")
+    for side in (16, 32):
+        conv = nn.Conv2d(64, 64, 3, padding=1).to(floor.device).requires_grad_(False)
+        x = torch.randn(1, 64, side, side, device=floor.device)
+        layers = {
+            "Gaussian attention, as in the paper's code": GaussianAttention.of_convolution(conv, alpha=104.0),
+            "gated positional attention, widened to 576": GatedAttention.of_convolution(
+                conv, strength=104.0, gate=40.0, dim=576
+            ),
+            "ours, as the equations stand": construct.conv_to_mhsa(conv, execution="dense"),
+            "ours, by default": construct.conv_to_mhsa(conv),
+        }
+        runs: list[Any] = [module.to(floor.device).requires_grad_(False) for module in layers.values()]
+        times = interleaved(floor.device, *(partial(run, x) for run in (conv, *runs)), rounds=5)
+        exact = conv(x)
+        for name, run, seen in zip(layers, runs, times[1:], strict=True):
+            apart = (run(x) - exact).abs()
+            inside = float(apart[..., 1:-1, 1:-1].max())
+            ratio = seen.median / times[0].median
+            found.told.append(
+                f"side {side}: {name}: {ratio:.1f}; error inside {inside:.1e}, at the border {float(apart.max()):.1e}"
+            )
+    return found
+
+
+def memory(floor: Floor) -> Found:
+    """Beyond input and output."""
+    found = Found("memory, 64→64 3×3 at 224×224")
+    layer = layer_64(torch.device("cpu"))
+    x = torch.randn(1, 64, 224, 224).contiguous(memory_format=torch.channels_last)
+    layer(x)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        y = layer(x)
+    assert record.profiler is not None
+    assert record.profiler.kineto_results is not None
+    events: list[Any] = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    found.judge("MiB beyond input and output", (peak - 4 * y.numel()) / 2**20, 6)
+    return found
+
+
+def growth(floor: Floor) -> Found:
+    """The power of the tokens with which time grows."""
+    found = Found("growth of time with tokens, 64→64 3×3")
+    conv = nn.Conv2d(64, 64, 3, padding=1)
+    found.rows = [compared(conv, torch.randn(1, 64, side, side), floor) for side in GROWING]
+    logs = [2 * math.log(side) for side in GROWING]
+    slope = statistics.linear_regression(logs, [math.log(row.ours) for row in found.rows]).slope
+    found.judge("exponent", slope, 1.05)
+    return found
+
+
+def series(found: Found, sides: Sequence[int] = GROWING) -> list[Series]:
+    """What :func:`growth` saw, to be drawn."""
+    tokens = tuple((side + 2) ** 2 for side in sides)
+    return [
+        Series("convolution", tokens, tuple(row.theirs for row in found.rows)),
+        Series("attention", tokens, tuple(row.ours for row in found.rows)),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Floor], Found]] = {
+    "soft": soft,
+    "content": content,
+    "published": published,
+    "memory": memory,
+    "growth": growth,
+}

@@ -1,0 +1,170 @@
+"""Attention layers to train: which encoding learns, and where the heads start.
+
+The tokens are the input's own positions, without padding: a 1×1 geometry of stride 1, with any number of heads.  Three starts:
+the paper's (centres drawn at random), a local one (ConViT's: one head on each shift of a square kernel), and a given convolution.
+"""
+
+from itertools import product
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from construct import encoding as encodings
+from construct.attention import MHSA
+from construct.builder import conv_to_mhsa
+from construct.execution.merging import is_identity
+from construct.geometry import ConvGeometry
+from construct.learnable import learned_covariance, learned_quadratic, with_covariance
+from construct.positions import Covariance, Encoding, Quadratic, Relative
+from construct.weights import MHSAWeights
+
+ENCODINGS = ("quadratic", "covariance", "relative", "none")
+"""What attention to positions learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone."""
+STARTS = ("paper", "local")
+SPREAD = 2.0
+"""The standard deviation of the centres at the start, in pixels, as in the paper's own code."""
+
+
+def attention_to_learn(
+    in_channels: int,
+    out_channels: int,
+    heads: int,
+    *,
+    encoding: str = "quadratic",
+    content: bool = False,
+    start: str = "paper",
+    alpha: float = 1.0,
+    head_dim: int | None = None,
+    key_dim: int | None = None,
+    reach: tuple[int, ...] | None = None,
+    dims: int = 2,
+    generator: torch.Generator | None = None,
+) -> MHSA:
+    """A layer of which everything learns that its kind of attention uses.
+
+    Args:
+        in_channels: D_in.
+        out_channels: D_out.
+        heads: N_h.
+        encoding: one of ``ENCODINGS``.
+        content: whether W_qry, W_key and u learn too.
+        start: where heads of the quadratic encoding and the covariance look at first: "paper" draws τ ~ N(0, SPREAD²);
+            "local" puts a head on every shift of a kernel of heads^(1/d) taps along each axis.
+        alpha: their sharpness at first.
+        head_dim: D_h, with W_val and W_out both learned; by default W_val is the identity of D_in and stays so, and W_out
+            the matrices of the heads, as conv_to_mhsa makes them and as the paper's own code has it.
+        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  A relative embedding may have fewer than
+            its D_p, and then learns Ŵ_key too.
+        reach: of a relative embedding, the largest offset along each axis, and half as many components as D_in for each.
+        dims: d.
+        generator: of the random numbers; by default torch's own.
+
+    Raises:
+        ValueError: there is no such encoding or start; heads that are no d-th power on a local start; an α that is not
+            positive; an encoding that needs a reach without one; or attention to nothing.
+    """
+    if encoding not in ENCODINGS or start not in STARTS:
+        raise ValueError(f"no encoding {encoding!r} or no start {start!r}; there are {ENCODINGS} and {STARTS}")
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
+    if encoding == "none" and not content:
+        raise ValueError("attention to neither positions nor content has nothing to learn")
+    kind = _kind(encoding, in_channels, reach, dims, generator)
+    d_p = kind.pos_dim(dims)
+    d_k = key_dim or max(d_p, in_channels // heads if content else 0)
+
+    def xavier(*shape: int) -> Tensor:
+        drawn = torch.empty(shape)
+        for one in drawn:
+            nn.init.xavier_uniform_(one, generator=generator)
+        return drawn
+
+    zero, aims = torch.zeros(heads, in_channels, d_k), torch.zeros(heads, d_k)
+    w_key_pos = torch.eye(d_k, d_p).repeat(heads, 1, 1)
+    if encoding == "none":
+        w_key_pos = torch.zeros_like(w_key_pos)
+    elif encoding == "relative":
+        # Ŵ_key = [1; 0] where that fits, for then the rows and W_qry, W_key and v can still be anything.
+        w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
+        aims = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
+    else:
+        tau = _first_shifts(start, heads, dims, generator).unbind(1)
+        round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
+        aim = encodings.v(tau, alpha) if encoding == "quadratic" else encodings.v_covariance(tau, round_)
+        aims[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in aim], dim=1)
+    # All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
+    width = in_channels if head_dim is None else head_dim
+    w_out = nn.init.xavier_uniform_(torch.empty(heads * width, out_channels), generator=generator)
+    w_val = torch.eye(in_channels).repeat(heads, 1, 1) if head_dim is None else xavier(heads, in_channels, width)
+    weights = MHSAWeights(
+        w_qry=xavier(heads, in_channels, d_k) if content else zero,
+        w_key=xavier(heads, in_channels, d_k) if content else zero.clone(),
+        w_key_pos=w_key_pos,
+        u=torch.zeros(heads, d_k),
+        v=aims,
+        w_val=w_val[:, None],
+        w_out=w_out.view(heads, 1, width, out_channels),
+        b_out=torch.zeros(out_channels),
+    )
+    one = (1,) * dims
+    geometry = ConvGeometry(in_channels, out_channels, one, one, (0,) * dims, "zeros", one, 1)
+    layer = MHSA(geometry, weights, encoding=kind)
+    layer.w_val.requires_grad_(head_dim is not None)
+    for tensor in (layer.w_qry, layer.w_key, layer.u) if content else ():
+        tensor.requires_grad_()
+    if encoding == "relative":
+        for name in ("v", *layer.offsets, *(() if d_k >= d_p else ("w_key_pos",))):
+            getattr(layer, name).requires_grad_()
+    if encoding == "quadratic":
+        return learned_quadratic(layer)
+    return learned_covariance(layer) if encoding == "covariance" else layer
+
+
+def _kind(
+    name: str, channels: int, reach: tuple[int, ...] | None, dims: int, generator: torch.Generator | None
+) -> Encoding:
+    if name == "covariance":
+        return Covariance()
+    if name != "relative":
+        return Quadratic()
+    if reach is None or len(reach) != dims or any(n < 0 for n in reach):
+        raise ValueError(f"a relative embedding needs its reach, {dims} offsets that are not negative, and not {reach}")
+    width = max(1, channels // dims)
+    return Relative(tuple(torch.randn(2 * n + 1, width, generator=generator) for n in reach))
+
+
+def _first_shifts(start: str, heads: int, dims: int, generator: torch.Generator | None) -> Tensor:
+    """Where the heads look at first, (heads, d)."""
+    if start == "paper":
+        return SPREAD * torch.randn(heads, dims, generator=generator)
+    side = round(heads ** (1 / dims))
+    if side**dims != heads:
+        raise ValueError(f"{heads} heads are no kernel of the same number of taps along {dims} axes")
+    places = [[j - (side - 1) // 2 for j in range(side)]] * dims
+    return torch.tensor([*product(*places)], dtype=torch.float32)
+
+
+def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quadratic") -> MHSA:
+    """Start from a convolution: its attention layer, soft enough to learn where it looks.
+
+    Args:
+        conv: as :func:`construct.conv_to_mhsa` takes it; the tokens are its padded grid.
+        alpha: the sharpness; the sharper, the nearer to the convolution and the smaller the gradients of the scores.
+        encoding: "quadratic" or "covariance".
+
+    Raises:
+        UnsupportedLayer: the convolution cannot be converted.
+        ValueError: there is no such encoding, or α is not positive.
+    """
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    # The tap is in one factor and the identity in the other, which stays: as many matrices learn as the convolution has.
+    for factor in (layer.w_val, layer.w_out):
+        if is_identity(factor):
+            factor.requires_grad_(False)
+            break
+    if encoding == "quadratic":
+        return learned_quadratic(layer)
+    if encoding == "covariance":
+        return learned_covariance(with_covariance(layer))
+    raise ValueError(f"no encoding {encoding!r} to learn from a convolution; there are quadratic and covariance")

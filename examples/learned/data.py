@@ -1,0 +1,141 @@
+"""Pictures to learn from: scikit-learn's digits, or CIFAR-10 from its standard binary files, checked before they are believed."""
+
+import hashlib
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+"""Of cifar-10-binary.tar.gz, as its authors publish it.  They publish none for the six files in it."""
+ARCHIVE_BYTES = 170_052_171
+FILES = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
+RECORDS = 10_000
+"""Pictures in each file of CIFAR-10."""
+SIDE = 32
+RECORD_BYTES = 1 + 3 * SIDE * SIDE
+"""A label, and a plane of red, of green and of blue."""
+
+
+class BadInput(ValueError):
+    """Something that was given cannot be used; the message is one line that says what, and what to do."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures and labels, to train on and to test on.
+
+    Attributes:
+        name: of the data set.
+        train: float32 (N, C, rows, columns), each channel of mean 0 and deviation 1 over the train set.
+        train_labels: int64 (N,).
+        test: as ``train``, by the same mean and deviation.
+        test_labels: int64.
+        classes: how many there are.
+        digests: SHA-256 of every file read, by name.
+    """
+
+    name: str
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    classes: int
+    digests: dict[str, str]
+
+
+def digits() -> Pictures:
+    """Scikit-learn's 1797 digits of 8 × 8: 1437 to train and 360 to test, stratified, the same split whatever the seed of a run."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)
+    parts = train_test_split(images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=0)
+    return _scaled("digits", parts[0], parts[2], parts[1], parts[3], 10, {})
+
+
+def cifar10(place: str | Path, records: int = RECORDS) -> Pictures:
+    """CIFAR-10 from the archive ``cifar-10-binary.tar.gz`` or from a folder with its six files.
+
+    Args:
+        place: of either.  The archive has to have the size and the MD5 that its authors publish; the files of a folder, for
+            which there are none, the right size and labels.  Their SHA-256 is kept with the results.
+        records: pictures a file; CIFAR-10 has 10,000.
+
+    Raises:
+        BadInput: a file is missing, damaged, or something else.
+    """
+    place = Path(place)
+    if place.is_dir():
+        contents = {name: _read(place / name) for name in FILES}
+    else:
+        contents = _unpacked(place)
+    parts = {name: _records(content, name, records) for name, content in contents.items()}
+    labels = {name: torch.from_numpy(part[:, 0].astype(np.int64)) for name, part in parts.items()}
+    images = {name: torch.from_numpy(part[:, 1:].reshape(-1, 3, SIDE, SIDE).copy()) for name, part in parts.items()}
+    train = torch.cat([images[name] for name in FILES[:-1]])
+    train_labels = torch.cat([labels[name] for name in FILES[:-1]])
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return _scaled("CIFAR-10", train, train_labels, images[FILES[-1]], labels[FILES[-1]], 10, digests)
+
+
+def _scaled(
+    name: str,
+    train: Tensor,
+    train_labels: Tensor,
+    test: Tensor,
+    test_labels: Tensor,
+    classes: int,
+    digests: dict[str, str],
+) -> Pictures:
+    mean = train.double().mean((0, 2, 3), keepdim=True)
+    deviation = train.double().std((0, 2, 3), keepdim=True).clamp(min=1e-6)
+
+    def scaled(images: Tensor) -> Tensor:
+        return ((images.float() - mean.float()) / deviation.float()).contiguous()
+
+    return Pictures(name, scaled(train), train_labels, scaled(test), test_labels, classes, digests)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"{path}: {error.strerror} (give --data a folder with {', '.join(FILES)}, or the archive)"
+        ) from None
+
+
+def _unpacked(path: Path) -> dict[str, bytes]:
+    """The six files of the archive, of which nothing is written anywhere."""
+    content = _read(path)
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if len(content) != ARCHIVE_BYTES or digest != ARCHIVE_MD5:
+        told = f"{len(content)} bytes, MD5 {digest}, where cifar-10-binary.tar.gz has {ARCHIVE_BYTES} and {ARCHIVE_MD5}"
+        raise BadInput(f"{path}: {told} (fetch it again)")
+    found = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name = member.name.rpartition("/")[2]
+            held = archive.extractfile(member) if name in FILES and member.isfile() else None
+            if held is not None:
+                found[name] = held.read()
+    return {name: found[name] for name in FILES}
+
+
+def _records(content: bytes, name: str, records: int) -> np.ndarray:
+    """The rows of one file, uint8 (records, 3073)."""
+    if len(content) != records * RECORD_BYTES:
+        told = f"{len(content)} bytes, not {records} × {RECORD_BYTES} = {records * RECORD_BYTES}"
+        raise BadInput(f"{name}: {told}: truncated, or not CIFAR-10's binary version (unpack the archive again)")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(records, RECORD_BYTES)
+    wrong = np.flatnonzero(rows[:, 0] > 9)
+    if len(wrong):
+        raise BadInput(
+            f"{name}: record {wrong[0]} has the label {rows[wrong[0], 0]}, not 0 to 9: damaged (unpack it again)"
+        )
+    return rows

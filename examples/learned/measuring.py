@@ -1,0 +1,68 @@
+"""What a trained network learned: how far each layer is from a convolution, and where its heads look."""
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import torch
+
+import verify
+from examples.learned.network import AttentionNet
+
+PICTURES = 100
+"""Test pictures over which attention is averaged."""
+
+
+def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
+    """Every attention layer audited as a black box: its distance to the nearest convolution with as many taps as it has heads.
+
+    Args:
+        network: in any mode.
+        channels: of how many channels the map is read.
+
+    Returns:
+        For each layer: the distance over all outputs with the padding that fits best, over the interior alone (None if
+        there is none), and how far other inputs move the attention of the head that they move most.
+    """
+    found = []
+    for layer in network.attentions():
+        side = max(1, isqrt(layer.heads))
+        seen = verify.audit(layer, network.grid, kernel_size=side, most_channels=channels)
+        found.append({"distance": seen.distance, "interior": seen.interior, "content": seen.content})
+    return found
+
+
+@torch.no_grad()
+def attention_of(network: AttentionNet, x: torch.Tensor) -> list[np.ndarray]:
+    """The attention of every layer, averaged over pictures, on the tokens of the image: (heads, queries, rows, columns).
+
+    Padding tokens, which a layer that began as a convolution has, are left out of what is shown.
+    """
+    network.eval()
+    maps = []
+    for layer, state in zip(network.attentions(), network.states(x), strict=False):
+        p = layer.attention_probabilities(state).mean(0).cpu().numpy()
+        pads = layer.geometry.pads
+        tokens = tuple(n + before + after for n, (before, after) in zip(network.grid, pads, strict=True))
+        inside = tuple(slice(before, before + n) for n, (before, _) in zip(network.grid, pads, strict=True))
+        maps.append(p.reshape(*p.shape[:2], *tokens)[(slice(None), slice(None), *inside)])
+    return maps
+
+
+def centres_of(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the heads of a layer look from the middle query: mean shift (heads, 2) and covariance of the shift (heads, 2, 2).
+
+    Args:
+        attention: as :func:`attention_of` has it.
+    """
+    rows, columns = attention.shape[2:]
+    middle = (rows // 2, columns // 2)
+    p = attention[:, middle[0] * columns + middle[1]].reshape(len(attention), -1)
+    p = p / p.sum(axis=1, keepdims=True)
+    delta = np.stack(
+        np.meshgrid(*(np.arange(n) - m for n, m in zip((rows, columns), middle, strict=True)), indexing="ij"), -1
+    )
+    delta = delta.reshape(-1, 2).astype(float)
+    mean = p @ delta
+    away = delta[None] - mean[:, None]
+    return mean, np.einsum("hk,hki,hkj->hij", p, away, away)

@@ -1,0 +1,198 @@
+"""The paper's network: an invertible downsampling, layers of attention, each followed by dense layers, and a classifier."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from construct import MHSA
+from construct.learnable import AbsolutePositions
+from construct.starting import attention_to_learn, convolution_to_learn
+from examples.learned.data import BadInput
+
+FEW_TOKENS = 64
+"""Up to so many, one softmax of all heads is quicker to train than a factor for each head and axis."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table.
+
+    Attributes:
+        told: for people.
+        encoding: as :func:`construct.starting.attention_to_learn` takes it; "resnet" for the baseline.
+        content: whether content is attended to.
+        start: "paper", "local" or "convolution".
+        absolute: whether learned positions are added to the tokens of the first layer.
+    """
+
+    told: str
+    encoding: str
+    content: bool = False
+    start: str = "paper"
+    absolute: bool = False
+
+
+VARIANTS = {
+    "quadratic": Variant("quadratic, learned α and τ (isotropic)", "quadratic"),
+    "covariance": Variant("quadratic, learned Σ and τ (non-isotropic)", "covariance"),
+    "local": Variant("quadratic, local start", "quadratic", start="local"),
+    "from-conv": Variant("quadratic, from a convolution", "quadratic", start="convolution"),
+    "relative": Variant("learned relative embedding", "relative"),
+    "relative-content": Variant("learned relative embedding + content", "relative", content=True),
+    "absolute": Variant("absolute embedding + content", "none", content=True, absolute=True),
+    "resnet18": Variant("ResNet-18", "resnet"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a network.
+
+    Attributes:
+        layers: of attention.
+        heads: of each.
+        width: of the tokens, D_in = D_h = D_out.
+        intermediate: of the dense layers that follow.
+        dropout: the share of numbers dropped.
+        key_dim: D_k of content; 0 for width / heads.
+        alpha: the sharpness of local starts and of those from a convolution.
+        resnet: channels of the first stage of the ResNet.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    intermediate: int
+    dropout: float
+    key_dim: int
+    alpha: float
+    resnet: int
+
+
+class Downsample(nn.Module):
+    """2 × 2 pixels become four times the channels; no number is changed, so that it can be undone exactly."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, rows, columns) → (B, 4C, rows/2, columns/2).
+
+        Raises:
+            BadInput: an odd number of rows or columns.
+        """
+        rows, columns = x.shape[2:]
+        if rows % 2 or columns % 2:
+            raise BadInput(f"pictures of {rows} × {columns} cannot be downsampled by 2: both must be even")
+        blocks = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (b, c, r, 2, k, 2)
+        return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+
+    @staticmethod
+    def inverse(y: Tensor) -> Tensor:
+        """(B, 4C, rows, columns) → (B, C, 2·rows, 2·columns)."""
+        return y.unflatten(1, (-1, 2, 2)).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+
+
+class Block(nn.Module):
+    """Attention, dense, dropout and LayerNorm, and the same again around two dense layers; with a residual each, as in BERT.
+
+    Args:
+        attention: (B, width, rows, columns) → the same shape.
+        shape: of the network.
+    """
+
+    def __init__(self, attention: nn.Module, shape: Shape):
+        super().__init__()
+        self.attention = attention
+        self.dense = nn.Linear(shape.width, shape.width)
+        self.norm = nn.LayerNorm(shape.width)
+        self.widen, self.narrow = nn.Linear(shape.width, shape.intermediate), nn.Linear(shape.intermediate, shape.width)
+        self.last_norm = nn.LayerNorm(shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width, rows, columns) → the same shape."""
+        tokens = x.movedim(1, -1)
+        tokens = self.norm(tokens + self.dropout(self.dense(self.attention(x).movedim(1, -1))))
+        more = self.narrow(nn.functional.gelu(self.widen(tokens)))
+        return self.last_norm(tokens + self.dropout(more)).movedim(-1, 1)
+
+
+class AttentionNet(nn.Module):
+    """Pictures to classes, by attention alone.
+
+    Args:
+        variant: what learns.
+        shape: of the network.
+        picture: C, rows, columns of the pictures.
+        classes: how many.
+
+    Raises:
+        BadInput: heads, width, keys or pictures that do not go together.
+    """
+
+    def __init__(self, variant: Variant, shape: Shape, picture: tuple[int, int, int], classes: int):
+        super().__init__()
+        channels, *size = picture
+        if any(n % 2 for n in size):
+            raise BadInput(f"pictures of {size[0]} × {size[1]} cannot be downsampled by 2: both must be even")
+        self.grid = (size[0] // 2, size[1] // 2)
+        self.picture = picture
+        self.downsample, self.embed = Downsample(), nn.Linear(4 * channels, shape.width)
+        self.places = AbsolutePositions(shape.width, self.grid) if variant.absolute else nn.Identity()
+        self.blocks = nn.ModuleList(Block(_attention(variant, shape, self.grid), shape) for _ in range(shape.layers))
+        for layer in self.attentions() if self.grid[0] * self.grid[1] <= FEW_TOKENS else ():
+            layer.execution = "dense"
+        self.classify = nn.Linear(shape.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, rows, columns) → (B, classes).
+
+        Raises:
+            BadInput: pictures of another size.
+        """
+        return self.classify(self.states(x)[-1].mean((2, 3)))
+
+    def states(self, x: Tensor) -> list[Tensor]:
+        """What every attention layer gets, and what comes out last: each (B, width, rows/2, columns/2)."""
+        if tuple(x.shape[1:]) != self.picture:
+            told = " × ".join(map(str, x.shape[1:]))
+            raise BadInput(f"pictures of {told}, where the network takes {' × '.join(map(str, self.picture))}")
+        found = [self.places(self.embed(self.downsample(x).movedim(1, -1)).movedim(-1, 1))]
+        for block in self.blocks:
+            found.append(block(found[-1]))
+        return found
+
+    def attentions(self) -> list[MHSA]:
+        """The attention layers, in order."""
+        return [block.attention for block in self.blocks]  # type: ignore[misc]
+
+
+def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
+    """One layer."""
+    width, heads = shape.width, shape.heads
+    if variant.start == "convolution":
+        side = round(heads**0.5)
+        if side * side != heads:
+            raise BadInput(f"{heads} heads are no square kernel (take 9 or 16)")
+        conv = nn.Conv2d(width, width, side, padding="same")
+        conv.padding = (side // 2, side // 2) if side % 2 else conv.padding
+        return convolution_to_learn(conv, alpha=shape.alpha)
+    key_dim = None
+    if variant.content:
+        if not shape.key_dim and width % heads:
+            raise BadInput(f"{heads} heads do not divide the width {width} (keys of content are width / heads wide)")
+        key_dim = shape.key_dim or width // heads
+        # The score of positions has room in the keys of the quadratic encoding too.
+        key_dim = max(key_dim, 3) if variant.encoding == "none" else key_dim
+    try:
+        return attention_to_learn(
+            width,
+            width,
+            heads,
+            encoding=variant.encoding,
+            content=variant.content,
+            start=variant.start,
+            alpha=shape.alpha if variant.start == "local" else 1.0,
+            key_dim=key_dim,
+            reach=tuple(n - 1 for n in grid),
+        )
+    except ValueError as error:
+        raise BadInput(f"{error} (choose other --heads)") from None

@@ -1,0 +1,88 @@
+"""What a run is made of: two presets, and everything that decides its numbers."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from examples.learned.network import Shape
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How networks are made and trained.
+
+    Attributes:
+        shape: of the attention networks and the ResNet.
+        epochs: passes over the train set.
+        batch: pictures a step.
+        optimiser: "sgd" with momentum 0.9, or "adamw".
+        rate: the greatest learning rate.
+        decay: of weights; never of α, Σ and τ, which it would pull towards 1 and 0.
+        warmup: the share of the steps over which the rate rises; then it falls along a cosine to 0.
+        augment: whether train pictures are shifted by up to 4 pixels and mirrored.
+        audited: of how many channels an audit reads the map of a layer.
+    """
+
+    shape: Shape
+    epochs: int
+    batch: int
+    optimiser: str
+    rate: float
+    decay: float
+    warmup: float
+    augment: bool
+    audited: int
+
+
+PRESETS = {
+    # Narrow, and 4 × 4 tokens: all variants and three seeds take minutes on two cores.
+    "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
+    # As the paper's appendix has it: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
+    "paper": Preset(Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64), 300, 100, "sgd", 0.1, 1e-4, 0.05, True, 4),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides the numbers of one run, on one machine.
+
+    Attributes:
+        preset: its name.
+        variant: a key of ``VARIANTS``.
+        seed: of the start, of the order of pictures and of dropout.
+        threads: of torch on the CPU.
+        device: "cpu" or "cuda".
+        data: the SHA-256 of every file of data.
+        how: the preset, with what the command changed in it.
+    """
+
+    preset: str
+    variant: str
+    seed: int
+    threads: int
+    device: str
+    data: dict[str, str]
+    how: Preset
+
+    def record(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return asdict(self)
+
+    def differences(self, other: dict[str, Any]) -> str:
+        """What another record says otherwise, in a few words; empty if nothing."""
+        mine, theirs = _flat(self.record()), _flat(other)
+        odd = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        return ", ".join(f"{key} {theirs.get(key)} then and {mine.get(key)} now" for key in odd)
+
+
+def changed(preset: Preset, **given: Any) -> Preset:
+    """A preset with what the user gave in place of its own; None is nothing."""
+    known = {key: value for key, value in given.items() if value is not None}
+    shape = {key: known.pop(key) for key in ("heads", "layers", "width") if key in known}
+    return replace(preset, shape=replace(preset.shape, **shape), **known)
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

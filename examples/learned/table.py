@@ -1,0 +1,72 @@
+"""The table: variants, parameters, accuracy over seeds, and the distance to a convolution layer by layer."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.learned.network import VARIANTS
+from examples.learned.training import RESULT
+
+MEASURED = (
+    ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
+    ("untrained", "distance", "The same before training:"),
+    ("layers", "interior", "After training, over the outputs whose window lies on the image:"),
+    (
+        "layers",
+        "content",
+        "How far other inputs move the attention of the head that they move most (0 not at all, 1 wholly):",
+    ),
+)
+"""What of the audits stands in a table of its own: when, what, and its heading."""
+
+
+def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+    """What the runs wrote, by variant, in the order of the seeds; runs that are not finished are left out."""
+    found = {}
+    for variant in variants:
+        paths = [folder / variant / f"seed-{seed}" / RESULT for seed in seeds]
+        found[variant] = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return {variant: some for variant, some in found.items() if some}
+
+
+def spread(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
+    """Mean ± sample deviation; of one number, itself."""
+    mean = scale * statistics.fmean(numbers)
+    if len(numbers) < 2:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {scale * statistics.stdev(numbers):.{digits}f}"
+
+
+def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
+    """The results as tables, and beneath them the command, seed and time of every run."""
+    layers = max(len(run["layers"]) for runs in results.values() for run in runs)
+    numbered = " | ".join(f"layer {n}" for n in range(1, layers + 1))
+    rule = "|".join(["---", *["---:"] * layers])
+    lines = ["| variant | parameters | test accuracy, % | seconds a run | seeds |", "|---|---:|---:|---:|---|"]
+    for variant, runs in results.items():
+        accuracy = spread([run["test_accuracy"] for run in runs], scale=100)
+        seconds = statistics.fmean(run["seconds"] for run in runs)
+        seeds = ", ".join(str(run["seed"]) for run in runs)
+        lines.append(f"| {VARIANTS[variant].told} | {runs[0]['parameters']:,} | {accuracy} | {seconds:.0f} | {seeds} |")
+    for when, key, told in MEASURED:
+        lines += ["", told, "", f"| variant | {numbered} |", f"|{rule}|"]
+        for variant, runs in results.items():
+            if not runs[0]["layers"]:
+                continue
+            cells = []
+            for layer in range(layers):
+                numbers = [run[when][layer][key] for run in runs]
+                cells.append("–" if any(n is None for n in numbers) else spread(numbers))
+            lines.append(f"| {VARIANTS[variant].told} | {' | '.join(cells)} |")
+    every = [run for runs in results.values() for run in runs]
+    lines += ["", "Runs:", ""]
+    for stated in sorted({(run["command"], run["machine"]) for run in every}):
+        some = [run for run in every if (run["command"], run["machine"]) == stated]
+        started, ended = min(run["started"] for run in some), max(run["ended"] for run in some)
+        total = sum(run["seconds"] for run in some)
+        lines.append(
+            f"- `{stated[0]}`: {len(some)} runs, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,231 @@
+"""One run: a variant and a seed.  It can be killed at any moment, and then goes on from its last checkpoint, bit for bit."""
+
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from examples.learned import checkpoints
+from examples.learned.data import BadInput, Pictures
+from examples.learned.network import VARIANTS, AttentionNet
+from examples.learned.resnet import resnet18
+from examples.learned.settings import Settings
+
+CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
+TIMES = ("seconds",)
+"""What of the metrics differs between two runs of the same settings."""
+
+
+class Diverged(RuntimeError):
+    """The loss is no number any more; the message is one line."""
+
+
+def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
+    """The untrained network, from torch's random numbers as they stand.
+
+    Raises:
+        BadInput: its sizes do not go together, or the pictures do not suit it.
+    """
+    channels, rows, columns = pictures.train.shape[1:]
+    variant = VARIANTS[settings.variant]
+    if variant.encoding == "resnet":
+        return resnet18(channels, pictures.classes, settings.how.shape.resnet)
+    return AttentionNet(variant, settings.how.shape, (channels, rows, columns), pictures.classes)
+
+
+def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """For everything that learns; without decay where it would be a wish: of aims, gates, norms and biases."""
+    learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    plain = [p for name, p in learned.items() if "parametrizations" in name or p.dim() < 2]
+    rest = [p for name, p in learned.items() if "parametrizations" not in name and p.dim() >= 2]
+    groups = [{"params": rest, "weight_decay": settings.how.decay}, {"params": plain, "weight_decay": 0.0}]
+    if settings.how.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=settings.how.rate, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=settings.how.rate)
+
+
+def rate_at(step: int, steps: int, settings: Settings) -> float:
+    """The learning rate of a step: the whole schedule, so that a checkpoint need only keep the step."""
+    rise = max(1, round(settings.how.warmup * steps))
+    if step < rise:
+        return settings.how.rate * (step + 1) / rise
+    return settings.how.rate * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
+
+
+def augmented(x: Tensor) -> Tensor:
+    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored: (B, C, n, m) → the same shape."""
+    (batch, _, rows, columns), padded = x.shape, nn.functional.pad(x, (4, 4, 4, 4))
+    down, right = torch.randint(0, 9, (2, batch, 1), device=x.device)
+    row = (torch.arange(rows, device=x.device) + down)[:, None, :, None]
+    column = torch.arange(columns, device=x.device).expand(batch, -1)
+    mirrored = torch.rand(batch, 1, device=x.device) < 0.5
+    column = (torch.where(mirrored, columns - 1 - column, column) + right)[:, None, None, :]
+    picture = torch.arange(batch, device=x.device)[:, None, None, None]
+    channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+    return padded[picture, channel, row, column]
+
+
+class Run:
+    """One run, from its checkpoint or from the start.
+
+    Args:
+        settings: what decides its numbers.
+        pictures: to learn from.
+        folder: of its files.
+        every: steps from one checkpoint to the next; there is one at the end of each epoch too.
+
+    Raises:
+        BadInput: a checkpoint that is damaged or of other settings, or sizes that do not go together.
+    """
+
+    def __init__(self, settings: Settings, pictures: Pictures, folder: Path, every: int):
+        self.settings, self.pictures, self.folder, self.every = settings, pictures, folder, every
+        self.device = torch.device(settings.device)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = checkpoints.read(folder / CHECKPOINT)
+        torch.manual_seed(settings.seed)
+        np.random.seed(settings.seed)  # noqa: NPY002
+        random.seed(settings.seed)
+        self.network = network_of(settings, pictures).to(self.device)
+        self.optimiser = optimiser_of(self.network, settings)
+        self.epoch = self.position = 0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.order, self.sums, self.seconds, self.metrics_bytes = torch.empty(0, dtype=torch.int64), [0.0, 0, 0], 0.0, 0
+        if state is not None:
+            self._go_on(state)
+        path = folder / METRICS
+        path.touch()
+        if path.stat().st_size < self.metrics_bytes:
+            raise BadInput(f"{path}: shorter than its checkpoint says (remove the folder to train this run anew)")
+        os.truncate(path, self.metrics_bytes)  # lines after the checkpoint are written again
+
+    @property
+    def batches(self) -> int:
+        """Steps of an epoch."""
+        return math.ceil(len(self.pictures.train) / self.settings.how.batch)
+
+    @property
+    def done(self) -> int:
+        """Steps taken."""
+        return self.epoch * self.batches + self.position
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.settings.how.epochs * self.batches
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        odd = self.settings.differences(state["settings"])
+        if odd:
+            raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {odd} (give another --out, or remove it)")
+        self.network.load_state_dict(state["network"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.started = state["started"]
+        self.epoch, self.position, self.order = state["epoch"], state["position"], state["order"]
+        self.sums, self.seconds, self.metrics_bytes = state["sums"], state["seconds"], state["metrics_bytes"]
+        checkpoints.set_random_states(state["random"])
+
+    def save(self) -> None:
+        """Write down where the run is."""
+        state = {
+            "settings": self.settings.record(),
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "started": self.started,
+            "epoch": self.epoch,
+            "position": self.position,
+            "order": self.order,
+            "sums": self.sums,
+            "seconds": self.seconds,
+            "metrics_bytes": self.metrics_bytes,
+            "random": checkpoints.random_states(),
+        }
+        checkpoints.write(state, self.folder / CHECKPOINT)
+
+    def train(self, tell: Callable[[int, str], None]) -> None:
+        """To the last epoch.
+
+        Args:
+            tell: gets the steps taken so far, and a word on how it goes.
+
+        Raises:
+            Diverged: the loss is no number any more.
+        """
+        self.network.train()
+        last = time.monotonic()
+        while self.epoch < self.settings.how.epochs:
+            if self.position == 0:
+                self.order, self.sums = torch.randperm(len(self.pictures.train)), [0.0, 0, 0]
+            while self.position < self.batches:
+                self._step()
+                self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
+                tell(self.done, f"loss {self.sums[0] / self.sums[2]:.3f}")
+                if self.position < self.batches and self.done % self.every == 0:
+                    self.save()
+            self._end_epoch()
+            self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
+            self.save()
+
+    def untrained(self) -> nn.Module:
+        """The network as it was before the first step, which the seed alone decides."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            return network_of(self.settings, self.pictures)
+
+    def _step(self) -> None:
+        how = self.settings.how
+        chosen = self.order[self.position * how.batch : (self.position + 1) * how.batch]
+        x, labels = (t[chosen].to(self.device) for t in (self.pictures.train, self.pictures.train_labels))
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate_at(self.done, self.steps, self.settings)
+        logits = self.network(augmented(x) if how.augment else x)
+        loss = nn.functional.cross_entropy(logits, labels)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            told = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
+            raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told} (try a smaller --rate)")
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        right = int((logits.argmax(1) == labels).sum())
+        self.sums = [self.sums[0] + value * len(x), self.sums[1] + right, self.sums[2] + len(x)]
+        self.position += 1
+
+    def _end_epoch(self) -> None:
+        loss, right, seen = self.sums
+        self.epoch, self.position = self.epoch + 1, 0
+        line = {
+            "epoch": self.epoch,
+            "train_loss": loss / seen,
+            "train_accuracy": right / seen,
+            "test_accuracy": self.accuracy(),
+            "seconds": round(self.seconds, 3),
+        }
+        with (self.folder / METRICS).open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            self.metrics_bytes = file.tell()
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """The fraction of the test pictures whose largest logit is right."""
+        self.network.eval()
+        right = 0
+        for x, labels in zip(self.pictures.test.split(500), self.pictures.test_labels.split(500), strict=True):
+            right += int((self.network(x.to(self.device)).argmax(1).cpu() == labels).sum())
+        self.network.train()
+        return right / len(self.pictures.test)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A record for every epoch."""
+        return [json.loads(line) for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines()]
