@@ -96,7 +96,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         if document == output:
             raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, checkers.documents.is_document)
-    check_page(options, (output, document), checkers.pages)
+    # A page may not take the certificate's name either where none is written: the next run's would be in its way.
+    check_page(options, (output, certificate_beside(output, options.format)), checkers.pages)
     source = read(options.model, allow=options.allow, trust=options.trust)
     model, assumed = _network(source, options)
     model, wrappers = unwrapped(model)
@@ -112,11 +113,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             advance(path)
         share_tied(replacements)
         remarks = [*remarks_on(model, wrappers), *found.remarks(), *untied(model, replacements)]
-        if document is not None and found.remarks():
-            told_of = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-            remarks.append(("", told_of))
-        if document is not None:
-            remarks += _not_rechecked(found, source, options.format)
+        hindered = [] if document is None else _not_rechecked(found, source, options.format)
+        remarks += hindered
         # What is written has not been run: a network may count its calls, or keep what it saw.
         kept, converted = substitute(model, replacements), substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
@@ -162,21 +160,22 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     )
     if report.page is not None:
         with torch.no_grad():
-            write_page(report, model, pairs, options, checkers.pages)
+            why = [f"{shown(path)}: {remark}" if path else remark for path, remark in hindered]
+            write_page(report, model, pairs, options, checkers.pages, why)
     return report
 
 
 def _not_rechecked(found: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
     """(path, remark) where ``python -m verify check`` will have to refuse: it reads tensors, and torch's own classes by name."""
+    folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
+    why = [("", folded)] if found.remarks() else []
     if form in ("pt2", "onnx"):
-        return [("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
+        return [*why, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
     if not isinstance(source.content, nn.Module):
-        return []
+        return why
     own = {path: type(conv).__name__ for path, conv in found.convertible.items() if type(conv) not in BASES}
-    return [
-        (path, f"of class {kind}: to recheck it takes a state dict in place of the module")
-        for path, kind in own.items()
-    ]
+    told = "to recheck it takes a state dict in place of the module"
+    return [*why, *((path, f"of class {kind}: {told}") for path, kind in own.items())]
 
 
 def _content(

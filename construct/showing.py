@@ -42,13 +42,26 @@ def check_page(options: Namespace, outputs: Sequence[Path | None], pages: Module
         if isinstance(error, BadModelFile):
             raise
         raise BadModelFile(f"{name}: cannot be written: {one_line(error)} (give another name with --report)") from error
-    check_destination(path, options.model, options.force, pages.is_page)
+    check_destination(path, options.model, options.force, pages.is_page, flag="--report")
 
 
 def write_page(
-    report: Report, model: nn.Module, pairs: dict[str, tuple[nn.Module, MHSA]], options: Namespace, pages: ModuleType
+    report: Report,
+    model: nn.Module,
+    pairs: dict[str, tuple[nn.Module, MHSA]],
+    options: Namespace,
+    pages: ModuleType,
+    hindered: Sequence[str],
 ) -> None:
     """Write the page of a conversion, in one step.
+
+    Args:
+        report: what was printed.
+        model: the original network.
+        pairs: its convolutions, each with its attention layer.
+        options: the command line.
+        pages: makes the page.
+        hindered: why what was written cannot be rechecked, if it cannot.
 
     Raises:
         BadModelFile: it cannot be written.
@@ -82,6 +95,7 @@ def write_page(
         source=report.source,
         output=report.output,
         document=report.document,
+        hindered=hindered,
     )
     try:
         write(content, options.report)

@@ -279,7 +279,7 @@ def _lines(report: Report) -> list[str]:
         difference = "it returns no tensor to compare"
         if network.max_abs is not None:
             difference = (
-                f"outputs differ by at most {network.max_abs:.2g}, {network.relative:.2g} of the largest output"
+                f"outputs differ by at most {_above(network.max_abs)}, {_above(network.relative)} of the largest output"
             )
         lines.append(f"network: {difference}, on {network.inputs}")
         lines += [f"network: {bound.verdict}" for bound in network.bounds]
@@ -323,11 +323,13 @@ def proved_text(row: LayerRow) -> str:
     observed = max(row.check.discrepancy.max_abs, float(certificate.observed.max(initial=0.0)))
     bound = float(certificate.bound.max(initial=0.0))
     claim = "" if certificate.within is None else ", leaking"
-    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {observed:.2g} <= {_above(bound)}"
+    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {_above(observed)} <= {_above(bound)}"
 
 
-def _above(bound: float) -> str:
-    """Two digits of a bound, rounded up."""
+def _above(bound: float | None) -> str:
+    """Two digits of a bound or of a greatest difference, rounded up."""
+    if bound is None or not math.isfinite(bound):
+        return str(bound)
     text = f"{bound:.2g}"
     return text if float(text) >= bound else f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 1):.2g}"
 

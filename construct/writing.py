@@ -82,6 +82,7 @@ def check_destination(
     source: str | os.PathLike[str],
     force: bool,
     ours: Callable[[Path], bool] = written_here,
+    flag: str = "-o",
 ) -> Path:
     """Make sure, before the long work, that the output can be written and that nothing of the user's is lost.
 
@@ -90,19 +91,21 @@ def check_destination(
         source: the model that is being read.
         force: whether a foreign file may be replaced.
         ours: tells earlier output of this project from a foreign file.
+        flag: the option that gave the path.
 
     Raises:
         BadModelFile: it cannot, or it would replace the input or a foreign file.
     """
     name, path = shown(str(path)), Path(path)
+    other = "" if flag == "-o" else f" with {flag}"
     try:
         if path.exists():
             if path.samefile(source):
-                raise BadModelFile(f"{name}: is the input itself (give another name with -o)")
+                raise BadModelFile(f"{name}: is the input itself (give another name with {flag})")
             if not path.is_file():
-                raise BadModelFile(f"{name}: is there, and is not a file (give another name with -o)")
+                raise BadModelFile(f"{name}: is there, and is not a file (give another name with {flag})")
             if not force and not ours(path):
-                raise BadModelFile(f"{name}: exists and is not our own output (give another name, or --force)")
+                raise BadModelFile(f"{name}: exists and is not our own output (give another name{other}, or --force)")
         if not path.parent.is_dir():
             raise BadModelFile(f"{name}: there is no folder {shown(str(path.parent))} (make it first)")
         temporary = _temporary(path.resolve())
@@ -112,7 +115,7 @@ def check_destination(
         if isinstance(error, BadModelFile):
             raise
         what = one_line(getattr(error, "strerror", None) or error)
-        raise BadModelFile(f"{name}: cannot be written: {what} (give another place with -o)") from error
+        raise BadModelFile(f"{name}: cannot be written: {what} (give another place with {flag})") from error
     return path
 
 

@@ -1,3 +1,4 @@
+# %% [markdown]
 """What happens when α is too small: attention leaks to the neighbours, and a bright pixel shows how much.
 
 Over the reals a head leaks at most 1 − ϑ(α)^{−d}, with ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}: never nothing, on any grid.  In floating

@@ -1,3 +1,4 @@
+# %% [markdown]
 """One 3×3 kernel by hand: nine heads, where each looks, the attention of one query, and the sum over the heads.
 
 Nothing of the builder is used.  All numbers are small integers, so the result must equal conv2d bit for bit.
@@ -15,16 +16,24 @@ kernel = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
 image = torch.arange(1.0, 17.0).reshape(1, 1, 4, 4)
 alpha = 1024.0
 
-# %%
+# %% [markdown]
 # Lemma 1: one head for each kernel position.  Head h looks at the key q + τ_h.
+
+# %%
 shifts = list(product((-1, 0, 1), repeat=2))
+
+# %% [markdown]
 # Lemma 2: v_h = −α(1, −2τ_h), so that v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²) with r_δ = (‖δ‖², δ).
+
+# %%
 v = torch.tensor([[-alpha, 2 * alpha * a, 2 * alpha * b] for a, b in shifts])
 for tau, row, weight in zip(shifts, v.tolist(), kernel.flatten().tolist(), strict=True):
     print(f"the head with weight {weight:.0f} looks at {tau!s:>8}: v = {row}")
 
-# %%
+# %% [markdown]
 # Theorem 1: all parameters of the layer.  Content is silent; W_val is the head's kernel entry, W_out is 1.
+
+# %%
 weights = MHSAWeights(
     w_qry=torch.zeros(9, 1, 3),  # (heads, D_in, D_k)
     w_key=torch.zeros(9, 1, 3),
@@ -37,8 +46,10 @@ weights = MHSAWeights(
 )
 layer = MHSA(ConvGeometry(1, 1, (3, 3), (1, 1), (1, 1), "zeros", (1, 1), 1), weights)
 
-# %%
+# %% [markdown]
 # The first output asks from the token (1, 1) of the 6×6 padded grid; each head attends one token.
+
+# %%
 tokens = torch.nn.functional.pad(image, (1, 1, 1, 1)).flatten()
 attention = layer.attention_probabilities(image)[0, :, 0]  # (heads, keys)
 total = 0.0

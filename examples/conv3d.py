@@ -1,3 +1,4 @@
+# %% [markdown]
 """The theorem in three dimensions: a Conv3d as attention, with positions encoded in D_p = d + 1 = 4 numbers."""
 
 # %%

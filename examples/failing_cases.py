@@ -1,3 +1,4 @@
+# %% [markdown]
 """What goes wrong, and how it looks: α too small, no tokens for the padding, and a pixel that is no number."""
 
 # %%
@@ -12,18 +13,22 @@ torch.manual_seed(0)
 conv = nn.Conv2d(1, 1, 3, padding=1)
 image = torch.randn(1, 1, 6, 6)
 
-# %%
+# %% [markdown]
 # 1. α too small.  Attention leaks to the neighbours: the certificate says by how much at most, and
 # is not PROVED.
+
+# %%
 soft = construct.conv_to_mhsa(conv, alpha=4.0)
 certificate = verify.certify(conv, soft, grid=(6, 6))
 print(f"α = 4: {certificate.verdict.name}, leakage up to {float(certificate.leakage.max()):.2g} for |x| ≤ 1;", end=" ")
 print(f"on this image the difference is {verify.compare(conv, soft, image).max_abs:.2g}")
 assert certificate.verdict.name != "PROVED"
 
-# %%
+# %% [markdown]
 # 2. No tokens for the padding.  A head that looks over the edge does not see nothing: the softmax has to look somewhere, and
 # takes the nearest token.  That is padding with copies of the edge, whatever the convolution does.
+
+# %%
 cells = torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0)).double()
 delta = cells[None, :, :] - cells[:, None, :]  # (queries, keys, 2), over the 36 pixels and no more
 r = torch.stack(encoding.r(delta.unbind(-1)))
@@ -42,9 +47,11 @@ print(f"{float((unpadded - copies).abs().max()):.0e} from the one that pads with
 assert inside < 1e-5 < 0.1 < border, "an interior test alone would pass it"
 assert (unpadded - copies).abs().max() < 1e-5
 
-# %%
+# %% [markdown]
 # 3. A pixel that is no number.  The convolution spoils 3 × 3 outputs; dense attention multiplies the rest by 0, and 0·∞ is no
 # number either.  That is why every certificate says "finite inputs".
+
+# %%
 image[0, 0, 2, 2] = torch.inf
 sharp = construct.conv_to_mhsa(conv, execution="dense")
 with torch.no_grad():

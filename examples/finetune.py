@@ -1,3 +1,4 @@
+# %% [markdown]
 """Fine-tune a converted network: it starts as the CNN that it was, and learns something that the CNN did not know.
 
 The CNN that ships with the project reads handwritten digits.  Here they come mirrored at the diagonal, which it reads badly.
@@ -26,8 +27,10 @@ def accuracy(net: nn.Module, images: torch.Tensor) -> float:
         return (net(images[test]).argmax(1) == labels[test]).double().mean().item()
 
 
-# %%
+# %% [markdown]
 # Day one.  Sharp heads: the same function, and gradients of the attention that are exactly zero.
+
+# %%
 cnn = construct.load(PATH).eval()
 sharp = construct.convert(cnn)
 with torch.no_grad():
@@ -36,8 +39,10 @@ print(f"the CNN reads {accuracy(cnn, upright):.1%} upright, {accuracy(cnn, mirro
 print(f"the attention network's logits differ by at most {apart:.0e}")
 assert apart < 1e-4
 
-# %%
+# %% [markdown]
 # Day two.  In one layer the heads are softened: they leak a little, and have gradients.  Content is switched on there too.
+
+# %%
 net = construct.convert(cnn)
 layer = net.context.conv
 layer.execution = "dense"  # the picture is small

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lemma 2, shown by sympy on the very encoding that the layer runs: attention becomes one-hot as alpha grows."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """A whole CNN converted: each layer held against its rounding bound, and not one convolution left to call."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """A photograph through a network of convolutions, and through the attention network that was built from it.
 
 The photograph comes with scikit-learn; nothing is downloaded.  The network is made by hand: grey, blur, edges in two
@@ -37,8 +38,10 @@ for name, check in checks.items():
         f"layer {name}: {heads:2} heads, difference {seen:.1e}, rounding allows {check.bound:.1e}: {check.verdict.name}"
     )
 
-# %%
+# %% [markdown]
 # The edges that the attention found, light to dark; the roof is in the middle.
+
+# %%
 with torch.no_grad():
     before, after = model(photo)[0, 0], net(photo)[0, 0]
 shades = " .:-=+*#%@"

@@ -1,3 +1,4 @@
+# %% [markdown]
 """One dimension: a convolution that finds a word in a text, as attention with positions of two numbers.
 
 The kernel has one tap for each letter of the word, and so the attention one head for each letter: head h looks h letters ahead
@@ -22,15 +23,19 @@ def one_hot(text: str) -> torch.Tensor:
     return torch.stack([torch.tensor([float(c == letter) for c in text]) for letter in LETTERS])
 
 
-# %%
+# %% [markdown]
 # The kernel is the word itself, written out: tap j is 1 at the word's letter j.
+
+# %%
 conv = nn.Conv1d(len(LETTERS), 1, len(WORD), bias=False)
 with torch.no_grad():
     conv.weight.copy_(one_hot(WORD)[None])
 layer = construct.conv_to_mhsa(conv)
 
-# %%
+# %% [markdown]
 # Where each head looks is read back from the parameters: the query sits in the middle of the word.
+
+# %%
 _, shifts = layer.centres()
 for letter, shift in zip(WORD, shifts.flatten().int().tolist(), strict=True):
     print(f"the head that wants {letter!r} looks {shift:+d} from the query")

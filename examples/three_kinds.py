@@ -1,3 +1,4 @@
+# %% [markdown]
 """Three kinds of attention in one layer: to content, to position, and to both.
 
 A score has four terms (Eq. 6).  Three heads use them differently: the first asks for tokens that look like the query's, the
@@ -14,8 +15,10 @@ picture = torch.tensor([[float(c == "#") for c in row] for row in ROWS])
 x = torch.stack([picture, 1 - picture])[None]  # two channels: black, white
 query = (3, 5)  # row and column, on the block at the right
 
-# %%
+# %% [markdown]
 # W_qry W_keyᵀ scores 20 where the colours agree; it uses the first two of the three components of a key.
+
+# %%
 same = 20.0**0.5 * torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])  # (D_in, D_k)
 none, nowhere = torch.zeros(2, 3), torch.zeros(3, 3)
 # Positions: v = −α(1, −2τ) through Ŵ_key = I, and for the third head −0.6·‖δ‖² through the component that content leaves free.

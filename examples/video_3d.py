@@ -1,3 +1,4 @@
+# %% [markdown]
 """Three dimensions: a convolution over time that sees where something moves in a video, as attention.
 
 The kernel takes the frame before away from the frame after.  Of its 3 × 1 × 1 taps one is 0: its head looks at the present frame
@@ -25,8 +26,10 @@ layer = construct.conv_to_mhsa(conv)
 for weight, shift in zip(conv.weight.flatten().tolist(), layer.centres()[1].int().tolist(), strict=True):
     print(f"the head with weight {weight:+.0f} looks {shift} (frames, rows, columns) from the query")
 
-# %%
+# %% [markdown]
 # What appears is +, what vanishes is −; the pixel that stands still is seen by no one.
+
+# %%
 with torch.no_grad():
     motion = layer(video)[0, 0]
 middle = motion[1]

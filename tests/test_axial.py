@@ -13,7 +13,7 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, columns, layout, shifted, stacked
+from construct.execution import axial, columns, depthwise, layout, lines, shifted, stacked
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -239,6 +239,28 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(columns, "ROWS", 10**9 if way == "columns" else 2)
     elif way == "in one":
         patch.setattr(stacked, "SHORTEST", 1)
+    elif way == "as it lies":
+        patch.setattr(lines, "LEAST", 1)
+        patch.setattr(depthwise, "MANY", 1)
+    for kept in (depthwise.joined, depthwise._steps):
+        kept.cache_clear()
+
+
+WAYS = (None, "columns", "in the output's order", "in one", "as it lies")
+
+
+@st.composite
+def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
+    """Where heads look: anywhere, or at a rectangle, in any order."""
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(least, most)) for _ in range(dims))
+
+    if draw(st.booleans()):
+        return tuple(vector(-4, 5) for _ in range(draw(st.integers(1, 4))))
+    corner, sizes = vector(-3, 3), vector(1, 3)
+    places = [tuple(c + n for c, n in zip(corner, place, strict=True)) for place in np.ndindex(sizes)]
+    return tuple(draw(st.permutations(places)))
 
 
 @settings(max_examples=2 * EXAMPLES)
@@ -246,12 +268,13 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
 def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     """In integers, against plain sums over queries; in blocks of any size."""
     d = data.draw(st.integers(1, 3))
-    groups, channels, width, images, heads = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3, 4))
+    groups, channels, width, images = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3))
 
     def vector(least: int, most: int) -> tuple[int, ...]:
         return tuple(data.draw(st.integers(least, most)) for _ in range(d))
 
-    shifts = Shifts(tuple(vector(-4, 5) for _ in range(heads)), vector(1, 3), vector(1, 6), vector(1, 5))
+    offsets = data.draw(aims(d))
+    shifts, heads = Shifts(offsets, vector(1, 3), vector(1, 6), vector(1, 5)), len(offsets)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
 
     def draw(*shape: int) -> torch.Tensor:
@@ -270,7 +293,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
                 weights[head] += torch.einsum("bgc,bgd->gcd", x[there], y[here])
     found_y, found_x = torch.full_like(y, torch.nan), torch.full_like(x, torch.nan)
     with pytest.MonkeyPatch.context() as patch, smaller_blocks(data.draw(st.sampled_from([1, 5, 30, 10**9]))):
-        prefer(data.draw(st.sampled_from([None, "columns", "in the output's order", "in one"])), patch)
+        prefer(data.draw(st.sampled_from(WAYS)), patch)
         if data.draw(st.booleans()):  # channels first
             found_y = found_y.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, width))
         shifted.forward(x, w, shifts, found_y, bias)
@@ -281,7 +304,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_w, weights)
 
 
-@pytest.mark.parametrize("way", [None, "columns", "in the output's order", "in one"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("few", [0, 10**6], ids=["strided views", "side by side"])
 @pytest.mark.parametrize("run", [1, 10**6], ids=["single heads", "runs"])
 @pytest.mark.parametrize("queries", [6, 10**9])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jupytext
+import nbformat
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ SHOWS = {
         r"^after 2 epochs it reads [6-9]\d\.\d% mirrored$",
     ],
     "lemma2_symbolic": [r"Lemma 2 \(d = 1\)", r"Lemma 2 \(d = 2\)", r"Lemma 2 \(d = 3\)"],
-    "network": [r"^convolutions executed: \{.*\} before, \{\} after; the logits differ by \d\.\de-0[7-9]$"],
+    "network": [r"^convolutions executed: \{.*\} before, \{\} after; the logits differ by (\d\.\de-0[7-9]|0\.0e\+00)$"],
     "photograph": [
         r"^layer 4: 81 heads, difference .*e-0[6-9], rounding allows .*: CHECKED$",
         r"^the two networks differ by \d\.\de-0[6-9], of values up to 0\.86$",
@@ -87,12 +89,24 @@ def test_the_examples_are_there_and_in_their_list():
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != SCRIPT], ids=name)
 def test_an_example_opens_as_a_notebook(path):
-    """Cells in the percent format: the docstring, and then at least two of code, each of which is whole by itself."""
-    cells = path.read_text(encoding="utf-8").split("\n# %%\n")
-    assert len(cells) >= 3
-    for cell in cells:
-        ast.parse(cell)
-    assert ast.get_docstring(ast.parse(cells[0]))
+    """Prose in cells of Markdown, first of all the docstring; and at least two cells of code, each whole by itself."""
+    source = path.read_text(encoding="utf-8")
+    notebook = jupytext.reads(source, "py:percent")
+    nbformat.validate(notebook)
+    first, *others = notebook.cells
+    assert first.cell_type == "markdown"
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    assert first.source.split() == docstring.split() != []
+    codes = [cell.source for cell in others if cell.cell_type == "code"]
+    assert len(codes) >= 2
+    for code in codes:
+        tree = ast.parse(code)
+        assert tree.body, "a cell of comments alone"
+        # Prose that introduces a cell is a cell of its own; a comment may stand beside the line that it is about.
+        assert not code.startswith("#")
+    for cell in others:
+        if cell.cell_type == "markdown":
+            assert not re.search(r'^#|"""', cell.source, re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name)

@@ -384,3 +384,25 @@ def test_every_file_that_the_readme_links_to_is_there():
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text(encoding="utf-8"))
     assert links
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_readme_counts_what_the_checker_loads():
+    """Every file of ours that ``import verify.checker`` loads is named, and the lines of all together are as many as it says."""
+    code = "import sys, verify.checker; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('verify')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = [Path(name) for name in done.stdout.split()]
+    text = README.read_text(encoding="utf-8")
+    about = text[text.index("## Recheck a certificate") : text.index("## The route of the proof")]
+    named = {Path(link).name for link in re.findall(r"\]\((verify/\w+\.py)\)", about)}
+    assert named == {path.name for path in loaded} - {"__init__.py"}
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded)
+    (told,) = re.findall(r"([\d,]+) lines in all", about)
+    assert abs(int(told.replace(",", "")) - lines) <= 60, lines
+    assert len((ROOT / "verify/checker.py").read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_the_readme_tells_of_the_report_and_the_plots():
+    text = README.read_text(encoding="utf-8")
+    assert "verify.write_report(" in text
+    assert "python -m verify plot" in text
+    assert 'pip install ".[viz]"' in text

@@ -296,7 +296,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, docume
 )
 def test_every_plot_is_written_in_both_formats(words, suffix, command):
     out = Path(f"out.{suffix}")
-    out.write_text("what stood there")
+    out.write_text("what stood there, a figure of conv-as-attention")
     assert command(*words, "-o", str(out)) == (0, f"wrote {out}\n", "")
     content = out.read_bytes()
     if suffix == "svg":
@@ -341,18 +341,20 @@ def test_every_plot_is_written_in_both_formats(words, suffix, command):
         (("errors", "other.json", "-o", "a.svg"), "other.json: no certificate"),
         (("errors", "edited.json", "-o", "a.svg"), "the certificate has been edited"),
         (("errors", "none.json", "-o", "a.svg"), "none.json: the certificate of no layer"),
+        (("cost", "c.json", "--layer", "0", "-o", "a.svg"), "takes no --layer with a file of times"),
         (("cost", "m.mhsa.json", "-o", "a.svg"), "no file of times (python -m benchmarks.cost writes one)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_told_in_one_line(words, said, command):
-    Path("a.svg").write_text("what stood there")
+    before = "what stood there, a figure of conv-as-attention"
+    Path("a.svg").write_text(before)
     code, out, err = command(*words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
-    assert Path("a.svg").read_text() == "what stood there"
+    assert Path("a.svg").read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -372,6 +374,17 @@ def test_a_file_that_holds_no_times_is_refused(change, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="no file of times"):
         read_costs(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_foreign_file_is_replaced_only_by_force(suffix, command):
+    out = Path(f"mine{suffix}")
+    out.write_bytes(b"mine")
+    code, _, err = command("leakage", "-o", str(out))
+    assert (code, out.read_bytes()) == (2, b"mine")
+    assert "exists and is no figure of ours (give another name with -o, or --force)" in err
+    assert command("leakage", "-o", str(out), "--force")[0] == 0
+    assert command("leakage", "-o", str(out))[0] == 0  # its own earlier output
 
 
 def test_a_failure_leaves_what_stood_there(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.execution import recall
+from construct.execution.merging import COPIED, is_identity
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
@@ -139,6 +140,22 @@ def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> N
     assert recall.recall(layer, x) is not None
     monkeypatch.setattr("construct.encoding.r", lambda delta: (sum(n * n for n in delta), *delta))
     assert recall.recall(layer, x) is None
+
+
+def test_a_large_factor_is_looked_at_too() -> None:
+    """The one that is the identity is too large to keep a copy of: its numbers are counted."""
+    torch.manual_seed(1)
+    layer, x = conv_to_mhsa(nn.Conv2d(260, 260, 1)).requires_grad_(False), torch.randn(1, 260, 2, 3)
+    factor = layer.w_out if is_identity(layer.w_out) else layer.w_val
+    assert is_identity(factor)
+    assert factor.nbytes > COPIED
+    before = layer(x)
+    for place in ((0, 0, 3, 200), (0, 0, 5, 5)):
+        factor.data[place] += 0.5
+        assert not torch.equal(layer(x), before)
+        torch.testing.assert_close(layer(x), expected(layer, x))
+        factor.data[place] -= 0.5
+        assert torch.equal(layer(x), before)
 
 
 def test_no_layer_is_kept_alive() -> None:

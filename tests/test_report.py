@@ -23,8 +23,8 @@ import verify
 from construct.from_conv import main
 from verify.report import images
 from verify.report import page as pages
-from verify.report.attention import NoPicture, picture
-from verify.report.layer import Layer, in_words
+from verify.report.attention import picture
+from verify.report.layer import Layer, NoPicture, in_words
 from verify.strategies import Case, cases
 
 
@@ -122,7 +122,6 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
 
 def test_the_demo_page_is_small(demo_page: Path) -> None:
     assert demo_page.stat().st_size < 2**20 / 4
-    assert "python -m verify check demo.json --conv digits_cnn.pt --mhsa demo.pt" in demo_page.read_text()
     assert "a handwritten digit" in demo_page.read_text()
 
 
@@ -359,7 +358,8 @@ def test_the_strip_shows_both_outputs_on_one_scale() -> None:
     expected = np.rint(255 * (x[0].permute(1, 2, 0).double().numpy() - low) / (high - low))
     assert np.array_equal(pixels(shown.images[0]), expected)
     conv.weight.data.fill_(float("nan"))
-    assert images.strip(Layer("", conv, wrong, x=x)) is None
+    with pytest.raises(NoPicture, match="the convolution's output is not finite"):
+        images.strip(Layer("", conv, wrong, x=x))
 
 
 def test_large_pictures_keep_the_greatest_difference() -> None:
@@ -378,7 +378,8 @@ def test_three_channels_get_a_photograph(tmp_path: Path, monkeypatch: pytest.Mon
     assert "a photograph of scikit-learn" in (tmp_path / "photo.html").read_text()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     verify.write_report(tmp_path / "plain.html", conv, layer)
-    assert "The input is random." in (tmp_path / "plain.html").read_text()
+    told = "The input is random. Install scikit-learn for a real picture."
+    assert told in (tmp_path / "plain.html").read_text()
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------------
@@ -429,15 +430,19 @@ def test_where_the_page_may_not_go(saved: Path, capsys: pytest.CaptureFixture[st
         "model.mhsa.pt": "is where other output goes",
         "model.mhsa.json": "is where other output goes",
         "x.pt": "is an input itself",
-        "foreign.html": "exists and is not our own output",
+        "foreign.html": "exists and is not our own output (give another name with --report, or --force)",
         "nowhere/page.html": "there is no folder",
-        ".": "is there, and is not a file",
+        ".": "is there, and is not a file (give another name with --report)",
+        "/dev/full": "is there, and is not a file (give another name with --report)",
     }
     for name, why in refused.items():
         if name == ".":
             Path("folder").mkdir()
             name = "folder"
         assert why in failed(capsys, "model.pt", "--example-inputs", "x.pt", "--report", name), name
+    # Where no certificate is written, the name is still the next one's.
+    said = failed(capsys, "model.pt", "--no-certify", "--report", "model.mhsa.json")
+    assert "is where other output goes" in said
     Path("link.html").symlink_to("model.pt")
     assert "is an input itself" in failed(capsys, "model.pt", "--report", "link.html")
     assert main(["model.pt", "--report", "foreign.html", "--force"]) == 0

@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,11 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
                 break
             opened.page.wait_for_timeout(100)
         assert far.max() < 16
+    main = opened.layer(number_of(name)).locator("canvas.query")
+    expected = (179 - 31) * np.sqrt(own[:, middle].max(axis=0))  # all heads together
+    far = np.delete(np.abs(shades(main, found["shape"]) - expected), [query])
+    assert np.quantile(far, 0.7) < 16  # some tokens have a dot in their middle
+    assert (shades(main, found["shape"]) > 60).sum() >= (expected > 80).sum() - 1
 
 
 # ---- pointer, keys, slider -----------------------------------------------------------------------------------------------
@@ -367,4 +373,220 @@ def test_the_pages_of_the_command_line_work(browser: Any, tmp_path: Path, monkey
     assert opened.page.locator(".head").count() == 9 + 9 + 4 + 9 + 1 + 16
     assert opened.page.locator(".strip img").count() == 4 * 6
     assert opened.page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    opened.close()
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------------
+
+
+def chosen(opened: Opened, index: int) -> str | None:
+    opened.settle()
+    return opened.layer(index).locator(".head.chosen").get_attribute("data-head")
+
+
+@pytest.mark.parametrize("name", ["edited", "1-D", "3-D"])
+def test_every_head_can_be_chosen_by_keys(opened: Opened, name: str) -> None:
+    """Also those that look at no tap of the kernel."""
+    index = number_of(name)
+    heads = opened.layer(index).locator(".head").count()
+    opened.layer(index).locator(".head.chosen").focus()
+    opened.page.keyboard.press("Home")
+    seen = []
+    for _ in range(heads):
+        seen.append(chosen(opened, index))
+        assert f"Head {seen[-1]} gives" in opened.readout(index)
+        assert opened.page.evaluate("document.activeElement.dataset.head") == seen[-1]
+        opened.page.keyboard.press("ArrowRight")
+    assert seen == [str(head) for head in range(heads)]
+    opened.page.keyboard.press("End")
+    assert chosen(opened, index) == str(heads - 1)
+    opened.page.keyboard.press("ArrowRight")  # there is nothing further
+    assert chosen(opened, index) == str(heads - 1)
+    assert opened.layer(index).locator(".head[aria-checked=true]").count() == 1
+
+
+def test_arrows_go_up_and_down_among_heads_and_taps(opened: Opened) -> None:
+    index = number_of("plain")
+    opened.layer(index).locator(".head.chosen").focus()
+    for key, head in (("ArrowDown", "3"), ("ArrowRight", "4"), ("ArrowUp", "1"), ("ArrowUp", "1")):
+        opened.page.keyboard.press(key)
+        assert chosen(opened, index) == head
+    opened.layer(index).locator(".kernel button[tabindex='0']").focus()
+    for key, head in (("ArrowDown", "4"), ("ArrowDown", "7"), ("ArrowRight", "8"), ("Home", "0")):
+        opened.page.keyboard.press(key)
+        assert chosen(opened, index) == head
+
+
+def test_heads_and_kernel_are_one_stop_each(opened: Opened) -> None:
+    index = number_of("plain")
+    opened.layer(index).locator("> summary").focus()
+    stops = []
+    for _ in range(8):
+        opened.page.keyboard.press("Tab")
+        stops.append(opened.page.evaluate("document.activeElement.closest('.kernel, .head, .panel')?.className"))
+    inside = [stop for stop in stops if stop]
+    assert inside == ["panel", "panel", "panel", "head chosen", "kernel"]
+
+
+def test_several_heads_at_one_tap_are_all_named(opened: Opened) -> None:
+    """Three heads are moved to one tap."""
+    index = number_of("plain")
+    opened.layer(index)
+    script = """(index) => {
+        pictures[index].taps = [4, 1, 2, 3, 4, 5, 6, 7, 4];
+        shown.get(document.querySelector(`#layer-${index} .picture`)).redraw();
+    }"""
+    opened.page.evaluate(script, index)
+    opened.settle()
+    tap = opened.layer(index).locator(".kernel button").nth(4)
+    assert tap.inner_text() == "0 +2"
+    assert tap.get_attribute("aria-label").endswith("heads 0, 4, 8")
+    found = []
+    for _ in range(3):
+        tap.click()
+        found.append(chosen(opened, index))
+    assert sorted(found) == ["0", "4", "8"]
+
+
+# ---- for everyone --------------------------------------------------------------------------------------------------------
+
+CONTRASTS = """() => {
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (colour) => {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = (c) => {
+    const [r, g, b] = c.slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = rgb(getComputedStyle(one).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return rgb(getComputedStyle(document.body).backgroundColor);
+  };
+  const low = [];
+  for (const one of document.querySelectorAll("body *")) {
+    if (!one.checkVisibility() || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(one.tagName)) continue;
+    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
+    const style = getComputedStyle(one);
+    const [a, b] = [luminance(rgb(one.ownerSVGElement ? style.fill : style.color)), luminance(behind(one))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (!(contrast >= 4.5)) low.push([one.className, one.textContent.trim().slice(0, 30), contrast]);
+  }
+  return [low, document.querySelectorAll(".kernel button").length];
+}"""
+
+
+@pytest.fixture(scope="module")
+def shaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel with taps of every shade."""
+    conv = nn.Conv2d(1, 1, 11, padding=5)
+    with torch.no_grad():
+        conv.weight.copy_(torch.linspace(0, 1, 121).reshape(1, 1, 11, 11))
+    path = tmp_path_factory.mktemp("shaded") / "page.html"
+    verify.write_report(path, conv, construct.conv_to_mhsa(conv))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_can_be_read(browser: Any, shaded: Path, zoo: Path, scheme: str) -> None:
+    for path in (shaded, zoo):
+        opened = Opened(browser, path, color_scheme=scheme)
+        for _ in range(2):  # and when the theme is changed by hand
+            low, taps = opened.page.evaluate(CONTRASTS)
+            assert taps > 100 or path == zoo
+            assert low == []
+            opened.page.locator("#theme").click()
+            opened.settle()
+        assert "strongest colour" in opened.page.locator(".tap-map figcaption").first.inner_text()
+        opened.close()
+
+
+def test_headings_go_down_one_step_at_a_time(browser: Any, zoo: Path) -> None:
+    opened = Opened(browser, zoo)
+    levels = opened.page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((h) => Number(h.tagName[1]))")
+    assert levels[0] == 1
+    assert all(below <= above + 1 for above, below in pairwise(levels))
+    assert opened.page.evaluate("[...document.querySelectorAll('h3')].every((h) => h.className === 'name')")
+    opened.close()
+
+
+def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(zoo.as_uri())
+    assert "Scripts are switched off, and this picture" in page.locator("#layer-0 .body").inner_text()
+    context.close()
+
+
+def test_on_a_phone_the_slider_stays_beside_the_heads(browser: Any, zoo: Path) -> None:
+    opened = Opened(browser, zoo, width=390)
+    opened.layer(0).locator(".head").last.scroll_into_view_if_needed()
+    opened.settle()
+    slider = opened.layer(0).locator("input[type=range]").bounding_box()
+    head = opened.layer(0).locator(".head").last.bounding_box()
+    for box in (slider, head):
+        assert 0 <= box["y"] < 900 - box["height"] / 2
+    opened.close()
+
+
+def test_one_dimension_is_not_drawn_tall(browser: Any, tmp_path: Path) -> None:
+    verify.write_report(tmp_path / "page.html", attention={"few": torch.ones(2, 4, 4) / 4})
+    opened = Opened(browser, tmp_path / "page.html")
+    for box in opened.page.locator("canvas.query, .head > canvas").all():
+        assert box.bounding_box()["height"] <= 120
+    opened.close()
+
+
+def test_a_large_layer_moves_fast_enough(browser: Any, tmp_path: Path) -> None:
+    """A patch embedding: 256 heads, of which 64 are drawn, and large tokens."""
+    conv = nn.Conv2d(3, 2, 16, 16)
+    verify.write_report(tmp_path / "page.html", conv, construct.conv_to_mhsa(conv))
+    opened = Opened(browser, tmp_path / "page.html")
+    script = """() => {
+        const [drawn] = shown.values();
+        const from = performance.now();
+        for (let k = 0; k < 8; k++) { drawn.query = [k % 2, (k >> 1) % 2]; drawn.draw(); }
+        return (performance.now() - from) / 8;
+    }"""
+    assert opened.page.evaluate(script) < 150  # it took 536 ms
+    sides = opened.page.evaluate("[...shown.values()][0].cardsOf.map(({ canvas }) => canvas.width)")
+    assert min(sides) >= 32 * 3
+    opened.close()
+
+
+# ---- content -------------------------------------------------------------------------------------------------------------
+
+
+def test_where_content_attention_looks_is_told_for_the_query(browser: Any, tmp_path: Path) -> None:
+    conv = seeded(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    layer = construct.conv_to_mhsa(conv, alpha=4.0)
+    with torch.no_grad():
+        layer.w_qry.normal_(std=0.05)
+        layer.w_key.normal_(std=0.05)
+    verify.write_report(tmp_path / "page.html", conv, layer, seeded(lambda: torch.randn(1, 2, 9, 9)))
+    opened = Opened(browser, tmp_path / "page.html")
+    for head in (0, 8):
+        opened.layer(0).locator(f".head[data-head='{head}']").focus()
+        said = opened.readout(0)
+        assert f", which tap ({head // 3}, {head % 3}) reads from here. Where it looks depends on the image" in said
+        assert "no tap of the kernel" not in said
+    assert opened.layer(0).locator(".kernel button").all_inner_texts() == [str(head) for head in range(9)]
+    opened.close()
+
+
+def test_learned_attention_in_8_bits(browser: Any, tmp_path: Path) -> None:
+    rows = seeded(lambda: torch.softmax(2 * torch.randn(2, 9, 256, 256), -1))
+    maps = {f"layer {k}": one.reshape(9, 16, 16, 16, 16) for k, one in enumerate(rows)}
+    verify.write_report(tmp_path / "page.html", attention=maps)
+    opened = Opened(browser, tmp_path / "page.html")
+    assert opened.page.locator(".head").count() == 18
+    row = opened.page.evaluate("Array.from(probabilities(pictures[1], 4, [2, 3]))")
+    np.testing.assert_allclose(np.sqrt(row), rows[1, 4, 2 * 16 + 3].sqrt(), atol=0.51 / 255)
+    assert "about" in opened.readout(1)
     opened.close()

@@ -12,6 +12,7 @@ JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they
 It is read by :mod:`verify.statements`.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -170,6 +171,11 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of the file that was asked for: nobody knows the other name
+            raise type(error)(error.errno, error.strerror, str(path)) from None
         raise

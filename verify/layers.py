@@ -34,16 +34,23 @@ def certify_layer(
     except ValueError as error:
         worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
         return None, worse
+    return certificate, combined(certificate, check)
+
+
+def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
+    """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
     name = certificate.verdict.name
     if name == "PROVED":
         seen = check.discrepancy
         limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
-        if check.largest_input <= bound and not seen.max_abs <= limit:
-            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}"
-            return certificate, Verdict("REFUTED", told)
+        covered = check.largest_input <= certificate.input_bound and all(
+            n <= most for n, most in zip(check.grid, certificate.grid, strict=True)
+        )
+        if covered and not seen.max_abs <= limit:
+            return Verdict("REFUTED", f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}")
     elif name == "UNDECIDED" and check.verdict.name == "REFUTED":
-        return certificate, check.verdict
-    return certificate, certificate.verdict
+        return check.verdict
+    return certificate.verdict
 
 
 def power_of_two_above(value: float) -> float:

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
     parser.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
     parser.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
+    parser.add_argument("--force", action="store_true", help="replace a file at OUT that is no figure of ours")
     parser.add_argument("--dims", type=int, metavar="D", help="of leakage (default: 2)")
 
 
@@ -59,9 +60,11 @@ def run(options: argparse.Namespace) -> Path:
     for option in ("layer", "grid", "queries", "alpha", "dims"):
         if getattr(options, option) is not None and option not in TAKES[options.name]:
             raise ValueError(f"plot {options.name} takes no --{option}")
-    from verify.plots.drawing import require_matplotlib, require_writable, write_figure
+    from verify.plots.drawing import is_figure, require_matplotlib, require_writable, write_figure
 
     target = require_writable(options.output)
+    if target.exists() and not options.force and not is_figure(target):
+        raise ValueError(f"{target}: exists and is no figure of ours (give another name with -o, or --force)")
     if options.file is not None and not Path(options.file).is_file():
         raise ValueError(f"{options.file}: no such file")
     try:
@@ -113,6 +116,8 @@ def _cost(options: argparse.Namespace) -> "Figure":
     with Path(options.file).open("rb") as file:
         start = file.read(4)
     if not start.startswith(b"PK") and not options.file.endswith(".safetensors"):
+        if options.layer is not None:
+            raise ValueError("plot cost takes no --layer with a file of times, which names its own series")
         return cost_figure(*read_costs(options.file))
     layer = _layer(options)
     shape = f"{layer.in_channels} → {layer.out_channels}, kernel {' × '.join(map(str, layer.kernel_size))}"

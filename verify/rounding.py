@@ -128,6 +128,11 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     )
 
 
+def attention_bound_of(layer: Any, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
+    """As :func:`attention_bound`, where Σ_h |W_val^h||W_out^h||x| + |b_out| is known to be at most ``size``."""
+    return _along(_of_attention(layer, x), size.copy())
+
+
 def _of_attention(layer: Any, x: torch.Tensor) -> tuple[float, float]:
     heads, _, d_in, head_dim = layer.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1

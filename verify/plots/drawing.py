@@ -82,6 +82,16 @@ def require_writable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+MARK = "conv-as-attention"
+"""Stands in every figure that is written, as what published it."""
+
+
+def is_figure(path: Path) -> bool:
+    """Whether a file is an earlier figure of ours, so that it may be replaced."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(4096)
+
+
 def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Write a figure in one step: whatever stood there is replaced whole or not touched.
 
@@ -96,9 +106,10 @@ def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     target = require_writable(path)
     kind = target.suffix.lower().removeprefix(".")
     content = io.BytesIO()
+    metadata = {"Date": None, "Publisher": MARK} if kind == "svg" else {"Source": MARK}
     with style(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a font without some letter of a layer's name draws a box, and that is all
-        figure.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
     _replace(target, content.getvalue())
 
 

@@ -6,7 +6,6 @@ what it is for: which tokens there are, and which of them ask.  Attention that d
 it comes out of the layer, as probabilities.
 """
 
-import base64
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
@@ -22,7 +21,8 @@ from verify.aims import Aim, aim
 from verify.fields import Attention, Geometry, Unreadable, read_convolution
 from verify.leakage import leakage
 from verify.reading import GridRefused, output_size, query_places, tap_of_shift, tokens_along
-from verify.report.layer import Layer, times
+from verify.report.given import MOST_GIVEN, given_picture, packed
+from verify.report.layer import Layer, NoPicture, times
 
 MOST_HEADS = 64
 """Heads that are drawn; a 7 × 7 kernel has 49."""
@@ -30,26 +30,24 @@ MOST_PAIRS = 300_000
 """Of a head and a key: what a browser recomputes many times a second."""
 MOST_NUMBERS = 100_000
 """Of shipped probabilities, two bytes each."""
-MOST_GIVEN = 600_000
-"""The same where somebody gives probabilities to show: 9 heads over 16 × 16 positions."""
 TOKENS = {1: 24, 2: 12, 3: 7}
 """About so many tokens along an axis are drawn, by dimension."""
 SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-8, 21))
 """Where the slider stops: 1/16, …, 1024 in steps of √2."""
 
 
-class NoPicture(ValueError):
-    """There is none, and why."""
-
-
-def picture(layer: Layer) -> dict[str, Any]:
+def picture(layer: Layer, share: int = MOST_GIVEN) -> dict[str, Any]:
     """Everything that the page needs to draw the attention of a layer, in JSON's types.
+
+    Args:
+        layer: the layer.
+        share: how many bytes there are for probabilities that were given.
 
     Raises:
         NoPicture: there is nothing to draw, or it would be too large.
     """
     if layer.attention is not None:
-        return _given(layer.attention)
+        return given_picture(layer.name, layer.attention, share, MOST_HEADS)
     if not isinstance(layer.mhsa, MHSA):
         raise NoPicture("this is no attention layer of this project, and no attention was given")
     mhsa = layer.mhsa
@@ -71,10 +69,13 @@ def picture(layer: Layer) -> dict[str, Any]:
         raise NoPicture(f"{mhsa.heads} heads over {times(found['shape'])} tokens are too many to draw")
     if content:
         with torch.no_grad():
-            found["maps"] = _packed(
+            found["maps"] = packed(
                 mhsa.attention_probabilities(_content_input(layer, size))[0, : len(aims)].cpu().numpy()
             )
-        found["told"] = "This attention depends on the image; it is drawn for the top left corner of one input."
+            found["bits"] = 16
+        found["told"] = (
+            "Where these heads look depends on the image; they are drawn for the top left corner of one input."
+        )
         aims = [None] * len(aims)
     else:
         found["c"] = mhsa.position_vector().detach()[: len(aims)].tolist()
@@ -82,7 +83,7 @@ def picture(layer: Layer) -> dict[str, Any]:
     found["radix"] = None if mhsa.radix is None else list(mhsa.radix)
     found["heads"] = mhsa.heads
     found["aims"] = [None if a is None else {"shift": list(a.shift), "alpha": float(a.sharpness)} for a in aims]
-    return found | _taps(layer, found["aims"])
+    return found | _taps(layer, found["aims"], content)
 
 
 def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
@@ -112,43 +113,6 @@ def _before(g: Geometry, axis: int) -> int:
     return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
 
 
-def _given(probabilities: np.ndarray) -> dict[str, Any]:
-    """A picture of attention that somebody learned: no scores, no α, only where it looks."""
-    maps = np.asarray(probabilities, dtype=np.float64)
-    dims = (maps.ndim - 1) // 2
-    shape = maps.shape[1 + dims :]
-    if maps.ndim not in (3, 5, 7) or maps.shape[1 : 1 + dims] != shape or not maps.size:
-        raise ValueError(f"attention of shape {maps.shape} is not (heads, *positions, *positions)")
-    rows = maps.reshape(len(maps), prod(shape), prod(shape))
-    if not (np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-3)):
-        raise ValueError("attention is not made of probabilities: every query's must be ≥ 0 and sum to 1")
-    drawn = min(len(rows), MOST_HEADS)
-    if drawn * rows[0].size > MOST_GIVEN:
-        raise NoPicture(f"{len(rows)} heads over {times(shape)} positions are too many to draw")
-    return {
-        "input": list(shape),
-        "shape": list(shape),
-        "queries": [list(range(n)) for n in shape],
-        "sources": [list(range(n)) for n in shape],
-        "inside": [[0, n - 1] for n in shape],
-        "mode": "zeros",
-        "transposed": False,
-        "heads": len(rows),
-        "maps": _packed(rows[:drawn]),
-        "told": "These are attention probabilities as they were given.",
-        "radix": None,
-        "aims": [None] * drawn,
-        "kernel": None,
-        "taps": [None] * drawn,
-        "carried": [None] * drawn,
-    }
-
-
-def _packed(rows: np.ndarray) -> str:
-    """Probabilities (heads, queries, keys) as 16-bit integers, 65535 for 1, little-endian, in base64."""
-    return base64.b64encode(np.rint(rows * 65535).astype("<u2").tobytes()).decode()
-
-
 def _largest(layer: Layer) -> Sequence[int] | None:
     """The grid that the layer was certified or checked on: the picture's is no larger."""
     record = layer.certificate or layer.check
@@ -156,14 +120,17 @@ def _largest(layer: Layer) -> Sequence[int] | None:
 
 
 def _size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
-    """The spatial size of a small input: about so many tokens an axis, and room for five outputs where it may have them."""
+    """The spatial size of a small input: about so many tokens an axis, and room for five outputs, or for two if far apart."""
     size = []
     for axis, (k, dil, s) in enumerate(zip(g.kernel_size, g.dilation, g.stride, strict=True)):
         pads, span = g.pads[axis], dil * (k - 1)
         if g.transposed:
             size.append(max(-(-(tokens - 2 * _before(g, axis)) // s), 3))
         else:
-            size.append(max(max(tokens, span + 1 + 4 * s) - sum(pads), *(p + 1 for p in pads), 3))
+            room = span + 1 + 4 * s
+            if room > 2 * tokens:  # of a patch embedding, say: its tokens would be too small to see
+                room = span + 1 + s
+            size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
     return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 
@@ -220,7 +187,7 @@ def _bound(sharpness: Fraction, offset: tuple[Fraction, ...]) -> float:
     return leakage(sharpness, offset)
 
 
-def _taps(layer: Layer, aims: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+def _taps(layer: Layer, aims: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:
     """The kernel's norm at every tap, the tap that each head looks at, and the norm of what it carries."""
     mhsa = layer.mhsa
     val, out = (w[: len(aims)].detach().double() for w in (mhsa.w_val, mhsa.w_out))
@@ -240,4 +207,8 @@ def _taps(layer: Layer, aims: Sequence[dict[str, Any] | None]) -> dict[str, Any]
     for head, aimed in enumerate(aims):
         tap = None if aimed is None else tap_of_shift(geometry, tuple(aimed["shift"]))
         found["taps"][head] = None if tap is None else places.index(tuple(tap))
+    if content:  # the page looks up where a head's attention is greatest
+        reach = [dil * (k - 1) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True)]
+        shifts = {tap_of_shift(geometry, s): list(s) for s in product(*(range(-r, r + 1) for r in reach))}
+        found["shifts"] = [shifts[place] for place in places]
     return found

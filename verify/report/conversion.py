@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from verify.report.layer import Layer
+from verify.report.numbers import Number, Sentence, rounded_up
 from verify.report.page import Facts, is_page, page, require_jinja2
-from verify.report.writing import LEDE, pictured
+from verify.report.writing import LEDE, pictured, why_no_input
 
 __all__ = ["conversion_page", "is_page", "require_jinja2"]
 
@@ -27,6 +28,7 @@ def conversion_page(
     source: Path,
     output: Path | None,
     document: Path | None,
+    hindered: Sequence[str] = (),
 ) -> bytes:
     """The page.
 
@@ -42,18 +44,20 @@ def conversion_page(
         source: the file that was read.
         output: the file with the attention layers, if one was written.
         document: the certificate file, if one was written.
+        hindered: why the checker would refuse these files, if it would.
 
     Raises:
         ImportError: jinja2 is not there.
     """
     inputs, told = pictured(model, convolutions, x, size)
+    missing = why_no_input(convolutions, inputs)
     shown = [
-        Layer(path, conv, mhsa, check, certificate, verdict, inputs.get(path))
+        Layer(path, conv, mhsa, check, certificate, verdict, inputs.get(path), no_input=missing.get(path, ""))
         for path, conv, mhsa, check, certificate, verdict in layers
     ]
     recheck = None
-    if output is not None and document is not None:
-        names = [shlex.quote(path.name) for path in (document, source, output)]
+    if output is not None and document is not None and not hindered:
+        names = [shlex.quote(_plainly(path)) for path in (document, source, output)]
         recheck = "python -m verify check {} --conv {} --mhsa {}".format(*names)
     notes = [f"Left unconverted: {path or '(the model)'}, a {kind}: {reason}" for path, kind, reason in left_out]
     notes += [f"{path}: {remark}" if path else remark for path, remark in remarks]
@@ -65,25 +69,40 @@ def conversion_page(
             network=network_sentences(network),
             input_told=told,
             recheck=recheck,
+            hindered=tuple(hindered) if document is not None else (),
             notes=tuple(notes),
         ),
     )
 
 
-def network_sentences(network: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _plainly(path: Path) -> str:
+    """A path as it was given, and not as an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]:
     """What is known of the network as a whole, from the figures that also stand in the certificate file."""
     if network is None:
         return ()
-    sentences = []
+    sentences: list[Sentence] = []
     if network["max_abs"] is not None:
         sentences.append(
-            f"On {network['inputs']}, the outputs of both networks differ by at most {network['max_abs']:.2g}, "
-            f"{network['relative']:.2g} of the largest output."
+            (
+                f"On {network['inputs']}, the outputs of both networks differ by at most ",
+                _exact("network-max-abs", network["max_abs"]),
+                ", ",
+                _exact("network-relative", network["relative"]),
+                " of the largest output.",
+            )
         )
     for bound in network["end_to_end"].values():
-        sentences.append(f"{bound['verdict']}: {bound['sentence']}.")
+        sentences.append((f"{bound['verdict']}: {bound['sentence']}.",))
     calls = network["convolution_calls"]
-    sentences.append(
-        f"The original network executes {calls['original']} convolutions, the converted one {calls['converted']}."
-    )
-    return tuple(sentences)
+    told = f"The original network executes {calls['original']} convolutions, the converted one {calls['converted']}."
+    return (*sentences, (told,))
+
+
+def _exact(key: str, value: float | str) -> Number:
+    """Three digits, rounded up, and all of it; what is not finite comes as a text."""
+    number = float(value)
+    return Number(key, "", rounded_up(number), repr(number))

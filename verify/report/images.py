@@ -7,13 +7,14 @@ import base64
 import struct
 import zlib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from verify.report.layer import Layer
+from verify.report.layer import Layer, NoPicture
 from verify.sampling import called, evaluating
 
 LARGEST = 96
@@ -55,17 +56,26 @@ class Strip:
 
 
 def strip(layer: Layer) -> Strip | None:
-    """Run both layers on ``layer.x`` and draw them; None if that cannot be done, or an output is not finite."""
-    if layer.x is None or layer.conv is None or layer.mhsa is None:
+    """Run both layers on ``layer.x`` and draw them; None where there are no two layers.
+
+    Raises:
+        NoPicture: they cannot be drawn, and why.
+    """
+    if layer.conv is None or layer.mhsa is None:
         return None
+    if layer.x is None:
+        raise NoPicture(layer.no_input or "there is no input of this layer")
     with evaluating(layer.conv, layer.mhsa), torch.no_grad():
         x = layer.x[:1]
         before, after = layer.conv(x), layer.mhsa(x)
     if before.shape != after.shape:
-        return None
+        raise NoPicture(f"the outputs have shapes {tuple(before.shape)} and {tuple(after.shape)}")
     x, before, after = (t[0].detach().double().cpu().numpy() for t in (x, before, after))
-    if not all(np.isfinite(t).all() and t.size for t in (x, before, after)):
-        return None
+    for what, values in (("input", x), ("convolution's output", before), ("attention's output", after)):
+        if not values.size:
+            raise NoPicture(f"the {what} is empty")
+        if not np.isfinite(values).all():
+            raise NoPicture(f"the {what} is not finite everywhere")
     difference = after - before
     channel = int(before.reshape(len(before), -1).var(axis=1).argmax())
     worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
@@ -156,24 +166,31 @@ def png(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
-def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
-    """A real picture of (channels, height, width) from scikit-learn's samples, and what it is; None where there is none.
+def has_photograph(shape: tuple[int, ...] | None) -> bool:
+    """Whether inputs of (channels, height, width) are of a kind for which scikit-learn has a photograph."""
+    return shape is not None and len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 8
 
-    Three channels get the photograph of a flower, a single one of 8 × 8 pixels a handwritten digit.
+
+def digit() -> np.ndarray:
+    """The handwritten digit that comes along, (8, 8) from 0 to 1: what the network that ships with the project reads."""
+    text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
+    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return np.array(rows, dtype=np.float64) / 16
+
+
+def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
+    """A real picture of (channels, height, width), and what it is; None where there is none.
+
+    A single channel of 8 × 8 pixels gets a handwritten digit, three channels the photograph of a flower from scikit-learn's
+    samples, where scikit-learn is there.
     """
-    if len(shape) != 3:
-        return None
-    try:
-        from sklearn.datasets import load_digits, load_sample_image
-    except ImportError:
-        return None
     if shape == (1, 8, 8):
-        digits: Any = load_digits()
-        digit = torch.tensor(digits.images[0] / 16)
-        return digit[None, None].to(dtype), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
-    if shape[0] != 3 or min(shape[1:]) < 8:
+        return torch.tensor(digit())[None, None].to(dtype), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
+    if not has_photograph(shape):
         return None
     try:
+        from sklearn.datasets import load_sample_image
+
         image = torch.tensor(load_sample_image("flower.jpg").copy())
     except (ImportError, OSError):  # reading it takes pillow
         return None

@@ -12,6 +12,10 @@ from verify.sampling import LayerCheck
 from verify.verdict import Verdict
 
 
+class NoPicture(ValueError):
+    """There is none, and why."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer of the page; what is None is not shown.
@@ -24,6 +28,7 @@ class Layer:
         certificate: what holds for all inputs.
         verdict: the last word on it.
         x: an input of the layer to draw, (1, D_in, *n).
+        no_input: why there is none, where there is none.
         attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys); one of learned attention, say.
     """
 
@@ -35,6 +40,7 @@ class Layer:
     verdict: Verdict | None = None
     x: Any = None
     attention: np.ndarray | None = None
+    no_input: str = ""
 
 
 def in_words(g: Geometry) -> str:

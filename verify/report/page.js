@@ -6,7 +6,8 @@
 // encoding; softmax over all keys gives what it attends to.  Nothing here knows the kernel or where a head "should" look.
 
 const pictures = JSON.parse(document.getElementById("data").textContent);
-for (const picture of Object.values(pictures)) {
+for (const [index, picture] of Object.entries(pictures)) {
+  picture.index = index;
   const tokens = picture.shape.reduce((product, n) => product * n, 1);
   picture.places = Array.from({ length: tokens }, (_, key) => placeOf(picture.shape, key));
   picture.kinds = picture.places.map((place) => kindOf(picture, place));
@@ -78,17 +79,17 @@ function probabilities(picture, head, query, factor = 1) {
   return softmax(scoresOf(picture, head, query), factor);
 }
 
-/** Attention that depends on the image comes as probabilities in 16 bits. */
+/** Attention that depends on the image comes as probabilities in 16 bits, or the root of each in 8. */
 function storedProbabilities(picture, head, query) {
   if (!picture.stored) {
     const bytes = Uint8Array.from(atob(picture.maps), (letter) => letter.charCodeAt(0));
-    picture.stored = new Uint16Array(bytes.buffer);
+    picture.stored = picture.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
   }
   const asked = picture.queries.map((axis) => axis.length);
   const keys = picture.shape.reduce((product, n) => product * n, 1);
   const queries = asked.reduce((product, n) => product * n, 1);
   const start = (head * queries + numberOf(asked, query)) * keys;
-  return Float64Array.from(picture.stored.subarray(start, start + keys), (x) => x / 65535);
+  return Float64Array.from(picture.stored.subarray(start, start + keys), picture.bits === 16 ? (x) => x / 65535 : (x) => (x / 255) ** 2);
 }
 
 function argmax(values) {
@@ -103,6 +104,14 @@ function aimedKey(picture, head, query) {
   if (aim === null) return null;
   const place = tokenOfQuery(picture, query).map((x, axis) => x + aim.shift[axis]);
   return place.every((x, axis) => x >= 0 && x < picture.shape[axis]) ? numberOf(picture.shape, place) : null;
+}
+
+/** The tap that meets this key from this query, or null: for heads whose place depends on the image. */
+function tapAt(picture, query, key) {
+  const from = tokenOfQuery(picture, query);
+  const shift = placeOf(picture.shape, key).map((x, axis) => x - from[axis]).join();
+  const tap = picture.shifts.findIndex((one) => one.join() === shift);
+  return tap < 0 ? null : tap;
 }
 
 /** How much of a head's attention goes elsewhere, at every stop of the slider; null if it aims at no single key of the grid. */
@@ -168,8 +177,9 @@ function shortAbove(x) {
   return short(Number(text));
 }
 
-/** A share in percent that says 100 only where everything else is exactly zero. */
-function percent(p) {
+/** A share in percent that says 100 only where everything else is exactly zero; of 8 bits, no more than they know. */
+function percent(p, bits = 64) {
+  if (bits === 8) return `about ${Math.round(100 * p)} %`;
   if (p === 1) return "100 %";
   return p > 0.999 ? "> 99.9 %" : `${(100 * p).toPrecision(p < 0.1 ? 2 : 3)} %`;
 }
@@ -196,12 +206,24 @@ function colours() {
   return found;
 }
 
+/** "#rrggbb" as three numbers. */
+function channels(colour) {
+  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+}
+
+/** Black or white, whichever is seen better on a colour: one of them has a contrast of 4.5 on any. */
+function inkOn(colour) {
+  const linear = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  return luminance > 0.179 ? "#000" : "#fff";
+}
+
 /** Rows, columns and side of a cell, in device pixels, of one slice of the grid. */
 function layout(picture, width) {
   const columns = picture.shape.at(-1);
   const rows = picture.shape.length > 1 ? picture.shape.at(-2) : 1;
   const cell = Math.max(3, Math.floor((2 * width) / columns));
-  const height = rows === 1 ? Math.max(cell, 36) : cell;
+  const height = rows === 1 ? Math.min(Math.max(cell, 36), 72) : cell;
   return { rows, columns, cell, height };
 }
 
@@ -223,45 +245,66 @@ function drawToken(pen, kind, x, y, width, height, colour) {
   pen.stroke();
 }
 
+const bases = new Map();
+
+/** The grid without attention.  It is the same for all heads and queries, so each is drawn once. */
+function baseGrid(box, colour, picture, slice, dots) {
+  const kinds = picture.kinds.slice(slice * box.rows * box.columns, (slice + 1) * box.rows * box.columns);
+  const name = [picture.index, slice, dots, box.cell, box.height, colour.token, colour.pad].join();
+  if (bases.has(name)) return bases.get(name);
+  if (bases.size > 200) bases.clear();
+  const canvas = element("canvas", { width: box.columns * box.cell, height: box.rows * box.height });
+  const pen = canvas.getContext("2d");
+  kinds.forEach((kind, number) => {
+    const place = placeOf([box.rows, box.columns], number);
+    const [x, y] = [place[1] * box.cell, place[0] * box.height];
+    drawToken(pen, kind, x, y, box.cell - box.gap, box.height - box.gap, colour);
+    const asks = [slice, ...place].slice(3 - picture.shape.length).every((n, axis) => picture.queries[axis].includes(n));
+    if (!dots || !asks) return;
+    pen.fillStyle = colour.query;
+    pen.globalAlpha = 0.35;
+    pen.beginPath();
+    pen.arc(x + (box.cell - box.gap) / 2, y + (box.height - box.gap) / 2, Math.max(1.5, Math.min(box.cell, box.height) / 14), 0, 7);
+    pen.fill();
+    pen.globalAlpha = 1;
+  });
+  bases.set(name, canvas);
+  return canvas;
+}
+
+const LEAST_MARK = 9;  // device pixels of what has to be found: the query, and what a head looks at
+
 /** The grid with attention over it: the shade is the square root of the probability, so that little is seen too. */
 function drawGrid(canvas, width, colour, picture, attention, query, slice, dots) {
   const box = layout(picture, width || 120);
-  canvas.width = box.columns * box.cell;
-  canvas.height = box.rows * box.height;
+  box.gap = box.cell > 10 ? 2 : 1;
+  const base = baseGrid(box, colour, picture, slice, dots);
+  if (canvas.width !== base.width || canvas.height !== base.height) [canvas.width, canvas.height] = [base.width, base.height];
   const pen = canvas.getContext("2d");
-  const from = tokenOfQuery(picture, query);
-  const gap = box.cell > 10 ? 2 : 1;
-  for (let row = 0; row < box.rows; row++) {
-    for (let column = 0; column < box.columns; column++) {
-      const place = [slice, row, column].slice(3 - picture.shape.length);
-      const key = numberOf(picture.shape, place);
-      const [x, y] = [column * box.cell, row * box.height];
-      const [width, height] = [box.cell - gap, box.height - gap];
-      drawToken(pen, picture.kinds[key], x, y, width, height, colour);
-      const p = attention[key];
-      if (p > 0) {
-        pen.globalAlpha = Math.sqrt(Math.min(1, p));
-        pen.fillStyle = colour.accent;
-        pen.fillRect(x, y, width, height);
-        pen.globalAlpha = 1;
-      }
-      if (dots && place.every((n, axis) => picture.queries[axis].includes(n))) {
-        pen.fillStyle = colour.query;
-        pen.globalAlpha = 0.35;
-        pen.beginPath();
-        pen.arc(x + width / 2, y + height / 2, Math.max(1.5, box.cell / 14), 0, 7);
-        pen.fill();
-        pen.globalAlpha = 1;
-      }
-    }
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(base, 0, 0);
+  const cells = box.rows * box.columns;
+  pen.fillStyle = colour.accent;
+  for (let number = 0; number < cells; number++) {
+    const p = attention[slice * cells + number];
+    if (!(p > 1e-6)) continue;  // a shade of less than a thousandth
+    const [row, column] = [Math.floor(number / box.columns), number % box.columns];
+    // A token of a few pixels that gets much is drawn larger than it is.
+    const more = p > 0.2 ? Math.max(0, LEAST_MARK - box.cell) / 2 : 0;
+    pen.globalAlpha = Math.sqrt(Math.min(1, p));
+    pen.fillRect(column * box.cell - more, row * box.height - more, box.cell - box.gap + 2 * more, box.height - box.gap + 2 * more);
   }
+  pen.globalAlpha = 1;
+  const from = tokenOfQuery(picture, query);
   if (from.length < 3 || from[0] === slice) {
-    const [left, top] = [from.at(-1) * box.cell, from.length > 1 ? from.at(-2) * box.height : 0];
-    const thick = Math.max(2, box.cell / 10);
+    const more = Math.max(0, LEAST_MARK + 3 - box.cell) / 2;
+    const [left, top] = [from.at(-1) * box.cell - more, (from.length > 1 ? from.at(-2) * box.height : 0) - more];
+    const [across, down] = [box.cell - box.gap + 2 * more, box.height - box.gap + 2 * more];
+    const thick = Math.max(2, Math.min(box.cell, box.height) / 10);
     for (const [ring, inset] of [[colour.query, thick / 2], [colour.paper, 1.5 * thick]]) {  // seen on any shade
       pen.strokeStyle = ring;
       pen.lineWidth = thick;
-      pen.strokeRect(left + inset, top + inset, box.cell - gap - 2 * inset, box.height - gap - 2 * inset);
+      pen.strokeRect(left + inset, top + inset, across - 2 * inset, down - 2 * inset);
     }
   }
 }
@@ -327,9 +370,11 @@ class AttentionPicture {
     this.query = picture.queries.map((axis) => Math.floor(axis.length / 2));
     this.stop = picture.own ?? 0;
     this.chosen = 0;
+    this.tapStop = 0; // which tap the tabulator key comes to
     this.slice = null; // of three dimensions; null: the one where each head looks
     host.classList.toggle("row", this.dims === 1);
     host.append(this.panel(), this.cards());
+    this.worstAt = new Map();
     this.waiting = false;
     new ResizeObserver(() => this.redraw()).observe(host);
     this.redraw();
@@ -347,7 +392,7 @@ class AttentionPicture {
     if (this.dims === 3) panel.append(this.sliceSelector());
     panel.append(this.readout);
     if (this.picture.told) panel.append(element("p", { class: "small soft" }, this.picture.told));
-    if (this.picture.factors) panel.append(this.sharpness());
+    if (this.picture.factors) panel.append(...this.sharpness());
     return panel;
   }
 
@@ -372,30 +417,33 @@ class AttentionPicture {
     this.leak = element("p", { class: "leak" });
     this.chart = svg("svg", { class: "chart", viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": "leakage against sharpness" });
     const caption = element("figcaption", {}, "Attention that leaks past the aimed key, from this query (line), and its bound (dashed), as the heads sharpen.");
-    return element("div", {},
+    return [
       element("div", { class: "sharpness" }, element("span", {}, "Sharpness ", this.sharp), reset, this.slider),
-      this.leak,
-      element("figure", {}, this.chart, caption));
+      element("div", {}, this.leak, element("figure", {}, this.chart, caption)),
+    ];
   }
 
-  /** The kernel as a heat map; every tap is a button that picks the head which looks there. */
+  /** The kernel as a heat map; every tap is a button that picks the heads which look there, one after the other. */
   kernel() {
-    const { kernel, taps } = this.picture;
-    const most = Math.max(...kernel.norms) || 1;
+    const { kernel } = this.picture;
     const columns = kernel.shape.at(-1);
     const slices = kernel.shape.length === 3 ? kernel.shape[0] : 1;
-    const holder = element("div");
-    this.tapButtons = kernel.norms.map((norm, j) => {
-      const head = taps.indexOf(j);
-      const place = placeOf(kernel.shape, j);
-      const button = element("button", { type: "button", title: `tap ${vector(place)}, norm ${norm}` }, head < 0 ? "–" : String(head));
-      const share = Math.round(100 * (norm / most));
-      button.style.background = `color-mix(in srgb, var(--accent) ${share}%, var(--token))`;
-      button.style.color = share > 55 ? "var(--paper)" : "var(--ink)";
-      button.setAttribute("aria-label", `tap ${vector(place)}, norm ${short(norm)}, ${head < 0 ? "no head" : `head ${head}`}`);
-      if (head >= 0) for (const kind of ["click", "pointerenter", "focus"]) button.addEventListener(kind, () => this.choose(head));
+    const holder = element("div", { role: "group", "aria-label": "the kernel: arrow keys move from tap to tap" });
+    this.tapButtons = kernel.norms.map((_, j) => {
+      const button = element("button", { type: "button" });
+      const pick = (next) => {
+        this.tapStop = j;
+        const heads = this.headsAt[j];
+        const at = heads.indexOf(this.chosen);
+        if (heads.length && (next || at < 0)) this.choose(heads[(at + 1) % heads.length]);
+        else this.redraw();
+      };
+      button.addEventListener("click", () => pick(true));
+      button.addEventListener("pointermove", () => { if (!this.headsAt[j].includes(this.chosen)) pick(false); });
+      button.addEventListener("focus", () => pick(false));
       return button;
     });
+    roving(this.tapButtons, columns, (to) => { this.tapStop = to; });
     for (let z = 0; z < slices; z++) {
       const part = element("div", { class: "kernel" });
       part.style.setProperty("--across", columns);
@@ -403,15 +451,41 @@ class AttentionPicture {
       holder.append(part);
     }
     const what = slices > 1 ? `, slice by slice` : "";
-    const caption = element("figcaption", {}, `The kernel${what}: each tap’s norm over the channels (darkest: ${short(most)}), with the number of the head that looks there.`);
+    const most = short(Math.max(...kernel.norms));
+    const when = this.picture.shifts ? "attends most to that place from this query" : "looks there";
+    const caption = element("figcaption", {}, `The kernel${what}: each tap’s norm over the channels (strongest colour: ${most}), with the number of every head that ${when}.`);
     return element("figure", { class: "tap-map" }, holder, caption);
+  }
+
+  /** Colours follow the theme, and numbers the heads; where neither changed, nothing is done. */
+  drawKernel(taps) {
+    const { kernel } = this.picture;
+    const most = Math.max(...kernel.norms) || 1;
+    this.headsAt = kernel.norms.map((_, j) => taps.flatMap((tap, head) => (tap === j ? [head] : [])));
+    const look = JSON.stringify([this.headsAt, this.colour]);
+    this.tapButtons.forEach((button, j) => {
+      button.classList.toggle("chosen", taps[this.chosen] === j);
+      button.tabIndex = j === this.tapStop ? 0 : -1;
+      if (look === this.kernelLook) return;
+      const heads = this.headsAt[j], norm = kernel.norms[j];
+      const [strong, weak] = [channels(this.colour.accent), channels(this.colour.token)];
+      const shade = weak.map((w, c) => Math.round(w + (strong[c] - w) * (norm / most)));
+      button.style.background = `rgb(${shade.join(", ")})`;
+      button.style.color = inkOn(shade);
+      button.textContent = heads.length < 3 ? heads.join(", ") || "–" : `${heads[0]} +${heads.length - 1}`;
+      const who = heads.length ? `head${heads.length > 1 ? "s" : ""} ${heads.join(", ")}` : "no head";
+      const place = vector(placeOf(kernel.shape, j));
+      button.setAttribute("aria-label", `tap ${place}, norm ${short(norm)}, ${who}`);
+      button.title = `tap ${place}, norm ${norm}, ${who}`;
+    });
+    this.kernelLook = look;
   }
 
   cards() {
     const { kernel } = this.picture;
     const square = kernel && kernel.shape.length > 1 && kernel.norms.length === this.heads;
     const across = this.dims === 1 ? 1 : Math.min(this.heads, square ? kernel.shape.at(-1) : 4);
-    const grid = element("div", { class: "heads" });
+    const grid = element("div", { class: "heads", role: "radiogroup", "aria-label": "heads: arrow keys choose one" });
     grid.style.setProperty("--across", Math.max(1, across > 1 ? across : Math.min(this.heads, this.dims === 1 ? 1 : 3)));
     this.tight = across > 4;
     grid.classList.toggle("tight", this.tight);
@@ -421,12 +495,16 @@ class AttentionPicture {
       const mark = element("canvas", { class: "kernel-mark", "aria-hidden": "true" });
       const text = element("span");
       const under = element("div", { class: "under" }, ...(kernel ? [mark, text] : [text]));
-      const card = element("div", { class: "head", "data-head": head }, canvas, under);
-      card.addEventListener("pointerenter", () => this.choose(head));
+      const card = element("div", { class: "head", "data-head": head, role: "radio" }, canvas, under);
+      // Moved, not entered: a pointer at rest is entered by what keys scroll below it.
+      card.addEventListener("pointermove", () => { if (head !== this.chosen) this.choose(head); });
+      card.addEventListener("focus", () => this.choose(head));
       this.follow(canvas, () => head);
       this.cardsOf.push({ card, canvas, mark, text });
       grid.append(card);
     }
+    const columns = Number(grid.style.getPropertyValue("--across"));
+    roving(this.cardsOf.map(({ card }) => card), columns, (head) => this.choose(head));
     const legend = this.legend();
     const hidden = this.picture.heads - this.heads;
     const more = hidden > 0 ? [element("p", { class: "small soft" }, `${hidden} more heads are not drawn.`)] : [];
@@ -505,6 +583,7 @@ class AttentionPicture {
 
   choose(head) {
     this.chosen = head;
+    this.tapStop = this.taps?.[head] ?? this.tapStop;
     this.redraw();
   }
 
@@ -525,11 +604,12 @@ class AttentionPicture {
     const maps = Array.from({ length: this.heads }, (_, head) => probabilities(picture, head, query, factor));
     const together = maps[0].slice();
     for (const map of maps) map.forEach((p, key) => { if (p > together[key]) together[key] = p; });
-    const own = tokenOfQuery(picture, query)[0];
-    drawGrid(this.main, width, this.colour, picture, together, query, this.slice ?? own, true);
+    const slice = this.dims === 3 ? this.slice ?? tokenOfQuery(picture, query)[0] : 0;
+    drawGrid(this.main, width, this.colour, picture, together, query, slice, true);
     this.main.setAttribute("aria-label", `query of output ${vector(query)}; ${this.heads} heads`);
+    this.taps = picture.shifts ? maps.map((map) => tapAt(picture, query, argmax(map))) : picture.taps;
     maps.forEach((map, head) => this.drawCard(head, map));
-    this.tapButtons?.forEach((button, j) => button.classList.toggle("chosen", picture.taps[this.chosen] === j));
+    if (picture.kernel) this.drawKernel(this.taps);
     this.drawLegend();
     this.tell(maps);
     if (picture.factors) this.tellSharpness();
@@ -540,30 +620,39 @@ class AttentionPicture {
     const best = argmax(map);
     const slice = this.dims === 3 ? this.slice ?? placeOf(this.picture.shape, best)[0] : 0;
     drawGrid(canvas, this.cardWidth, this.colour, this.picture, map, this.query, slice, false);
-    if (this.picture.kernel) drawMark(mark, this.colour, this.picture.kernel, this.picture.taps[head]);
+    if (this.picture.kernel) drawMark(mark, this.colour, this.picture.kernel, this.taps[head]);
     card.classList.toggle("chosen", head === this.chosen);
+    card.setAttribute("aria-checked", head === this.chosen);
+    card.tabIndex = head === this.chosen ? 0 : -1;
     const aim = this.picture.aims[head];
     const shift = aim ? element("span", { class: "shift" }, `${this.tight ? "" : "τ "}${vector(aim.shift)}`) : "";
-    const lines = [element("b", {}, `${this.tight ? "" : "head "}${head}`), " ", shift, element("br"), percent(map[best])];
+    const lines = [element("b", {}, `${this.tight ? "" : "head "}${head}`), " ", shift, element("br"), percent(map[best], this.picture.bits)];
     if (this.dims === 3) lines.push(`, slice ${slice}`);
     text.replaceChildren(...lines);
-    canvas.setAttribute("aria-label", `head ${head}: ${percent(map[best])} on ${describe(this.picture, best)}`);
+    const said = `head ${head}: ${percent(map[best], this.picture.bits)} on ${describe(this.picture, best)}`;
+    for (const one of [card, canvas]) one.setAttribute("aria-label", said);
   }
 
   /** In words: which output asks, from which token, and where the chosen head looks. */
   tell(maps) {
     const { picture, query, chosen } = this;
-    const map = maps[chosen], best = argmax(map), tap = picture.taps[chosen];
+    const map = maps[chosen], best = argmax(map), tap = this.taps[chosen];
     const carried = picture.carried[chosen];
-    let sentence = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${chosen} gives ${percent(map[best])} to ${describe(picture, best)}`;
-    if (tap !== null) sentence += `, and multiplies it by tap ${vector(placeOf(picture.kernel.shape, tap))}, of norm ${short(carried)}`;
-    else if (carried !== null) sentence += `; it looks at no tap of the kernel, and carries a matrix of norm ${short(carried)}`;
+    let sentence = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${chosen} gives ${percent(map[best], picture.bits)} to ${describe(picture, best)}`;
+    const matrix = `carries a matrix of norm ${short(carried ?? 0)}`;
+    if (picture.shifts) {
+      sentence += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel.shape, tap))} reads from here`;
+      sentence += `. Where it looks depends on the image; it ${matrix}`;
+    } else if (tap !== null) sentence += `, and multiplies it by tap ${vector(placeOf(picture.kernel.shape, tap))}, of norm ${short(carried)}`;
+    else if (carried !== null && picture.maps) sentence += `. Where it looks depends on the image; it ${matrix}`;
+    else if (carried !== null) sentence += picture.aims[chosen] === null ? `; it aims at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
     this.readout.textContent = `${sentence}.`;
   }
 
   tellSharpness() {
     const { picture, query, stop } = this;
-    if (this.worstAt !== query) [this.worst, this.worstAt] = [worstLeakage(picture, query), query];
+    if (!this.worstAt.has(query.join())) this.worstAt.set(query.join(), worstLeakage(picture, query));
+    this.worst = this.worstAt.get(query.join());
     const { measured, bound } = this.worst[stop];
     const name = stopName(picture, stop);
     this.sharp.textContent = name;
@@ -574,10 +663,26 @@ class AttentionPicture {
       this.leak.title = `measured ${measured}` + (bound === null ? "" : `, bound ${bound}`);
     }
     const off = picture.aims.filter((_, head) => aimedKey(picture, head, query) === null).length;
-    if (off && measured !== null) text += ` ${off} of the heads aim at no single key of this grid.`;
+    if (off && measured !== null) text += ` ${off === 1 ? "1 head aims" : `${off} heads aim`} at no single key of this grid.`;
     this.leak.textContent = text;
     drawChart(this.chart, picture, this.worst, stop);
   }
+}
+
+/** Of many controls one is a stop of the tabulator key; arrow keys, Home and End go from one to another. */
+function roving(controls, columns, choose) {
+  controls.forEach((control, at) => control.addEventListener("keydown", (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
+    let to = at + (steps[event.key] ?? 0);
+    if (event.key === "Home") to = 0;
+    else if (event.key === "End") to = controls.length - 1;
+    else if (!(event.key in steps)) return;
+    event.preventDefault();
+    if (controls[to] === undefined || to === at) return;
+    choose(to);
+    for (const [k, one] of controls.entries()) one.tabIndex = k === to ? 0 : -1;
+    controls[to].focus();
+  }));
 }
 
 /** The index of the number nearest to x. */

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ import torch
 
 from verify.certificate import Certificate
 from verify.fields import Geometry
-from verify.report.attention import NoPicture, picture
+from verify.report.attention import picture
+from verify.report.given import MOST_GIVEN
 from verify.report.images import Strip, strip
-from verify.report.layer import Layer, in_words, times
-from verify.wording import exactly, from_above
+from verify.report.layer import Layer, NoPicture, in_words
+from verify.report.numbers import Sentence, claimed, numbers_of, summary
+from verify.wording import exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
 """What every page of ours has near its beginning."""
@@ -29,22 +30,14 @@ MOST_IMAGES = 350_000
 MOST_ARGUMENTS = 60
 """Layers whose argument is printed step by step; the certificate file has them all."""
 
+FULL = "the layers above fill the page"
+
 MEANINGS = {
     "PROVED": "PROVED: for every finite input within the stated size, the two layers differ by no more than the bound.",
     "CHECKED": "CHECKED: on the samples named, they differ by no more than rounding can explain.",
     "REFUTED": "REFUTED: some output differs by more, and the sentence says where.",
     "UNDECIDED": "UNDECIDED: a step of the argument could not be made, and the sentence says which.",
 }
-
-
-@dataclass(frozen=True)
-class Number:
-    """One number of a certificate: three digits for the eye, rounded up, and all of it for whoever compares."""
-
-    key: str
-    name: str
-    text: str
-    exact: str
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,16 @@ class Facts:
         network: sentences on the network as a whole.
         input_told: what the drawn input is.
         recheck: the command that rechecks the certificates.
+        hindered: why there is none.
         notes: anything else.
     """
 
     title: str
     lede: str = ""
-    network: tuple[str, ...] = ()
+    network: tuple[Sentence, ...] = ()
     input_told: str = ""
     recheck: str | None = None
+    hindered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -94,6 +89,7 @@ def page(layers: Sequence[Layer], facts: Facts) -> bytes:
         network=facts.network,
         input_told=facts.input_told,
         recheck=facts.recheck,
+        hindered=facts.hindered,
         notes=facts.notes,
         layers=views,
         limits=limits,
@@ -172,33 +168,39 @@ def _views(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[int, Any
     """What the template needs of every layer, the data of the pictures, and what was left out."""
     views, pictures = [], {}
     drawn, images, left = 0, 0, Counter()
+    share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
-        why_not, shown = "", None
-        if drawn >= MOST_PICTURES:
-            why_not = "the layers above fill the page"
+        why_not, shown, no_strip = "", None, ""
+        # Attention that somebody gave is what the page was made for, however large.
+        if drawn >= MOST_PICTURES and layer.attention is None:
+            why_not = FULL
             left["pictures of attention"] += 1
         else:
             try:
-                found = picture(layer)
-                drawn += len(in_script(found))
+                found = picture(layer, share)
+                drawn += len(in_script(found)) if layer.attention is None else 0
                 pictures[index] = found
             except NoPicture as reason:
                 why_not = str(reason)
-        if images < MOST_IMAGES:
-            shown = strip(layer)
-            images += 0 if shown is None else shown.size
-        elif layer.x is not None:
+        if images < MOST_IMAGES or layer.x is None:
+            try:
+                shown = strip(layer)
+                images += 0 if shown is None else shown.size
+            except NoPicture as reason:
+                no_strip = str(reason)
+        else:
+            no_strip = FULL
             left["outputs side by side"] += 1
         if index >= MOST_ARGUMENTS and layer.certificate is not None:
             left["the argument step by step"] += 1
-        views.append(_view(index, layer, shown, why_not))
+        views.append(_view(index, layer, shown) | {"why_not": why_not, "no_strip": no_strip})
     limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in left.items()]
     if len(layers) > 1:
         limits.insert(0, "Open a layer to see its heads.")
     return views, pictures, limits
 
 
-def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[str, Any]:
+def _view(index: int, layer: Layer, shown: Strip | None) -> dict[str, Any]:
     certificate, conv, verdict = layer.certificate, layer.conv, layer.verdict
     heads, alpha = "", None
     if layer.mhsa is not None:
@@ -207,8 +209,8 @@ def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[s
             alpha = _alpha(float(layer.mhsa.centres()[0].min()))
     elif layer.attention is not None:
         heads = len(layer.attention)
-    numbers = _numbers(certificate) if certificate else []
-    known = {number.key: number for number in numbers}
+    numbers = numbers_of(layer)
+    proved = certificate is not None and certificate.verdict.name == "PROVED" and verdict is not None and verdict.good
     return {
         "index": index,
         "name": layer.name or "(the model)",
@@ -217,13 +219,9 @@ def _view(index: int, layer: Layer, shown: Strip | None, why_not: str) -> dict[s
         "alpha": alpha,
         "verdict": verdict.name if verdict else "",
         "sentence": verdict.sentence.rstrip(".") if verdict else "",
-        "claim": claimed(certificate) if certificate and certificate.verdict.name == "PROVED" else "",
-        "numbers": [*numbers, *_sampled(layer)],
-        "observed": known.get("observed"),
-        "relation": "≤" if known and float(known["observed"].exact) <= float(known["bound"].exact) else ">",
-        "bound": known.get("bound"),
-        "drawn": not why_not,
-        "why_not": why_not,
+        "claim": claimed(certificate) if certificate is not None and proved else "",
+        "numbers": numbers,
+        "summary": summary(layer, numbers),
         "strip": shown,
         "flat": layer.x is not None and layer.x.dim() == 3,
         "steps": certificate.steps if certificate and index < MOST_ARGUMENTS else (),
@@ -237,50 +235,6 @@ def _alpha(value: float) -> str | None:
         return None
     text = exactly(value)
     return text if len(text) <= 7 else f"{value:.4g}"
-
-
-def _rounded_up(value: float) -> str:
-    return "∞" if value == math.inf else from_above(value)
-
-
-def claimed(certificate: Certificate) -> str:
-    """The certificate's claim in one sentence."""
-    most = float(certificate.bound.max(initial=0.0))
-    return (
-        f"For every input of at most {times(certificate.grid)} positions whose numbers are finite and no larger than "
-        f"{exactly(certificate.input_bound)}, the attention’s output differs from the convolution’s by at most "
-        f"{from_above(most)}, in every output channel."
-    )
-
-
-def _numbers(certificate: Certificate) -> list[Number]:
-    """From the certificate and nowhere else."""
-    parts = (
-        ("bound", "bound, for all inputs (greatest of the channels)"),
-        ("rounding", "of it, rounding"),
-        ("leakage", "of it, leaked attention"),
-        ("taps", "of it, taps that differ"),
-        ("observed", "greatest difference on adversarial inputs"),
-    )
-    rows = []
-    for key, name in parts:
-        value = float(getattr(certificate, key).max(initial=0.0))
-        rows.append(Number(key, name, _rounded_up(value), repr(value)))
-    b = float(certificate.input_bound)
-    return [*rows, Number("input_bound", "for inputs |x| up to", exactly(b), repr(b))]
-
-
-def _sampled(layer: Layer) -> list[Number]:
-    """What samples showed."""
-    if layer.check is None:
-        return []
-    rows = (
-        ("interior", "greatest difference on samples, where no padding is read"),
-        ("border", "the same, where some is"),
-    )
-    return [
-        Number(key, name, _rounded_up(getattr(layer.check, key)), repr(getattr(layer.check, key))) for key, name in rows
-    ]
 
 
 def _common(certificates: Iterable[Certificate]) -> list[str]:

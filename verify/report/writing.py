@@ -1,7 +1,8 @@
 """``verify.write_report``: the page of a convolution or a network, from the modules themselves."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import nn
 from construct.attention import MHSA
 from verify.certificate import Certificate
 from verify.documents import _replace
-from verify.layers import certify_layer
-from verify.report.images import activations, photograph
+from verify.layers import certify_layer, combined
+from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
+from verify.report.images import activations, has_photograph, photograph
 from verify.report.layer import Layer
 from verify.report.page import Facts, page
 from verify.sampling import check_call, evaluating, generated_inputs
@@ -22,8 +24,9 @@ from verify.sampling import check_call, evaluating, generated_inputs
 MOST_DRAWN = 40
 """Layers whose input is kept to be drawn; the pictures of more would not fit on a page."""
 LEDE = (
-    "Each convolution below was written as multi-head self-attention with relative positions (Cordonnier, Loukas, Jaggi, "
-    "ICLR 2020): one head for each tap of the kernel, which looks where the tap looks."
+    "Below, each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
+    "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks. Whether "
+    "these layers then compute the same is judged one by one."
 )
 
 
@@ -52,20 +55,29 @@ def write_report(
 
     Raises:
         ImportError: jinja2 is not there.
-        ValueError: the two networks do not belong together, or the attention is not made of probabilities.
+        TypeError: an argument is of another kind than it says above.
+        ValueError: the two networks do not belong together, a certificate is of another layer, ``x`` is no input of the
+            network, or the attention is not made of probabilities.
         OSError: the file cannot be written.
     """
-    if (original is None) != (converted is None):
-        raise ValueError("write_report takes both networks, or neither and attention alone")
-    known = {"": certificates} if isinstance(certificates, Certificate) else dict(certificates or {})
-    arrays = {name: _array(values) for name, values in (attention or {}).items()}
+    models(original, converted)
+    batch(x)
+    arrays = probabilities_by_name(attention)
     layers: list[Layer] = []
     told = ""
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
-        inputs, told = pictured(original, {name: conv for name, (conv, _) in pairs.items()}, x)
+        known = certificates_by_path(certificates, pairs)
+        inputs, told = _inputs(original, {name: conv for name, (conv, _) in pairs.items()}, x)
+        missing = why_no_input(pairs, inputs)
         for name, (conv, mhsa) in pairs.items():
-            layers.append(_judged(name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)))
+            try:
+                layer = _judged(name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None))
+                layers.append(replace(layer, no_input=missing.get(name, "")))
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"write_report: layer {name or 'the model'!r}: {error}") from error
+    else:
+        certificates_by_path(certificates, {})
     layers += [Layer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
@@ -108,16 +120,45 @@ def pictured(
     real = photograph(size, dtype) if size is not None else None
     if real is not None:
         return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
+    wanting = has_photograph(size)
     if x is not None:
-        return activations(original, x, convolutions), "What reaches this layer from the first input of the check."
-    inputs = {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()}
-    if list(convolutions) == [""]:
-        conv = convolutions[""]
-        channels = int(conv.in_channels)
-        own = photograph((channels, 64, 64), dtype) if conv.weight.dim() == 4 else None
-        if own is not None:
-            return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
-    return inputs, "The input is random."
+        found, told = (
+            activations(original, x, convolutions),
+            "What reaches this layer from the first input of the check.",
+        )
+    else:
+        found, told = (
+            {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()},
+            "The input is random.",
+        )
+        if list(convolutions) == [""]:
+            conv = convolutions[""]
+            shape = (int(conv.in_channels), 64, 64) if conv.weight.dim() == 4 else None
+            own = photograph(shape, dtype) if shape is not None else None
+            if own is not None:
+                return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
+            wanting = has_photograph(shape)
+    return found, f"{told} Install scikit-learn for a real picture." if wanting else told
+
+
+def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Why some layers have no input to draw, by path."""
+    return {
+        name: f"only the inputs of the first {MOST_DRAWN} layers are kept"
+        if index >= MOST_DRAWN
+        else "the network did not call this layer"
+        for index, name in enumerate(convolutions)
+        if name not in inputs
+    }
+
+
+def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> tuple[dict[str, torch.Tensor], str]:
+    try:
+        return pictured(original, convolutions, x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if x is None:
+            raise
+        raise ValueError(f"write_report: the network does not take x: {error}") from error
 
 
 def _judged(
@@ -127,12 +168,8 @@ def _judged(
     sample = generated_inputs(conv, 1, 0) if x is None else x
     with evaluating(conv, mhsa):
         check = check_call(conv, mhsa, sample, "one input of the report")
-        verdict = certificate.verdict if certificate is not None else None
         if certificate is None:
             certificate, verdict = certify_layer(conv, mhsa, check)
+        else:
+            verdict = combined(certificate, check)
     return Layer(name, conv, mhsa, check, certificate, verdict, x, attention)
-
-
-def _array(values: Any) -> np.ndarray:
-    values = values.detach().cpu() if isinstance(values, torch.Tensor) else values
-    return np.asarray(values, dtype=np.float64)

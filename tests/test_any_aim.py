@@ -1,0 +1,134 @@
+"""REFUTED takes an output that differs beyond rounding: heads that look between keys, nowhere, or softly are no proof of it."""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import construct
+import verify
+from construct.from_conv import main
+from verify.any_aim import any_aim_bound, one_hot
+from verify.rounding import convolution_bound
+from verify.sampling import check_call
+from verify.strategies import convolutions
+
+
+def seeded(make: Callable[[], Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def halfway() -> tuple[nn.Conv1d, Any]:
+    """Two equal taps are one head that looks halfway between them, with twice the matrix."""
+    conv = nn.Conv1d(2, 2, 2, bias=False)
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        conv.weight[:, :, 1] = conv.weight[:, :, 0]
+        layer.w_val[0, 0], layer.w_out[0, 0] = torch.eye(2), 2 * conv.weight[:, :, 0].T
+        layer.w_out[1].zero_()
+        layer.v[0] = torch.tensor([-1024.0, 1024.0])
+    return conv, layer
+
+
+def cancelling() -> tuple[nn.Conv2d, Any]:
+    """Two heads that average everything, and whose matrices cancel."""
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        conv.weight[:, :, 1, 1:] = 0
+        layer.v[4:6] = 0
+        layer.w_val[5] = layer.w_val[4]
+        layer.w_out[5] = -layer.w_out[4]
+    return conv, layer
+
+
+def softly_cancelling() -> tuple[nn.Conv1d, Any]:
+    """The same with heads that aim at the tap, softly: what they read is not what lies there."""
+    conv = nn.Conv1d(3, 2, 1)
+    layer = construct.conv_to_mhsa(nn.Conv1d(3, 2, 2), alpha=2**-6)
+    conv = nn.Conv1d(3, 2, 2)
+    with torch.no_grad():
+        conv.weight.zero_()
+        layer.b_out.copy_(conv.bias)  # type: ignore[arg-type]
+        layer.v[1] = layer.v[0]
+        layer.w_val[1] = layer.w_val[0]
+        layer.w_out[1] = -layer.w_out[0]
+    return conv, layer
+
+
+@pytest.mark.parametrize("make", [halfway, cancelling, softly_cancelling])
+def test_the_same_function_by_other_means_is_not_refuted(make: Callable[[], Any], tmp_path: Path) -> None:
+    conv, layer = seeded(make)
+    size = (1, conv.in_channels, *[12] * (conv.weight.dim() - 2))
+    x = seeded(lambda: torch.randn(size))
+    assert verify.compare(conv, layer, x).max_abs < 1e-6
+    for scale in (1.0, 1e4):
+        assert check_call(conv, layer, scale * x, "noise").verdict.name in ("UNDECIDED", "CHECKED")
+    verify.write_report(tmp_path / "page.html", conv, layer, x)
+    (verdict,) = re.findall(r'class="verdict (\w+)', (tmp_path / "page.html").read_text())
+    assert verdict != "REFUTED"
+
+
+@pytest.mark.parametrize("v", [[0.0, 0.0, 0.0], [-1024.0, 1024.0, 0.0], [1024.0, 0.0, 0.0]])
+def test_a_head_that_looks_elsewhere_is_refuted_with_the_place(v: list[float]) -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 4, 3, padding=1))
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.v[4] = torch.tensor(v)
+    found = check_call(conv, layer, seeded(lambda: torch.randn(1, 3, 9, 9)), "noise")
+    assert found.verdict.name == "REFUTED"
+    told = (
+        r"head 4 has no single best shift, and at \(0, \d, \d, \d\) the convolution gives .* on noise: a difference of "
+    )
+    assert re.match(told, found.verdict.sentence)
+    assert found.ratio > 1
+    assert found.discrepancy.max_abs > found.bound > 0
+
+
+def test_numbers_that_cannot_be_read_refute_nothing() -> None:
+    conv = nn.Conv1d(1, 1, 1)
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.v[0, 1] = float("nan")
+    assert check_call(conv, layer, torch.ones(1, 1, 4), "ones").verdict.name == "UNDECIDED"
+
+
+@given(convolutions(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 40.0, 1024.0]), st.booleans())
+def test_the_bound_covers_what_rounding_does(conv: Any, seed: int, scale: float, content: bool) -> None:
+    """Any v, any content: the layer in its own type beside itself in float64."""
+    layer = construct.conv_to_mhsa(conv)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        layer.v.copy_(scale * torch.randn(layer.v.shape, generator=generator))
+        if content:
+            layer.w_qry.copy_(torch.randn(layer.w_qry.shape, generator=generator))
+            layer.w_key.copy_(torch.randn(layer.w_key.shape, generator=generator))
+        exact = copy.deepcopy(layer).double()
+        x = verify.sampling.generated_inputs(conv, 1, seed)
+        error = (layer(x).double() - exact(x.double())).abs().numpy()
+    bound = any_aim_bound(layer, conv, x, error.shape[2:]) - convolution_bound(conv, x, error.shape[2:])
+    assert (error <= np.nan_to_num(bound, nan=np.inf) * (1 + 1e-3) + 1e-12 * float(x.abs().max())).all()
+    assert not (content and one_hot(layer))
+
+
+def test_what_is_sharp_is_known() -> None:
+    conv = nn.Conv2d(1, 1, 3)
+    assert one_hot(construct.conv_to_mhsa(conv))
+    assert not one_hot(construct.conv_to_mhsa(conv, alpha=46.0))
+
+
+def test_the_command_line_gives_the_place_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 1, 3))), "model.pt")
+    assert main(["model.pt", "--alpha", "0.5"]) == 1
+    assert re.search(r"REFUTED: .*at \(\d, \d, \d+\) the convolution gives", capsys.readouterr().out)
