@@ -345,3 +345,44 @@ def test_columns_of_queries_are_right_in_three_dimensions():
             x = torch.randint(-4, 5, (2, 16, 6, 9, 10)).float()
             for given in (x, x.contiguous(memory_format=torch.channels_last_3d)):
                 assert torch.equal(conv_to_mhsa(conv)(given), conv(given))
+
+
+@pytest.mark.parametrize("queries", [3, 10**9])
+@pytest.mark.parametrize("conv", [
+    nn.Conv1d(16, 24, 5, padding=3, dilation=2), nn.Conv1d(24, 16, 3, padding="same"), nn.Conv1d(16, 16, 4, bias=False),
+    nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(2, 3, (2, 5), stride=(2, 3), padding=(1, 4)), nn.Conv2d(5, 2, (4, 1), padding=(3, 0)),
+], ids=str)  # fmt: skip
+def test_outputs_and_gradients_are_the_convolution_s_in_blocks_of_any_size(conv: nn.Module, queries: int):
+    """In integers, where borders of several blocks fall on padding in different ways."""
+    module: Any = conv.double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_((8 * p).round())
+    layer = conv_to_mhsa(module, order=torch.randperm(module.weight[0, 0].numel()).tolist())
+    x = torch.randint(-4, 5, (2, module.in_channels, *(13, 11)[: module.weight.dim() - 2])).double().requires_grad_()
+    found, expected = [], []
+    for run, seen in ((layer, found), (module, expected)):
+        with smaller_blocks(queries):
+            for given in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+                y = run(given)
+                pulled = torch.arange(y.numel()).view_as(y).remainder(7).double()
+                seen += [y, *torch.autograd.grad(y, [x], pulled)]
+            weights = [layer.w_val, layer.w_out] if run is layer else [module.weight]
+            y = run(x)
+            seen.append(
+                torch.autograd.grad(y, weights, torch.ones_like(y))[0] if run is module else kernel_gradient(layer, y)
+            )
+            with torch.no_grad():
+                seen.append(run(x))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def kernel_gradient(layer: MHSA, y: torch.Tensor) -> torch.Tensor:
+    """The gradient of the sum of y for the kernel, through the factor that carries it."""
+    value, out = torch.autograd.grad(y, [layer.w_val, layer.w_out], torch.ones_like(y))
+    whole = value if is_identity(layer.w_out) else out  # (heads, 1, C, D)
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        (moved.w_val if whole is value else moved.w_out).copy_(whole)
+    return moved.weight
