@@ -44,6 +44,12 @@ SLACK = 1e-9
 """Relative: sums of float64 in another order."""
 
 
+@pytest.fixture(autouse=True)
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs as small as those of tests are held once a channel too."""
+    monkeypatch.setattr(pushing, "LARGE", 0)
+
+
 def place_by_place(bound: float, shape: Any) -> Ball:
     return everywhere(bound, shape).whole()
 
@@ -357,3 +363,10 @@ def test_documents_are_written_as_json_writes_them(value):
 def test_documents_hold_no_infinity():
     with pytest.raises(ValueError, match="JSON"):
         indented({"a": [float("inf")]})
+
+
+def test_small_inputs_are_held_place_by_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    assert not everywhere(2.0, (1, 3, 8, 8)).even
+    assert everywhere(2.0, (1, 3, 224, 224)).even
+    assert everywhere(2.0, (1, 3, 8, 8)).shape == (1, 3, 8, 8)

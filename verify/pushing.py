@@ -22,6 +22,10 @@ from verify.pair_rule import Certifier, paired
 from verify.recording import Activation, Event
 from verify.rule_table import EVEN, RULES
 
+LARGE = 2**14
+"""From so many numbers on, an input of a claim about all inputs is held once a channel: its places differ by the borders alone.
+Of smaller ones the borders are a good part, and to hold every place costs little."""
+
 Pairs = Mapping[str, tuple[nn.Module, nn.Module]]
 
 
@@ -213,7 +217,10 @@ class Pushing:
 
 
 def everywhere(bound: float, shape: Sequence[int]) -> Ball:
-    """All activations of a shape with |a| ≤ B, the same in both networks: one number a channel."""
+    """All activations of a shape with |a| ≤ B, the same in both networks: of large ones, one number a channel."""
+    if math.prod(shape) < LARGE:
+        size = torch.full(tuple(shape), bound, dtype=torch.float64)
+        return Ball.around_zero(size, torch.zeros_like(size))
     held = torch.full([n if axis < 2 else min(n, 1) for axis, n in enumerate(shape)], bound, dtype=torch.float64)
     return replace(Ball.around_zero(held, torch.zeros_like(held)), over=tuple(shape))
 
