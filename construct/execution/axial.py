@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
-from construct.execution import chunked, holding, shifted
+from construct.execution import chunked, factored, holding, shifted
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
@@ -77,7 +77,10 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
         if any(t.requires_grad for t in aiming):
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
             y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
-    if plan.soft:
+    if plan.soft and not recorded and factored.fits(grid, FACTOR_BYTES):
+        c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
+        y = y + factored.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+    elif plan.soft:
         y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
     return _image(y)
 

@@ -1,0 +1,84 @@
+"""Heads that are no shifts, where nothing is recorded: one matrix product an axis and a head, on tokens that are copied once.
+
+P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`).  The last axis comes first, as rows; what is left is then always a
+batch of products with one matrix, and comes out as the next product reads it.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from construct.positions import Encoding
+from construct.tokens import TokenGrid
+
+Name = tuple[float, ...]
+"""The components of c that a factor depends on: heads with the same ones share it."""
+
+
+def fits(grid: TokenGrid, most: int) -> bool:
+    """Whether every factor is at most so many bytes."""
+    return all(8 * n * len(queries) <= most for n, queries in zip(grid.shape, grid.queries, strict=True))
+
+
+def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, negligible: float) -> Tensor:
+    """Σ_h P^h X W_h.
+
+    Args:
+        x: (B, D_in, *shape), padded, in the working type.
+        w: (heads, groups, C, D).
+        c: (heads, D_p), float64.
+        kind: the encoding, which factorises.
+        grid: of the call.
+        negligible: entries of a factor below this are set to zero.
+
+    Returns:
+        (B, *o, groups, D).
+    """
+    last, (_, groups, channels, width) = len(grid.shape) - 1, w.shape
+    batch, queries = len(x), grid.query_shape
+    # (n_d, B, n_1, …, n_{d−1}, D_in)
+    tokens = x.movedim(1, -1).movedim(last + 1, 0).contiguous()
+    names = _names(c, kind, last + 1)
+    factors = [_factors(c, kind, grid, axis, x.dtype, negligible, names[axis]) for axis in range(last + 1)]
+    total = x.new_zeros(groups, queries[last] * batch * prod(queries[:last]), width)
+    shared: dict[Name, list[int]] = {}
+    for head, name in enumerate(names[last]):
+        shared.setdefault(name, []).append(head)
+    for name, heads in shared.items():
+        begun = factors[last][name] @ tokens.flatten(1)  # (q_d, B · n_1 … n_{d−1} · D_in)
+        for head in heads:
+            seen, ahead, behind = begun, prod(grid.shape[:last]), groups * channels
+            for axis in range(last - 1, -1, -1):
+                ahead //= grid.shape[axis]
+                factor = factors[axis][names[axis][head]]
+                lines = seen.view(queries[last] * batch * ahead, grid.shape[axis], behind)
+                seen = torch.bmm(factor.expand(len(lines), -1, -1), lines)
+                behind *= queries[axis]
+            rows = seen.view(-1, groups, channels)
+            if groups == 1:
+                total[0].addmm_(rows[:, 0], w[head, 0])
+            else:
+                total.baddbmm_(rows.transpose(0, 1), w[head])
+    y = total.view(groups, queries[last], batch, *queries[:last], width)  # (g, q_d, B, q_1, …, q_{d−1}, D)
+    return y.movedim(0, -2).movedim(0, last + 1)  # (q_d, B, q_1, …, g, D), and then q_d behind its neighbours
+
+
+def _names(c: Tensor, kind: Encoding, axes: int) -> list[list[Name]]:
+    """For each axis, the name of every head's factor."""
+    values = c.tolist()
+    return [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(axes)]
+
+
+def _factors(
+    c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, negligible: float, names: list[Name]
+) -> dict[Name, Tensor]:
+    """P_i of every name: (q_i, n_i), rows adding up to 1."""
+    keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
+    delta = keys[None, :] - grid.queries[axis].to(c.device).double()[:, None]
+    found: dict[Name, Tensor] = {}
+    for head, name in enumerate(names):
+        if name not in found:
+            p = torch.softmax(kind.along(c[head : head + 1], delta, axis)[0], dim=1).to(dtype)
+            found[name] = p.masked_fill_(p < negligible, 0)
+    return found
