@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
+from construct.attention import EXECUTIONS
 from construct.execution import recall
 from construct.execution.merging import COPIED, is_identity
 
@@ -137,6 +139,8 @@ def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> N
     layer.execution = "dense"
     assert recall.recall(layer, x) is None
     layer.execution = "axial"
+    assert recall.recall(layer, x) is None  # it has not run yet
+    layer(x)
     assert recall.recall(layer, x) is not None
     monkeypatch.setattr("construct.encoding.r", lambda delta: (sum(n * n for n in delta), *delta))
     assert recall.recall(layer, x) is None
@@ -156,6 +160,17 @@ def test_a_large_factor_is_looked_at_too() -> None:
         torch.testing.assert_close(layer(x), expected(layer, x))
         factor.data[place] -= 0.5
         assert torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("name", ["auto", "axial"])
+def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time: before the layer was called, and after."""
+    layer, x = remembered("3x3")
+    layer.execution = name
+    before, right = layer(x), EXECUTIONS[name]
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + 1))
+    for _ in range(3):
+        assert torch.equal(layer(x), before + 1)
 
 
 def test_no_layer_is_kept_alive() -> None:

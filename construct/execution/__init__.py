@@ -6,7 +6,7 @@ A new execution is a module here that enters itself into ``EXECUTIONS``; the con
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution
-from construct.execution import axial, chunked, dense, sdpa, traced
+from construct.execution import axial, chunked, dense, recall, sdpa, traced
 from construct.execution.plan import axial_plan
 from construct.tokens import TokenGrid
 
@@ -51,5 +51,7 @@ EXECUTIONS["auto"] = Execution(
     _cost,
     choose,
 )
+
+recall.OWN.update(auto=_run, axial=axial.run)
 
 __all__ = ["EXECUTIONS", "axial", "choose", "chunked", "dense", "sdpa", "traced"]

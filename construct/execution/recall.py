@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from construct import encoding
-from construct.attention import MHSA, RECALLING, memory_format
+from construct.attention import EXECUTIONS, MHSA, RECALLING, memory_format
 from construct.execution.merging import COPIED, is_identity
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
 MOST = 64
 """Inputs of so many shapes are remembered of a layer."""
-FACTORISED = ("auto", "axial")
+OWN: dict[str, Any] = {}
+"""The executions whose calls are remembered, and what runs them: of any other code by that name nothing is known.  Filled in by
+:mod:`construct.execution`."""
 LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Work = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -81,6 +83,8 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: all that is looked over anew.
     if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
         return
+    if not _own(layer):
+        return
     if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     known = KNOWN.get(layer)
@@ -88,7 +92,7 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
         known = KNOWN[layer] = Known(layer, whole)
     if len(known.calls) >= MOST:
         known.calls.clear()
-    known.calls[x.shape, x.stride()] = memory_format(x), work
+    known.calls[layer._execution, x.shape, x.stride()] = memory_format(x), work
 
 
 def recall(layer: MHSA, x: Tensor) -> Tensor | None:
@@ -96,8 +100,8 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
     known = KNOWN.get(layer)
     if known is None or type(x) is not Tensor or not x.is_cpu or torch.is_autocast_enabled("cpu"):
         return None
-    call = known.calls.get((x.shape, x.stride()))
-    if call is None or x.dtype != known.dtype or layer._execution not in FACTORISED:
+    call = known.calls.get((layer._execution, x.shape, x.stride()))
+    if call is None or x.dtype != known.dtype or not _own(layer):
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors.values())):
         return None
@@ -106,6 +110,12 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
         return None
     lying, work = call
     return work(x, known.tensors[known.whole], known.tensors["b_out"]).contiguous(memory_format=lying)
+
+
+def _own(layer: MHSA) -> bool:
+    """Whether the execution in use is one whose calls are remembered."""
+    own = OWN.get(layer._execution)
+    return own is not None and EXECUTIONS[layer._execution].run is own
 
 
 def _plain(p: Tensor | None) -> bool:
