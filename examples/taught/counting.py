@@ -15,6 +15,8 @@ from typing import Any
 
 NEAR = 0.25
 """How far from an integer shift a component of a centre may be."""
+NEAREST = 0.5
+"""The same, for a count of the nearest shifts alone: what a head would look at if it became sharp where it is."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Count:
         found: whether it is one.
         covered: how many shifts of Δ_K have a head placed on them.
         shared: how many shifts of Δ_K have two heads or more placed on them.
-        between: how many heads are within no 0.25 of an integer shift.
+        between: how many heads are not within the tolerance of any integer shift.
         outside: how many are near an integer shift that is not in Δ_K.
     """
 
@@ -42,18 +44,19 @@ class Count:
         return asdict(self)
 
 
-def count(centres: Sequence[Sequence[float]], kernel: int) -> Count:
+def count(centres: Sequence[Sequence[float]], kernel: int, near: float = NEAR) -> Count:
     """Count the centres of a student of a K × K teacher.
 
     Args:
         centres: τ_h, (heads, 2).
         kernel: K, odd.
+        near: how far from a shift a component of a centre may be.
     """
     reach = kernel // 2
     placed, between, outside = Counter[tuple[int, ...]](), 0, 0
     for tau in centres:
-        # Not |t − round(t)| > NEAR, which a t that is not a number would pass.
-        if not all(abs(t) < 2**31 and abs(t - round(t)) <= NEAR for t in tau):
+        # Not |t − round(t)| > near, which a t that is not a number would pass.
+        if not all(abs(t) < 2**31 and abs(t - round(t)) <= near for t in tau):
             between += 1
         elif any(abs(round(t)) > reach for t in tau):
             outside += 1

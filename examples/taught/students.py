@@ -5,8 +5,8 @@ window lies in the patch, keys are all positions of it.  So q + τ is a token of
 sharp heads on Δ_K and the teacher's taps is the teacher.  With padding tokens it could be that too; but a head that looks
 at nothing but zeros is switched off, and one could not tell whether it had learned that or merely got lost.
 
-**Side by side.** The students of all seeds are one MHSA layer, each with heads and output channels of its own: W_out of a head is zero
-at the channels of all others, and stays so.  As Adam steps each number by itself, every student learns as if it were alone.
+**Side by side.** The students of all seeds are one MHSA layer, each with heads and output channels of its own: W_out of a head is
+zero at the channels of all others, and stays so.  As Adam steps each number by itself, every student learns as if it were alone.
 """
 
 from dataclasses import dataclass

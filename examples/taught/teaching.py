@@ -10,13 +10,13 @@ from torch import nn
 
 import verify
 from examples.learned.training import Diverged
-from examples.taught.counting import count
+from examples.taught.counting import NEAREST, count
 from examples.taught.patches import Patches
 from examples.taught.students import Setting, Students, scale_of, teachers_of
 
 HELD_OUT = 256
 """Held-out patches on which the distance to the teacher is measured."""
-LOOKS = 60
+LOOKS = 30
 """How often students are looked at on their way."""
 RISE = 0.05
 """The share of the steps over which the rates rise; then they fall along a cosine to nothing."""
@@ -74,9 +74,7 @@ def teach(
             errors = students.errors(teachers, held, scale).tolist()
         alpha, tau = students.centres()
         seconds = round(time.monotonic() - start, 3)
-        looks.append(
-            {"step": step, "seconds": seconds, "error": errors, "alpha": alpha.tolist(), "tau": tau.tolist()}
-        )
+        looks.append({"step": step, "seconds": seconds, "error": errors, "alpha": alpha.tolist(), "tau": tau.tolist()})
 
     look(0)
     for step in range(setting.steps):
@@ -98,8 +96,29 @@ def teach(
     return looks
 
 
+def inside(alpha: torch.Tensor, tau: torch.Tensor, kernel: int, side: int) -> float:
+    """The share of the heads' attention that falls on Δ_K, on average, from the middle of a patch.
+
+    Args:
+        alpha: (heads,).
+        tau: (heads, 2).
+        kernel: K.
+        side: of the patch.
+    """
+    reach = torch.arange(side, dtype=torch.float64) - side // 2
+    delta = torch.cartesian_prod(reach, reach)
+    score = -alpha.double()[:, None] * (delta[None] - tau.double()[:, None]).square().sum(2)
+    on_kernel = delta.abs().amax(1) <= kernel // 2
+    return float(torch.softmax(score, dim=1)[:, on_kernel].sum(1).mean())
+
+
 def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of every student: its count, its distance to the teacher, and the audit of it as a black box.
+    """What became of every student: its counts, its distance to the teacher, and the audit of it as a black box.
+
+    Returns:
+        By seed: ``error`` on held-out patches; ``count`` and ``nearest`` (by the nearest shifts alone), and ``first`` before
+        learning; ``to_convolution``, the distance to the nearest K × K convolution, and ``kernel_apart``, the distance of
+        that one's kernel to the teacher's, relative (None if the audit saw another size); ``inside``; and the sorted α.
 
     Raises:
         Diverged: a held-out error is no number.
@@ -112,24 +131,24 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
         error = looks[-1]["error"][place]
         if not math.isfinite(error):
             raise Diverged(f"{setting.told}, seed {seed}: the held-out error is no number (try a smaller --rate)")
-        # A student is a map of its own, whatever data taught it: its nearest convolution, and that one's distance to the teacher.
+        # The map itself, whatever patches taught it: white noise has all the directions that photographs hardly have.
         seen = verify.audit(students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel)
         apart = None
         if seen.kernel.shape == tuple(kernels[place].shape):
             theirs = kernels[place].numpy()
             apart = float(((seen.kernel - theirs) ** 2).sum() / (theirs**2).sum()) ** 0.5
-        firsts = [look["alpha"][place] for look in looks]
+        centres = tau[place].tolist()
         rows.append(
             {
                 "seed": seed,
                 "error": error,
-                "count": count(tau[place].tolist(), setting.kernel).record(),
+                "count": count(centres, setting.kernel).record(),
+                "nearest": count(centres, setting.kernel, NEAREST).record(),
                 "first": count(looks[0]["tau"][place], setting.kernel).record(),
                 "to_convolution": seen.distance,
                 "kernel_apart": apart,
+                "inside": inside(alpha[place], tau[place], setting.kernel, setting.side),
                 "alpha": sorted(alpha[place].tolist()),
-                "alpha_median": [sorted(a)[len(a) // 2] for a in firsts],
-                "tau": tau[place].tolist(),
             }
         )
     return rows
