@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
-from math import log
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ import verify  # noqa: E402
 from construct.demo import PATH  # noqa: E402
 from examples.learned.data import BadInput  # noqa: E402
 from examples.learned.training import Diverged  # noqa: E402
-from examples.taught import finetuning, plots, teaching  # noqa: E402
+from examples.taught import finetuning, plots  # noqa: E402
 from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made  # noqa: E402
 from examples.taught.counting import NEAR, count  # noqa: E402
@@ -165,6 +164,16 @@ def test_a_student_on_the_solution_stays_there():
         assert row["count"]["found"]
         assert row["kernel_apart"] < 0.02
         assert row["inside"] > 0.999
+
+
+def test_alpha_is_driven_up_where_that_is_asked_for():
+    setting = replace(SETTING, steps=20, floor=32.0)
+    assert [setting.least_alpha(step) for step in (0, 10)] == [0, 0]
+    assert [setting.least_alpha(step) for step in (12, 20)] == pytest.approx([2.0, 32.0])
+    assert SETTING.least_alpha(SETTING.steps) == 0
+    students, looks = taught(setting, [0], patches("noise", 6), quiet)
+    assert students.centres()[0].min() > 31.9
+    assert max(looks[10]["alpha"][0]) < 2
 
 
 def test_measuring_tells_a_student_that_is_lost():

@@ -14,20 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Summary = dict[str, Any]
+MOST = 12
+"""Groups whose centres are drawn."""
 
 
 def _told(group: dict[str, Any]) -> str:
     return f"{group['data']}, {group['heads']} heads, {group['start']}"
 
 
-def _grouped(summary: Summary, most: int = 7) -> list[dict[str, Any]]:
-    """The groups that are drawn: as many as there are colours."""
-    return summary["groups"][: max(most, 1)]
-
-
 def centres(summary: Summary) -> "Figure":
     """Where the centres of the first seed's student went, on top of Δ_K: a line from the ring to the dot, a colour a head."""
-    groups = summary["groups"][:12]
+    groups = summary["groups"][:MOST]
     columns = min(len(groups), 4)
     rows = -(-len(groups) // columns)
     with style():

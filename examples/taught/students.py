@@ -42,6 +42,7 @@ class Setting:
         steps: of gradient descent.
         batch: patches a step.
         value_rate: the learning rate of W_out and b_out.
+        floor: None to let α go where it goes; else a least α, which rises to this over the second half of the steps.
     """
 
     heads: int
@@ -55,11 +56,20 @@ class Setting:
     steps: int
     batch: int
     value_rate: float
+    floor: float | None = None
 
     @property
     def told(self) -> str:
         """For people."""
-        return f"{self.heads} heads, {self.start} start, α = {self.alpha:g} at first, rate {self.rate:g}, {self.data}"
+        floor = "" if self.floor is None else f", driven to α ≥ {self.floor:g}"
+        return f"{self.heads} heads, {self.start} start, α = {self.alpha:g} at first, rate {self.rate:g}, {self.data}{floor}"
+
+    def least_alpha(self, step: int) -> float:
+        """What α may not fall below after a step: 0 in the first half, then rising in equal factors from ``alpha``."""
+        share = 2 * step / self.steps - 1
+        if self.floor is None or share <= 0:
+            return 0.0
+        return self.alpha * (self.floor / self.alpha) ** min(1.0, share)
 
 
 def teachers_of(setting: Setting, seeds: list[int]) -> nn.Module:

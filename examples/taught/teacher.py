@@ -26,6 +26,9 @@ def options_of(found: argparse.ArgumentParser) -> None:
         "--rates", nargs="+", type=float, default=[0.05], metavar="R", help="of τ and log α (default: 0.05)"
     )
     found.add_argument("--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)")
+    found.add_argument(
+        "--sharpen", type=float, metavar="A", help="drive every α up to A in the second half (default: leave it alone)"
+    )
     found.add_argument("--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)")
     found.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
     found.add_argument("--batch", type=int, default=16, help="patches a step (default: %(default)s)")
@@ -57,6 +60,7 @@ def settings_of(options: argparse.Namespace) -> list[Setting]:
             options.steps,
             options.batch,
             options.value_rate,
+            options.sharpen,
         )
         for data, heads, start, alpha, rate in dict.fromkeys(every)
     ]

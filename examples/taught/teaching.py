@@ -90,6 +90,9 @@ def teach(
         errors.sum().backward()
         optimiser.step()
         done = step + 1
+        if (least := setting.least_alpha(done)) > 0:
+            with torch.no_grad():
+                students.log_alpha.clamp_(min=math.log(least))
         if done % every == 0 or done == setting.steps:
             look(done)
             tell(done, f"error {sum(looks[-1]['error']) / len(students.seeds):.2g}")
