@@ -158,7 +158,8 @@ def test_a_student_on_the_solution_stays_there():
     students, teachers = Students(setting, [0, 1]), teachers_of(setting, [0, 1])
     students.put_on_solution(teachers, 16.0)
     looks = teach(students, teachers, patches("noise", 6), quiet)
-    assert max(looks[-1]["error"]) < 1e-4
+    # Adam moves every number by its rate at first, however small the gradient: it trembles, but goes nowhere.
+    assert max(looks[-1]["error"]) < 1e-3
     for row in measured(students, looks):
         assert row["count"] == row["first"]
         assert row["count"]["found"]
@@ -194,7 +195,7 @@ def test_attention_inside_the_kernel():
     tau = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0], [1.5, 0.0]])
     sharp = torch.full((4,), 200.0)
     assert inside(sharp[:2], tau[:2], 3, 7) == 1
-    assert inside(sharp[2:3], tau[2:3], 3, 7) == 0
+    assert inside(sharp[2:3], tau[2:3], 3, 7) < 1e-80
     assert inside(sharp[3:], tau[3:], 3, 7) == pytest.approx(0.5)
     assert inside(torch.full((1,), 1e-9), tau[:1], 3, 7) == pytest.approx(9 / 49)
 

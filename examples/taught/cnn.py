@@ -16,11 +16,13 @@ LAYERS = ("stem", "context", "shrink", "depthwise", "mix", "head")
 
 def options_of(found: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
-    found.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "positions", "content"])
+    found.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"])
     found.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
-    found.add_argument("--seeds", nargs="+", type=int, default=[*range(5)], metavar="N", help="(default: 0 to 4)")
+    found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     found.add_argument("--epochs", type=int, default=3, help="of going on (default: %(default)s)")
-    found.add_argument("--train", type=int, default=1437, help="train pictures to go on with (default: all 1437)")
+    found.add_argument(
+        "--train", type=int, default=1000, help="pictures to go on with, 1437 at most (default: %(default)s)"
+    )
     found.add_argument("--batch", type=int, default=32, help="(default: %(default)s)")
     found.add_argument("--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)")
     found.add_argument("--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)")
@@ -38,7 +40,8 @@ def options_of(found: argparse.ArgumentParser) -> None:
 
 def steps_of(options: argparse.Namespace) -> int:
     """Epochs of all runs together."""
-    return len(set(options.seeds)) * len(set(options.tasks)) * len(set(options.ways)) * options.epochs
+    longer = sum(WAYS[way].longer for way in set(options.ways))
+    return len(set(options.seeds)) * len(set(options.tasks)) * longer * options.epochs
 
 
 def runs_of(
@@ -80,7 +83,7 @@ def runs_of(
                     tell(done + epoch, f"seed {about['seed']}, {about['task']}, {about['way']}: {word}")
 
                 network, epochs = gone_on(cnn, parts, way, course, seed, told)
-                done += options.epochs
+                done += options.epochs * WAYS[way].longer
                 for row in epochs:
                     line({**about, **row})
                 given = shifted_test(test) if task == "shifted" else test

@@ -21,16 +21,20 @@ class Way:
         attention: whether its convolutions become attention.
         soft: whether α is lowered, so that α and τ learn.
         content: whether content is switched on behind a gate.
+        longer: how many times as many epochs it gets.
     """
 
     told: str
     attention: bool = True
     soft: bool = True
     content: bool = False
+    longer: int = 1
 
 
 WAYS = {
     "cnn": Way("the CNN itself", attention=False, soft=False),
+    # About as many seconds as attention takes: a baseline for as long by the clock, where the other is so by epochs.
+    "cnn-longer": Way("the CNN itself, ten times as many epochs", attention=False, soft=False, longer=10),
     "sharp": Way("attention at α = 1024, values alone learn", soft=False),
     "positions": Way("attention that learns α and τ"),
     "content": Way("attention that learns α, τ and content", content=True),

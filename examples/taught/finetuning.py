@@ -132,12 +132,13 @@ def gone_on(
     values, aims = learned_by(network)
     groups = [{"params": some, "lr": lr} for some, lr in ((values, course.rate), (aims, course.aim_rate)) if some]
     optimiser = torch.optim.Adam(groups)
-    steps = course.epochs * math.ceil(len(x) / course.batch)
+    epochs = course.epochs * WAYS[way].longer
+    steps = epochs * math.ceil(len(x) / course.batch)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=max(1, steps))
     order = torch.Generator().manual_seed(seed)
     start, done = time.monotonic(), 0
     rows = [{"epoch": 0, "loss": None, "accuracy": accuracy(network, test, test_labels), "seconds": 0.0}]
-    for epoch in range(1, course.epochs + 1):
+    for epoch in range(1, epochs + 1):
         total = 0.0
         for chosen in torch.randperm(len(x), generator=order).split(course.batch):
             pictures = shifted(x[chosen], order) if course.task == "shifted" else x[chosen]

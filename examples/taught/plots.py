@@ -87,14 +87,17 @@ def accuracy(summary: Summary) -> "Figure":
     with style():
         figure = new_figure(3.9 * len(tasks) + 0.6, 3.4)
         axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+        told = "epoch" + (" (of cnn-longer, ten)" if "cnn-longer" in ways else "")
+        shortest = min(len(run["epochs"]) for run in summary["runs"]) - 1
         for ax, task in zip(axes, tasks, strict=True):
             for place, way in enumerate(ways):
                 runs = [run["epochs"] for run in summary["runs"] if (run["task"], run["way"]) == (task, way)]
                 seen = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
-                x, colour = np.arange(seen.shape[1]), COLOURS[place]
-                ax.plot(x, seen.mean(0), ".-", color=colour, lw=1.3, label=way)
+                # Who has more epochs is drawn over the same width.
+                x, colour = np.linspace(0, shortest, seen.shape[1]), COLOURS[place]
+                ax.plot(x, seen.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
                 ax.fill_between(x, seen.min(0), seen.max(0), color=colour, alpha=0.12, lw=0)
-            ax.set(xlabel="epoch", title=task)
+            ax.set(xlabel=told, title=task)
             ax.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel("test accuracy, %")
         axes[-1].legend(loc="lower right", labelcolor=INK)
