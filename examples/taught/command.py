@@ -126,7 +126,10 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
             text = cnn.table(found)
     stated["seconds"] = str(round(time.monotonic() - start))
     text += f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s; {stated['machine']}.\n"
-    _replace(options.out / SUMMARY, json.dumps({**stated, "seeds": options.seeds, **found}, allow_nan=False) + "\n")
+    _replace(
+        options.out / SUMMARY,
+        json.dumps({**stated, "seeds": options.seeds, **found}, allow_nan=False, separators=(",", ":")) + "\n",
+    )
     _replace(options.out / TABLE, text)
     if not options.no_plots:
         plots.write(plots.FIGURES[options.command], options.out / SUMMARY, options.out)

@@ -1,6 +1,7 @@
 """A trained CNN as attention that learns: the same function first, then softer, then with content behind a closed gate."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,10 +121,11 @@ def learned_by(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
 def inputs_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What every attention layer is given when the network is given x."""
     seen: dict[str, Tensor] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given, name=name: seen.__setitem__(name, given[0]))
-        for name, layer in attentions(network).items()
-    ]
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda layer, given: seen.update({name: given[0]})
+
+    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in attentions(network).items()]
     try:
         network(x)
     finally:

@@ -91,7 +91,7 @@ def groups_of(options: argparse.Namespace, line: Line, tell: Callable[[int, str]
         students, looks = taught(setting, seeds, patches(setting.data, setting.side), told)
         for look in looks:
             line({"group": number, **asdict(setting), **look})
-        rows = measured(students, looks)
+        rows = [rounded(row) for row in measured(students, looks)]
         groups.append(
             {
                 **asdict(setting),
@@ -105,44 +105,57 @@ def groups_of(options: argparse.Namespace, line: Line, tell: Callable[[int, str]
 
 
 def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is drawn, rounded to what can be seen: error and median α of every student, and where the heads of the first went."""
+    """What is drawn: error and median α of every student, and at every other look where the heads of the first were."""
     return {
         "step": [look["step"] for look in looks],
         "error": [[_short(e) for e in look["error"]] for look in looks],
         "alpha": [[_short(statistics.median(alpha)) for alpha in look["alpha"]] for look in looks],
-        "tau": [[[round(t, 2) for t in head] for head in look["tau"][0]] for look in looks],
+        "tau": [[[round(t, 2) for t in head] for head in look["tau"][0]] for look in looks[::2]],
     }
+
+
+def rounded(found: Any) -> Any:
+    """The same record with three digits of every number: no more of them mean anything."""
+    if isinstance(found, dict):
+        return {key: rounded(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [rounded(value) for value in found]
+    return _short(found) if isinstance(found, float) else found
 
 
 def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+LEARNED = 0.01
+"""A student whose nearest convolution's kernel is as close to the teacher's has learned the convolution."""
+
+
 def table(groups: list[dict[str, Any]]) -> str:
     """The groups as a table: medians over seeds, and in brackets the least and the greatest."""
     lines = [
-        "| patches | heads | start | α at first | rate | asked of centres | found | nearest shifts alone | found at first | "
-        "shared, between, outside | error held out | kernel to the teacher's | to nearest convolution | on Δ_K | α at last |",
-        "|---|---:|---|---:|---:|---|---:|---:|---:|---|---|---|---|---:|---|",
+        "| patches | heads | start | asked of centres | found | by nearest shifts | kernel within 1 % | shared, between, outside | "
+        "error held out | kernel's distance | on Δ_K | α at last |",
+        "|---|---:|---|---|---:|---:|---:|---|---|---|---:|---|",
     ]
+    shared = ("alpha", "rate", "floor")
+    varied = [name for name in shared if len({group[name] for group in groups}) > 1]
     for group in groups:
         rows = group["students"]
-        many = len(rows)
+        many, apart = len(rows), [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None]
         kinds = ", ".join(
             f"{statistics.fmean(row['count'][kind] for row in rows):.1f}" for kind in ("shared", "between", "outside")
         )
         cells = [
             group["data"],
             str(group["heads"]),
-            group["start"],
-            f"{group['alpha']:g}",
-            f"{group['rate']:g}",
+            ", ".join([group["start"], *(f"{name} {group[name]:g}" for name in varied)]),
             rows[0]["count"]["asked"],
-            *(f"{sum(row[key]['found'] for row in rows)} of {many}" for key in ("count", "nearest", "first")),
+            *(f"{sum(row[key]['found'] for row in rows)} of {many}" for key in ("count", "nearest")),
+            f"{sum(distance < LEARNED for distance in apart)} of {many}",
             kinds,
             _over([row["error"] for row in rows]),
-            _over([row["kernel_apart"] for row in rows if row["kernel_apart"] is not None]),
-            _over([row["to_convolution"] for row in rows]),
+            _over(apart),
             f"{statistics.median(row['inside'] for row in rows):.3f}",
             _over([statistics.median(row["alpha"]) for row in rows]),
         ]
