@@ -56,6 +56,11 @@ def summary(command: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"taught_{command}.json").read_text(encoding="utf-8"))
 
 
+def of_heads(found: dict[str, Any], heads: int) -> dict[str, Any]:
+    """The groups with so many heads alone."""
+    return {**found, "groups": [group for group in found["groups"] if group["heads"] == heads]}
+
+
 FIGURES: dict[str, "Callable[[], Figure]"] = {
     "attention": lambda: attention_figure(soft(1.0)),
     "attention_sharp": lambda: attention_figure(soft(1024.0)),
@@ -64,7 +69,7 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "leakage": leakage_figure,
     "errors": lambda: errors_figure(FOLDER / "digits_cnn.json"),
     "cost": lambda: cost_figure(*read_costs(FOLDER / "cost.json")),
-    "taught_centres": lambda: taught.centres(summary("teacher")),
+    "taught_centres": lambda: taught.centres(of_heads(summary("teacher"), 9)),
     "taught_alpha": lambda: taught.alpha(summary("teacher")),
     "taught_error": lambda: taught.error(summary("teacher")),
     "taught_accuracy": lambda: taught.accuracy(summary("cnn")),
