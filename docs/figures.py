@@ -1,14 +1,16 @@
 """Make the figures of docs/figures again:  python docs/figures.py [FOLDER]
 
-All are drawn from what the code gives, but for two, whose numbers depend on the machine and are therefore kept beside them:
-``cost.json`` (from ``python -m benchmarks.cost``) and ``digits_cnn.json`` (the certificate of ``python -m construct.from_conv
---input-size 1 8 8``).
+All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
+beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
+construct.from_conv --input-size 1 8 8``), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m
+examples.taught``; each names its command).
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +25,9 @@ from verify.plots import (
     write_figure,
 )
 from verify.plots.costs import read_costs
+
+sys.path.append(str(Path(__file__).parents[1]))  # the examples are no installed package
+from examples.taught import plots as taught
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +51,16 @@ def learned() -> construct.MHSA:
     return layer
 
 
+def summary(command: str) -> dict[str, Any]:
+    """What a command of ``examples.taught`` found."""
+    return json.loads((FOLDER / f"taught_{command}.json").read_text(encoding="utf-8"))
+
+
+def of_heads(found: dict[str, Any], heads: int) -> dict[str, Any]:
+    """The groups with so many heads alone."""
+    return {**found, "groups": [group for group in found["groups"] if group["heads"] == heads]}
+
+
 FIGURES: dict[str, "Callable[[], Figure]"] = {
     "attention": lambda: attention_figure(soft(1.0)),
     "attention_sharp": lambda: attention_figure(soft(1024.0)),
@@ -54,6 +69,10 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "leakage": leakage_figure,
     "errors": lambda: errors_figure(FOLDER / "digits_cnn.json"),
     "cost": lambda: cost_figure(*read_costs(FOLDER / "cost.json")),
+    "taught_centres": lambda: taught.centres(of_heads(summary("teacher"), 9)),
+    "taught_alpha": lambda: taught.alpha(summary("teacher")),
+    "taught_error": lambda: taught.error(summary("teacher")),
+    "taught_accuracy": lambda: taught.accuracy(summary("cnn")),
 }
 """By the name of the file."""
 

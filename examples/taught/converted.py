@@ -1,0 +1,134 @@
+"""A trained CNN as attention that learns: the same function first, then softer, then with content behind a closed gate."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import construct
+from construct.attention import MHSA
+from construct.execution.merging import is_identity
+from construct.learnable import gate_content, learned_quadratic, with_key_dim
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to go on from a trained CNN.
+
+    Attributes:
+        told: for people.
+        attention: whether its convolutions become attention.
+        soft: whether α is lowered, so that α and τ learn.
+        content: whether content is switched on behind a gate.
+        longer: how many times as many epochs it gets.
+    """
+
+    told: str
+    attention: bool = True
+    soft: bool = True
+    content: bool = False
+    longer: int = 1
+
+
+WAYS = {
+    "cnn": Way("the CNN itself", attention=False, soft=False),
+    # About as many seconds as attention takes: a baseline for as long by the clock, where the other is so by epochs.
+    "cnn-longer": Way("the CNN itself, ten times as many epochs", attention=False, soft=False, longer=10),
+    "sharp": Way("attention at α = 1024, values alone learn", soft=False),
+    "positions": Way("attention that learns α and τ"),
+    "content": Way("attention that learns α, τ and content", content=True),
+}
+
+
+def attentions(network: nn.Module) -> dict[str, MHSA]:
+    """The attention layers by name, in order."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, MHSA)}
+
+
+def as_attention(cnn: nn.Sequential) -> nn.Module:
+    """The same function, bit by bit what the CNN trains: the taps and its own biases learn, and nothing else does.
+
+    Of W_val and W_out one is the identity and stays so; the biases that the convolution does not have stay zero.
+    """
+    network = construct.convert(cnn)
+    for name, layer in attentions(network).items():
+        if cnn.get_submodule(name).bias is None:
+            layer.b_out.requires_grad_(False)
+        for factor in (layer.w_val, layer.w_out):
+            if is_identity(factor):
+                factor.requires_grad_(False)
+                break
+    return network
+
+
+@torch.no_grad()
+def softened(network: nn.Module, alpha: float) -> nn.Module:
+    """A copy whose heads all have this α, and look where they looked; its α and τ are still fixed."""
+    network = copy.deepcopy(network)
+    for layer in attentions(network).values():
+        layer.v.mul_(alpha / layer.centres()[0][:, None].to(layer.v.dtype))
+    return network
+
+
+def made(
+    cnn: nn.Sequential, way: Way, alpha: float, key_dim: int, seed: int, content_layers: tuple[str, ...]
+) -> nn.Module:
+    """The network that goes on in this way, in eval mode, before its first step.
+
+    Args:
+        cnn: trained; not changed.
+        way: to go on.
+        alpha: the sharpness at first, where it is lowered.
+        key_dim: D_k of content, at least d + 1.
+        seed: of W_qry and W_key.
+        content_layers: the layers that may learn content, by the first part of their names.
+
+    Returns:
+        It stays in eval mode when it is trained: batch normalisation by batches would change the function by itself.
+    """
+    if not way.attention:
+        return copy.deepcopy(cnn).eval()
+    network = as_attention(cnn.eval())
+    if not way.soft:
+        return network.eval()
+    network, generator = softened(network, alpha), torch.Generator().manual_seed(seed)
+    for name, layer in attentions(network).items():
+        content = way.content and name.partition(".")[0] in content_layers
+        layer = with_key_dim(layer, max(key_dim, layer.v.shape[1])) if content else layer
+        learned_quadratic(layer)
+        if content:
+            gate_content(layer, generator=generator)
+        layer.execution = "dense"  # the pictures are small, and content does not factorise
+        network.set_submodule(name, layer)
+    return network.eval()
+
+
+def learned_by(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """What learns: (values, biases and norms, as in a CNN; what decides where heads look)."""
+    own = ("w_val", "w_out", "b_out")
+    values, aims = [], []
+    inside = {f"{name}." for name in attentions(network)}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            of_attention = any(name.startswith(prefix) for prefix in inside)
+            (aims if of_attention and name.rpartition(".")[2] not in own else values).append(parameter)
+    return values, aims
+
+
+@torch.no_grad()
+def inputs_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """What every attention layer is given when the network is given x."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda layer, given: seen.update({name: given[0]})
+
+    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in attentions(network).items()]
+    try:
+        network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen

@@ -1,0 +1,71 @@
+"""Have the centres become the shifts of a kernel?  Counted with a fixed tolerance, so that a table cannot flatter.
+
+A head is *placed* if every component of its centre τ is within 0.25 of the nearest integer shift and that shift is in Δ_K.
+What is asked of the placed heads depends on how many there are:
+
+    N_h = K²    bijection: all are placed, on different shifts; then all of Δ_K is covered
+    N_h > K²    cover: every shift of Δ_K has a head placed on it; the spare heads may be anywhere
+    N_h < K²    injective: all are placed, on different shifts
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NEAR = 0.25
+"""How far from an integer shift a component of a centre may be."""
+NEAREST = 0.5
+"""The same, for a count of the nearest shifts alone: what a head would look at if it became sharp where it is."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What the centres of one student are.
+
+    Attributes:
+        asked: "bijection", "cover" or "injective".
+        found: whether it is one.
+        covered: how many shifts of Δ_K have a head placed on them.
+        shared: how many shifts of Δ_K have two heads or more placed on them.
+        between: how many heads are not within the tolerance of any integer shift.
+        outside: how many are near an integer shift that is not in Δ_K.
+    """
+
+    asked: str
+    found: bool
+    covered: int
+    shared: int
+    between: int
+    outside: int
+
+    def record(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return asdict(self)
+
+
+def count(centres: Sequence[Sequence[float]], kernel: int, near: float = NEAR) -> Count:
+    """Count the centres of a student of a K × K teacher.
+
+    Args:
+        centres: τ_h, (heads, 2).
+        kernel: K, odd.
+        near: how far from a shift a component of a centre may be.
+    """
+    reach = kernel // 2
+    placed, between, outside = Counter[tuple[int, ...]](), 0, 0
+    for tau in centres:
+        # Not |t − round(t)| > near, which a t that is not a number would pass.
+        if not all(abs(t) < 2**31 and abs(t - round(t)) <= near for t in tau):
+            between += 1
+        elif any(abs(round(t)) > reach for t in tau):
+            outside += 1
+        else:
+            placed[tuple(round(t) for t in tau)] += 1
+    covered, shared = len(placed), sum(n > 1 for n in placed.values())
+    if len(centres) > kernel**2:
+        asked, found = "cover", covered == kernel**2
+    else:
+        asked = "bijection" if len(centres) == kernel**2 else "injective"
+        found = covered == len(centres)
+    return Count(asked, found, covered, shared, between, outside)

@@ -1,0 +1,199 @@
+"""A trained CNN goes on learning digits, in several ways that have the same pictures in the same order."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import verify
+from examples import train_digits_cnn
+from examples.learned.training import Diverged
+from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made, softened
+
+TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}
+LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
+"""The α at which the converted network is looked at before anything learns."""
+AUDITED = 8
+"""Of so many channels an audit reads the map of a layer."""
+LOOKED = 60
+"""Test pictures over which attention is compared."""
+REACH = 2
+"""Digits are shifted by up to so many pixels along each axis."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a network goes on, beside the way.
+
+    Attributes:
+        task: a key of ``TASKS``.
+        epochs: passes over the train pictures.
+        batch: pictures a step.
+        rate: the learning rate of taps, biases and norms, for the CNN and for attention.
+        aim_rate: the learning rate of what decides where heads look.
+        alpha: the sharpness at first, where it is lowered.
+        key_dim: D_k of content.
+        content_layers: the layers that may learn content, by the first part of their names.
+    """
+
+    task: str
+    epochs: int
+    batch: int
+    rate: float
+    aim_rate: float
+    alpha: float
+    key_dim: int
+    content_layers: tuple[str, ...]
+
+
+def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
+    """The demo network, trained as ``examples/train_digits_cnn.py`` does it, and its data: train and test pictures and labels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = train_digits_cnn.digits(seed)
+        cnn = train_digits_cnn.digits_cnn()
+        train_digits_cnn.train(cnn, parts[0], parts[2], epochs)
+    return cnn.eval(), parts
+
+
+def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Pictures shifted by up to ``REACH`` pixels along each axis, with zeros coming in: (B, C, n, m) → the same shape."""
+    rows, columns = x.shape[2:]
+    padded = nn.functional.pad(x, (REACH,) * 4)
+    places = torch.randint(0, 2 * REACH + 1, (len(x), 2), generator=generator).tolist()
+    return torch.stack([one[:, r : r + rows, c : c + columns] for one, (r, c) in zip(padded, places, strict=True)])
+
+
+def shifted_test(test: Tensor) -> Tensor:
+    """The test pictures shifted, the same for all runs."""
+    return shifted(test, torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits_of(network: nn.Module, x: Tensor) -> Tensor:
+    """(B, 10), in batches."""
+    return torch.cat([network(some) for some in x.split(120)])
+
+
+def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
+    """The share of pictures whose largest logit is right."""
+    return float((logits_of(network, x).argmax(1) == labels).double().mean())
+
+
+def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+    """The converted network before anything learns, at every α of the ladder, beside the CNN.
+
+    Returns:
+        For each α: the greatest difference of a logit, over the greatest logit; how many predictions differ; the accuracy.
+    """
+    right, sharp = logits_of(cnn, x), as_attention(cnn)
+    rows = []
+    for alpha in LADDER:
+        seen = logits_of(softened(sharp, alpha), x)
+        rows.append(
+            {
+                "alpha": alpha,
+                "apart": float((seen - right).abs().max() / right.abs().max()),
+                "predictions": int((seen.argmax(1) != right.argmax(1)).sum()),
+                "accuracy": float((seen.argmax(1) == labels).double().mean()),
+            }
+        )
+    return rows
+
+
+def gone_on(
+    cnn: nn.Sequential, parts: list[Tensor], way: str, course: Course, seed: int, tell: Callable[[int, str], None]
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """Go on from a trained CNN.
+
+    Args:
+        cnn: where to start; not changed.
+        parts: train and test pictures, train and test labels.
+        way: a key of ``WAYS``.
+        course: how.
+        seed: of the order of pictures, of shifts, and of W_qry and W_key.
+        tell: gets the epochs done, and a word.
+
+    Returns:
+        The network, and a record for every epoch; the first, 0, is before the first step.
+
+    Raises:
+        Diverged: the loss is no number any more.
+    """
+    x, test, labels, test_labels = parts
+    if course.task == "shifted":
+        test = shifted_test(test)
+    network = made(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers)
+    values, aims = learned_by(network)
+    groups = [{"params": some, "lr": lr} for some, lr in ((values, course.rate), (aims, course.aim_rate)) if some]
+    optimiser = torch.optim.Adam(groups)
+    epochs = course.epochs * WAYS[way].longer
+    steps = epochs * math.ceil(len(x) / course.batch)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=max(1, steps))
+    order = torch.Generator().manual_seed(seed)
+    start, done = time.monotonic(), 0
+    rows = [{"epoch": 0, "loss": None, "accuracy": accuracy(network, test, test_labels), "seconds": 0.0}]
+    for epoch in range(1, epochs + 1):
+        total = 0.0
+        for chosen in torch.randperm(len(x), generator=order).split(course.batch):
+            pictures = shifted(x[chosen], order) if course.task == "shifted" else x[chosen]
+            loss = nn.functional.cross_entropy(network(pictures), labels[chosen])
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                told = f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
+                raise Diverged(f"{told} (try a smaller --rate or --aim-rate)")
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            falling.step()
+            total, done = total + value * len(chosen), done + 1
+            tell(epoch - 1, f"loss {value:.3f}")
+        rows.append(
+            {
+                "epoch": epoch,
+                "loss": total / len(x),
+                "accuracy": accuracy(network, test, test_labels),
+                "seconds": round(time.monotonic() - start, 3),
+            }
+        )
+    return network, rows
+
+
+@torch.no_grad()
+def layers_of(network: nn.Module, x: Tensor) -> list[dict[str, Any]]:
+    """How convolution-like each attention layer is.
+
+    Args:
+        network: with attention layers; of a CNN, nothing is found.
+        x: pictures, for what the layers are really given.
+
+    Returns:
+        For each layer: by audit as a black box, on white noise, the distance to the nearest convolution and how far other
+        inputs move the attention of the heads, on average; the same (``swayed``) for what the layer is given by the
+        pictures, as the mean distance to the average attention; the least and the greatest α; how far a centre is from the
+        nearest whole shift at most.
+    """
+    rows = []
+    for name, given in inputs_of(network, x[:LOOKED]).items():
+        layer = attentions(network)[name]
+        # No larger a kernel than the CNN's own, with the pixels between its taps: what leaks out of it is distance.
+        window = [span + 1 for span in layer.geometry.span]
+        seen = verify.audit(copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=window, most_channels=AUDITED)
+        p = layer.attention_probabilities(given)
+        alpha, tau = layer.centres()
+        rows.append(
+            {
+                "layer": name.removesuffix(".conv"),
+                "distance": seen.distance,
+                "content": None if seen.heads is None else sum(h.content for h in seen.heads) / len(seen.heads),
+                "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2) if len(p) > 1 else 0.0,
+                "alpha": [float(alpha.min()), float(alpha.max())],
+                "between": float((tau - tau.round()).abs().max()),
+            }
+        )
+    return rows

@@ -1,0 +1,118 @@
+"""The pictures, drawn from a summary file alone, so that they can be made again without the run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verify.plots import write_figure
+from verify.plots.drawing import COLOURS, FAINT, INK, new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Summary = dict[str, Any]
+MOST = 12
+"""Groups whose centres are drawn."""
+
+
+def _told(group: dict[str, Any]) -> str:
+    return f"{group['data']}, {group['heads']} heads, {group['start']}"
+
+
+def centres(summary: Summary) -> "Figure":
+    """Where the centres of the first seed's student went, on top of Δ_K: a line from the ring to the dot, a colour a head."""
+    groups = summary["groups"][:MOST]
+    columns = min(len(groups), 4)
+    rows = -(-len(groups) // columns)
+    with style():
+        figure = new_figure(2.5 * columns, 2.7 * rows)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for ax in axes[len(groups) :]:
+            ax.set_axis_off()
+        for ax, group in zip(axes, groups, strict=False):
+            reach = group["kernel"] // 2
+            lattice = np.mgrid[-reach : reach + 1, -reach : reach + 1].reshape(2, -1)
+            ax.plot(lattice[1], lattice[0], "s", mfc="none", mec=FAINT, ms=13, zorder=1)
+            paths = np.array(group["series"]["tau"])  # (looks, heads, 2)
+            for head in range(paths.shape[1]):
+                colour = COLOURS[head % len(COLOURS)]
+                # Axis 0 runs down and axis 1 to the right.
+                ax.plot(paths[:, head, 1], paths[:, head, 0], "-", color=colour, lw=0.9)
+                ax.plot(*paths[0, head, ::-1], "o", mfc="none", mec=colour, ms=3.5)
+                ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
+            limit = reach + 2.5
+            ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
+            ax.set_title(_told(group), fontsize=8)
+        return figure
+
+
+def _over_time(summary: Summary, key: str, label: str) -> "Figure":
+    datas = [*dict.fromkeys(group["data"] for group in summary["groups"])]
+    with style():
+        figure = new_figure(3.9 * len(datas) + 0.6, 3.4)
+        axes = figure.subplots(1, len(datas), squeeze=False, sharey=True)[0]
+        for ax, data in zip(axes, datas, strict=True):
+            groups = [group for group in summary["groups"] if group["data"] == data]
+            for place, group in enumerate(groups):
+                seen = np.array(group["series"][key])  # (looks, seeds)
+                x, colour = group["series"]["step"], COLOURS[place % len(COLOURS)]
+                told = f"{group['heads']} heads, {group['start']}"
+                if len({(g["alpha"], g["rate"]) for g in groups}) > 1:
+                    told += f", α {group['alpha']:g}, rate {group['rate']:g}"
+                ax.plot(x, np.median(seen, axis=1), color=colour, lw=1.3, label=told)
+                ax.fill_between(x, seen.min(1), seen.max(1), color=colour, alpha=0.12, lw=0)
+            ax.set(yscale="log", xlabel="step", title=data)
+        axes[0].set_ylabel(label)
+        axes[-1].legend(fontsize=7)
+        return figure
+
+
+def alpha(summary: Summary) -> "Figure":
+    """The median α of a student's heads by step: the median over seeds, and a band from the least to the greatest."""
+    return _over_time(summary, "alpha", "α, median of the heads")
+
+
+def error(summary: Summary) -> "Figure":
+    """The held-out error by step, likewise."""
+    return _over_time(summary, "error", "relative squared error, held out")
+
+
+def accuracy(summary: Summary) -> "Figure":
+    """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest."""
+    tasks = [*dict.fromkeys(run["task"] for run in summary["runs"])]
+    ways = [*dict.fromkeys(run["way"] for run in summary["runs"])]
+    with style():
+        figure = new_figure(3.9 * len(tasks) + 0.6, 3.4)
+        axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+        told = "epoch" + (" (of cnn-longer, ten)" if "cnn-longer" in ways else "")
+        shortest = min(len(run["epochs"]) for run in summary["runs"]) - 1
+        for ax, task in zip(axes, tasks, strict=True):
+            for place, way in enumerate(ways):
+                runs = [run["epochs"] for run in summary["runs"] if (run["task"], run["way"]) == (task, way)]
+                seen = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
+                # Who has more epochs is drawn over the same width.
+                x, colour = np.linspace(0, shortest, seen.shape[1]), COLOURS[place]
+                ax.plot(x, seen.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
+                ax.fill_between(x, seen.min(0), seen.max(0), color=colour, alpha=0.12, lw=0)
+            ax.set(xlabel=told, title=task)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        axes[0].set_ylabel("test accuracy, %")
+        axes[-1].legend(loc="lower right", labelcolor=INK)
+        return figure
+
+
+FIGURES: dict[str, dict[str, Callable[[Summary], "Figure"]]] = {
+    "teacher": {"centres": centres, "alpha": alpha, "error": error},
+    "cnn": {"accuracy": accuracy},
+}
+"""By command and name."""
+
+
+def write(figures: dict[str, Callable[[Summary], "Figure"]], summary: Path, folder: Path) -> None:
+    """Draw all of them from a summary file."""
+    read = json.loads(summary.read_text(encoding="utf-8"))
+    for name, draw in figures.items():
+        write_figure(draw(read), folder / f"{name}.svg")

@@ -1,0 +1,170 @@
+"""The command ``teacher``: all groups of students, one after the other, and what is written of them."""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from examples.learned.data import BadInput
+from examples.taught.patches import DATA, patches
+from examples.taught.students import Setting
+from examples.taught.teaching import measured, taught
+
+Line = Callable[[dict[str, Any]], None]
+
+
+def options_of(found: argparse.ArgumentParser) -> None:
+    """Add the command's own options."""
+    found.add_argument("--heads", nargs="+", type=int, default=[4, 9, 16], metavar="N", help="(default: 4 9 16)")
+    found.add_argument("--kernel", type=int, default=3, metavar="K", help="of the teacher, odd (default: %(default)s)")
+    found.add_argument("--starts", nargs="+", choices=["paper", "local"], default=["paper", "local"])
+    found.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help="patches (default: images noise)")
+    found.add_argument("--alphas", nargs="+", type=float, default=[1.0], metavar="A", help="α at first (default: 1)")
+    found.add_argument(
+        "--rates", nargs="+", type=float, default=[0.05], metavar="R", help="of τ and log α (default: 0.05)"
+    )
+    found.add_argument("--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)")
+    found.add_argument(
+        "--sharpen", type=float, metavar="A", help="drive every α up to A in the second half (default: leave it alone)"
+    )
+    found.add_argument("--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)")
+    found.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
+    found.add_argument("--batch", type=int, default=16, help="patches a step (default: %(default)s)")
+    found.add_argument("--side", type=int, default=7, help="pixels along a patch (default: %(default)s)")
+    found.add_argument("--out-channels", type=int, default=4, help="of the teacher (default: %(default)s)")
+
+
+def settings_of(options: argparse.Namespace) -> list[Setting]:
+    """Every combination that was asked for, the slowest last.
+
+    Raises:
+        BadInput: an option is no such thing.
+    """
+    if options.kernel % 2 == 0:
+        raise BadInput(f"--kernel is {options.kernel}, and Δ_K has a middle for odd K alone")
+    if options.side < options.kernel + 1:
+        raise BadInput(f"--side is {options.side}: a patch has to be larger than the kernel of {options.kernel}")
+    every = product(options.data, options.heads, options.starts, options.alphas, options.rates)
+    return [
+        Setting(
+            heads,
+            options.kernel,
+            start,
+            alpha,
+            rate,
+            data,
+            options.side,
+            options.out_channels,
+            options.steps,
+            options.batch,
+            options.value_rate,
+            options.sharpen,
+        )
+        for data, heads, start, alpha, rate in dict.fromkeys(every)
+    ]
+
+
+def steps_of(options: argparse.Namespace) -> int:
+    """Steps of all groups together."""
+    return len(settings_of(options)) * options.steps
+
+
+def groups_of(options: argparse.Namespace, line: Line, tell: Callable[[int, str], None]) -> list[dict[str, Any]]:
+    """Teach and measure every group.
+
+    Args:
+        options: of the command.
+        line: writes a record of the metrics.
+        tell: gets the steps taken, of all groups together, and a word.
+
+    Returns:
+        A record for every group, with what figures are drawn from.
+    """
+    groups, seeds = [], [*dict.fromkeys(options.seeds)]
+    for number, setting in enumerate(settings_of(options)):
+
+        def told(step: int, word: str, number: int = number, setting: Setting = setting) -> None:
+            tell(number * options.steps + step, f"{setting.told}: {word}")
+
+        students, looks = taught(setting, seeds, patches(setting.data, setting.side), told)
+        for look in looks:
+            line({"group": number, **asdict(setting), **look})
+        rows = [rounded(row) for row in measured(students, looks)]
+        groups.append(
+            {
+                **asdict(setting),
+                "told": setting.told,
+                "seconds": looks[-1]["seconds"],
+                "students": rows,
+                "series": series_of(looks),
+            }
+        )
+    return groups
+
+
+def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is drawn: error and median α of every student, and at every other look where the heads of the first were."""
+    return {
+        "step": [look["step"] for look in looks],
+        "error": [[_short(e) for e in look["error"]] for look in looks],
+        "alpha": [[_short(statistics.median(alpha)) for alpha in look["alpha"]] for look in looks],
+        "tau": [[[round(t, 2) for t in head] for head in look["tau"][0]] for look in looks[::2]],
+    }
+
+
+def rounded(found: Any) -> Any:
+    """The same record with three digits of every number: no more of them mean anything."""
+    if isinstance(found, dict):
+        return {key: rounded(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [rounded(value) for value in found]
+    return _short(found) if isinstance(found, float) else found
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+LEARNED = 0.01
+"""A student whose nearest convolution's kernel is as close to the teacher's has learned the convolution."""
+
+
+def table(groups: list[dict[str, Any]]) -> str:
+    """The groups as a table: medians over seeds, and in brackets the least and the greatest."""
+    lines = [
+        "| patches | heads | start | asked of centres | found | by nearest shifts | kernel within 1 % | shared, between, outside | "
+        "error held out | kernel's distance | on Δ_K | α at last |",
+        "|---|---:|---|---|---:|---:|---:|---|---|---|---:|---|",
+    ]
+    shared = ("alpha", "rate", "floor")
+    varied = [name for name in shared if len({group[name] for group in groups}) > 1]
+    for group in groups:
+        rows = group["students"]
+        many, apart = len(rows), [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None]
+        kinds = ", ".join(
+            f"{statistics.fmean(row['count'][kind] for row in rows):.1f}" for kind in ("shared", "between", "outside")
+        )
+        cells = [
+            group["data"],
+            str(group["heads"]),
+            ", ".join([group["start"], *(f"{name} {group[name]:g}" for name in varied)]),
+            rows[0]["count"]["asked"],
+            *(f"{sum(row[key]['found'] for row in rows)} of {many}" for key in ("count", "nearest")),
+            f"{sum(distance < LEARNED for distance in apart)} of {many}",
+            kinds,
+            _over([row["error"] for row in rows]),
+            _over(apart),
+            f"{statistics.median(row['inside'] for row in rows):.3f}",
+            _over([statistics.median(row["alpha"]) for row in rows]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _over(numbers: list[float]) -> str:
+    if not numbers:
+        return "–"
+    least, middle, most = (f"{n:.2g}" for n in (min(numbers), statistics.median(numbers), max(numbers)))
+    return f"{middle} ({least} to {most})"
