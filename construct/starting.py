@@ -66,12 +66,17 @@ def attention_to_learn(
     """
     if encoding not in ENCODINGS or start not in STARTS:
         raise ValueError(f"no encoding {encoding!r} or no start {start!r}; there are {ENCODINGS} and {STARTS}")
-    if not 0 < alpha < float("inf"):
+    for what, number in (("heads", heads), ("head_dim", head_dim), ("key_dim", key_dim)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{what} must be a whole number from 1 on, not {number!r}")
+    if not 0 < alpha < float(torch.finfo(torch.float32).max):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     if encoding == "none" and not content:
         raise ValueError("attention to neither positions nor content has nothing to learn")
     kind = _kind(encoding, in_channels, reach, dims, generator)
     d_p = kind.pos_dim(dims)
+    if key_dim is not None and key_dim < d_p and encoding in ("quadratic", "covariance"):
+        raise ValueError(f"D_k is {key_dim}, and the {encoding} encoding has D_p = {d_p} components to hold")
     d_k = key_dim or max(d_p, in_channels // heads if content else 0)
 
     def xavier(*shape: int) -> Tensor:

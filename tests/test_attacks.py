@@ -137,8 +137,27 @@ def test_a_harmless_subclass_and_a_steady_parametrization_are_judged():
     conv = Renamed(2, 2, 3)
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
     layer = conv_to_mhsa(conv)
-    parametrize.register_parametrization(layer, "w_val", nn.Identity())
+    parametrize.register_parametrization(conv, "bias", nn.Identity())
     assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
+
+
+class Moody(nn.Module):
+    """Steady, until the layer is trained."""
+
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        return 2 * w if self.training else w
+
+
+@pytest.mark.parametrize("moody", [Moody, nn.Identity])
+@pytest.mark.parametrize("name", ["w_val", "b_out", "v"])
+def test_an_attention_layer_that_is_worked_out_from_others_is_refused(name: str, moody: type[nn.Module]):
+    conv = nn.Conv2d(2, 2, 3)
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(layer, name, moody())
+    with pytest.raises(
+        Unreadable, match=f"{name} of ParametrizedMHSA is worked out from other parameters; settle it first"
+    ):
+        certify(conv, layer.eval(), grid=(4, 4))
 
 
 # ---- the attention layer is not what its fields say ---------------------------------------------------------------------------
@@ -260,7 +279,7 @@ def test_a_tensor_that_changes_when_it_is_read_is_refused(name: str):
     layer = conv_to_mhsa(conv)
     drifting = Drifting()
     parametrize.register_parametrization(layer, name, drifting)
-    with pytest.raises(Unreadable, match=f"{name} of ParametrizedMHSA is another"):
+    with pytest.raises(Unreadable, match=f"{name} of ParametrizedMHSA is worked out"):
         certify(conv, layer, grid=(4, 4))
 
 
@@ -276,9 +295,10 @@ def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.Mon
     """Or in between: what is hashed is what was judged, and still there after the last run."""
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv)
-    parametrize.register_parametrization(layer, "w_val", Drifting(after=8))
+    parametrize.register_parametrization(conv, "weight", Drifting(after=12))
     with pytest.raises(Unreadable, match="changed while"):
         certify(conv, layer, grid=(4, 4))
+    conv = nn.Conv2d(2, 3, 3, padding=1)
     plain = conv_to_mhsa(conv)
     right = EXECUTIONS["dense"].run
 

@@ -4,7 +4,7 @@ import copy
 import itertools
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -279,11 +279,22 @@ def test_nothing_is_certified_of_an_encoding_that_is_not_the_theorems(kind: str)
 
 
 def test_a_layer_that_learned_is_certified_for_what_it_is():
-    """v is read as of any layer: soft heads leak, so nothing is PROVED but a difference; and settling changes nothing."""
+    """Once settled, v is read as of any layer: soft heads leak, so nothing is PROVED but a difference."""
     conv = nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64)
-    for layer in (convolution_to_learn(conv, alpha=3.0), settle(convolution_to_learn(conv, alpha=3.0))):
-        assert verify.certify(conv, layer, grid=(4, 4)).verdict.name == "UNDECIDED"
-        assert verify.certify(conv, layer, grid=(4, 4), within=10.0).verdict.name == "PROVED"
+    layer = convolution_to_learn(conv, alpha=3.0)
+    with pytest.raises(Unreadable, match="worked out from other parameters; settle it first"):
+        verify.certify(conv, layer, grid=(4, 4))
+    assert verify.certify(conv, settle(layer), grid=(4, 4)).verdict.name == "UNDECIDED"
+    assert verify.certify(conv, layer, grid=(4, 4), within=10.0).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"heads": 0}, {"heads": -1}, {"heads": 2.5}, {"alpha": 1e39}, {"head_dim": 0}, {"key_dim": 0}, {"key_dim": 2}],
+)
+def test_wrong_sizes_are_one_clear_error(wrong: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"whole number|sharpness|D_k is 2"):
+        attention_to_learn(4, 4, **cast(Any, {"heads": 4} | wrong))
 
 
 @pytest.mark.parametrize("kind", ["covariance", "relative"])

@@ -80,6 +80,10 @@ def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
         Unreadable: with the reason.
     """
     require_known_encoding(layer)
+    if parametrize.is_parametrized(layer):
+        # By whatever rule: one that is steady today may ask tomorrow whether the layer is in training.
+        told = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
+        raise Unreadable(f"{told} of {type(layer).__name__} is worked out from other parameters; settle it first")
     require_own_code(layer, MHSA, tensors)
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):

@@ -20,6 +20,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
 from construct.execution import chunked, factored, holding, shifted
@@ -31,6 +32,7 @@ from construct.execution.recall import Work, remember
 from construct.positions import Encoding
 from construct.room import require
 from construct.tokens import TokenGrid
+from construct.weights import NAMES
 
 NEGLIGIBLE = 2.0**-100
 """Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
@@ -56,6 +58,8 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
         x.device,
         f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
     )
+    if forward_ad._current_level >= 0 and _carries(layer, x):
+        raise NotImplementedError("MHSA: axial has no forward-mode derivatives (the executions dense and chunked have)")
     dtype = working_dtype(x.dtype)
     w = _merged(layer, dtype)
     b_out = layer.b_out
@@ -116,6 +120,12 @@ def _copying(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor) -> Work:
         return image
 
     return work
+
+
+def _carries(layer: MHSA, x: Tensor) -> bool:
+    """Whether a derivative is carried along with any of the tensors."""
+    every = (x, *(getattr(layer, name) for name in NAMES))
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in every)
 
 
 def _any(bias: Tensor) -> bool:

@@ -68,6 +68,6 @@ def read(path: Path) -> dict[str, Any] | None:
     except Exception as error:  # whatever a damaged file makes of torch's reader
         told = str(error).strip().split("\n")[0][:120]
         raise BadInput(f"{path}: damaged, or no checkpoint: {told} (remove it to train this run anew)") from None
-    if not isinstance(state, dict) or "settings" not in state:
+    if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
         raise BadInput(f"{path}: no checkpoint of a run (remove it to train this run anew)")
     return state

@@ -66,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadInput, Diverged) as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, BadInput) else 1
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
+        # A file of an earlier run that was damaged, no room on the disk or in memory: one line, with what was said.
+        told = " ".join(str(error).split())[:300]
+        console.print(f"error: {type(error).__name__}: {told}", markup=False, highlight=False, soft_wrap=True)
+        return 2
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last checkpoint")
         return 130
@@ -87,6 +92,11 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         value = getattr(options, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name.replace('_', '-')} is {value}, not a positive number")
+    for seed in options.seeds:
+        if not 0 <= seed < 2**32:
+            raise BadInput(f"--seeds has {seed}, which is not from 0 to 2^32 - 1")
+    if options.threads > 1024:
+        raise BadInput(f"--threads is {options.threads}, more than any machine has")
     if options.rate is not None and not 0 < options.rate < float("inf"):
         raise BadInput(f"--rate is {options.rate}, not a positive number")
     if options.preset == "paper" and options.data is None:

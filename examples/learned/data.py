@@ -80,6 +80,8 @@ def cifar10(place: str | Path, records: int = RECORDS) -> Pictures:
     train = torch.cat([images[name] for name in FILES[:-1]])
     train_labels = torch.cat([labels[name] for name in FILES[:-1]])
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    if len(set(digests.values())) < len(digests):
+        raise BadInput(f"{place}: two of its files are the same, byte for byte, so they are not those of CIFAR-10")
     return _scaled("CIFAR-10", train, train_labels, images[FILES[-1]], labels[FILES[-1]], 10, digests)
 
 

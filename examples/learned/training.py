@@ -127,11 +127,24 @@ class Run:
         odd = self.settings.differences(state["settings"])
         if odd:
             raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {odd} (give another --out, or remove it)")
+        try:
+            self._load(state)
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            told = " ".join(str(error).split())[:120]
+            raise BadInput(f"{self.folder / CHECKPOINT}: damaged: {told} (remove it to train this run anew)") from None
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.started = state["started"]
         self.epoch, self.position, self.order = state["epoch"], state["position"], state["order"]
         self.sums, self.seconds, self.metrics_bytes = state["sums"], state["seconds"], state["metrics_bytes"]
+        if not (
+            0 <= self.epoch <= self.settings.how.epochs
+            and 0 <= self.position < self.batches
+            and self.metrics_bytes >= 0
+        ):
+            raise ValueError(f"epoch {self.epoch}, step {self.position}")
         checkpoints.set_random_states(state["random"])
 
     def save(self) -> None:
@@ -201,6 +214,9 @@ class Run:
         self.position += 1
 
     def _end_epoch(self) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
+            told = f"weights are no numbers after epoch {self.epoch + 1} (try a smaller --rate)"
+            raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told}")
         loss, right, seen = self.sums
         self.epoch, self.position = self.epoch + 1, 0
         line = {
