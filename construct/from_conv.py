@@ -57,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     name = ""
     try:
-        options = parse(argv)
+        try:
+            options = parse(argv)
+        except BrokenPipeError:  # the help is longer than a pipe's buffer, and its reader has gone
+            _nobody_reads(stdout)
+            return 0
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
         from verify import calls, documents, layers, propagation, sampling
@@ -281,9 +285,13 @@ def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
     try:
         (print_json if as_json else print_table)(report, stdout)
     except BrokenPipeError:
-        # Point the pipe at nothing, so that Python does not complain when it flushes at the end.
-        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nothing:
-            os.dup2(nothing.fileno(), stdout.fileno())
+        _nobody_reads(stdout)
+
+
+def _nobody_reads(stdout: TextIO) -> None:
+    """Point the pipe at nothing, so that Python does not complain when it flushes at the end."""
+    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), stdout.fileno())
 
 
 if __name__ == "__main__":
