@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from endings import ends_in_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -29,9 +30,10 @@ from examples.learned.command import main  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
 from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
 from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
+from examples.learned.outcome import Diverged  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
-from examples.learned.training import CHECKPOINT, METRICS, RESULT, Diverged, Run, augmented, rate_at  # noqa: E402
+from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
 HOW = replace(PRESETS["digits"], shape=SMALL, epochs=2, batch=8)
@@ -133,6 +135,12 @@ def test_a_damaged_file_is_told_in_a_line(cifar: Path, edit: Any, words: str):
     with pytest.raises(BadInput, match=f"^test_batch.bin: .*{words}") as told:
         cifar10(cifar, records=4)
     assert "\n" not in str(told.value)
+
+
+def test_one_file_in_the_place_of_another_is_told_in_a_line(cifar: Path):
+    (cifar / "test_batch.bin").write_bytes((cifar / "data_batch_2.bin").read_bytes())
+    with pytest.raises(BadInput, match="two of its files are the same, byte for byte"):
+        cifar10(cifar, records=4)
 
 
 def test_a_missing_file_or_another_archive_is_told_in_a_line(cifar: Path, tmp_path: Path):
@@ -373,6 +381,32 @@ def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(tmp_path: Path):
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"network": 3}, {"network": {}}, {"epoch": 7}, {"epoch": -1}, {"position": 99}, {"metrics_bytes": -5}, {"random": None},
+        {"optimiser": []}, {"settings": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any], tmp_path: Path):
+    finished(tmp_path, settings_of(epochs=1))
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    torch.save(state | edit, tmp_path / CHECKPOINT)
+    with pytest.raises(BadInput, match=r"(damaged|no checkpoint of a run).*\(remove it") as told:
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]\n", b"{}\n", b"\xff"])
+def test_damaged_records_are_told_in_a_line(content: bytes, tmp_path: Path):
+    run = finished(tmp_path / "none" / "seed-3", settings_of(epochs=1))
+    for read, name in ((run.metrics, METRICS), (lambda: table.results_in(tmp_path, ["none"], [3]), RESULT)):
+        (run.folder / name).write_bytes(content)
+        with pytest.raises(BadInput, match="remove its folder to train this run anew"):
+            read()
+
+
 def test_the_untrained_network_is_the_one_that_the_run_began_with(tmp_path: Path):
     run = Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
     first = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
@@ -471,6 +505,15 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
         (["--rate", "1e30", "--variants", "quadratic"], 1, "error: quadratic, seed 0: the loss is nan at step"),
+        (
+            "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots".split(),
+            1,
+            "error: quadratic, seed 0: outputs are no numbers after epoch 1",
+        ),
+        (["--seeds", "-1"], 2, "error: --seeds has -1, which is not from 0 to 2^32 - 1"),
+        (["--seeds", "4294967296"], 2, "error: --seeds has 4294967296, which"),
+        (["--threads", "99999999999"], 2, "error: --threads is 99999999999, more than"),
+        (["--out", "taken"], 2, "error: [Errno 20] Not a directory: 'taken/"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -483,13 +526,8 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(words) == code
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    lines = [line for line in seen.err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith(told)
-    assert "Traceback" not in seen.err
+    (tmp_path / "taken").touch()
+    ends_in_one_line(lambda: main(words), code, told, capsys)
 
 
 def test_a_stopped_command_says_how_to_go_on(

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
@@ -132,6 +133,22 @@ def test_other_types_and_places_are_refused_as_ever() -> None:
         assert layer.float()(x.float()).dtype == torch.bfloat16
     assert layer(x.float()).dtype == torch.float32
     assert layer.half()(x.half()).dtype == torch.float16
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*:DeprecationWarning"
+)  # torch's own, the first time it carries derivatives
+@pytest.mark.parametrize("name", ["w_val", "w_out", "b_out", "w_qry", "v"])
+def test_a_derivative_that_is_carried_along_is_refused_and_not_lost(name: str) -> None:
+    """Forward-mode: the identity's derivative, say, would drop out with the factor that nobody multiplies by."""
+    layer, x = remembered("3x3")
+    held = {key: p.detach() for key, p in layer.named_parameters()}
+    with forward_ad.dual_level():
+        carried = held | {name: forward_ad.make_dual(held[name], torch.ones_like(held[name]))}
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            torch.func.functional_call(layer, carried, (x,))
+        assert not layer(x).isnan().any()  # nothing is carried here
+    assert recall.recall(layer, x) is not None
 
 
 def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:

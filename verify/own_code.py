@@ -1,8 +1,9 @@
 """A layer computes what its fields say only if nothing but its class's own code runs when it is called.
 
 So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
-place of what the class defines; and if every tensor is a plain one.  The class that ``torch.nn.utils.parametrize`` makes is let
-through, as it adds properties for the parametrized tensors alone; those are read twice, and must come out alike.
+place of what the class defines; and if every tensor is a plain one.  Of convolutions, the class that ``torch.nn.utils.parametrize``
+makes is let through, as it adds properties for the parametrized tensors alone; those are read twice, and must come out alike.
+Attention layers have to be settled first: nothing in a network makes theirs what they are but our own code.
 """
 
 import math

@@ -137,14 +137,13 @@ class Layout:
                 runs.append(Run((head,), plane, token))
         return runs
 
-    def fill(self, scratch: Scratch, x: Tensor, first: int, more: int = 0) -> Tensor:
+    def fill(self, scratch: Scratch, x: Tensor, first: int) -> Tensor:
         """Lay out the tokens of x (images, *n, groups, C) that the block from row ``first`` on sees.
 
         Args:
             scratch: where buffers come from.
             x: the images of the block.
             first: its first row.
-            more: zero tokens at the end.
 
         Returns:
             (groups, tokens, C)
@@ -152,11 +151,11 @@ class Layout:
         places = self._places(first)
         into = tuple(place and tuple(axis for axis, _ in place) for place in places)
         lengths = (*self.room[:-1], self.room[-1] * self.ahead)
-        if more == 0 and self.tokens == self.plane_tokens and into == (tuple((0, length) for length in lengths),):
+        if self.tokens == self.plane_tokens and into == (tuple((0, length) for length in lengths),):
             buffer = scratch("tokens", x.shape[-2], self.tokens, x.shape[-1])  # no place for zeros
             scratch.filled = object()
         else:
-            buffer = scratch.zeroed((self, into), x.shape[-2], self.tokens + more, x.shape[-1])
+            buffer = scratch.zeroed((self, into), x.shape[-2], self.tokens, x.shape[-1])
         groups, _, channels = buffer.shape
         for number, place in enumerate(places):
             if place is not None:

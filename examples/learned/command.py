@@ -18,8 +18,9 @@ from examples.learned import plots, table
 from examples.learned.data import BadInput, Pictures, cifar10, digits
 from examples.learned.measuring import PICTURES, attention_of, distances
 from examples.learned.network import VARIANTS, AttentionNet
+from examples.learned.outcome import ended
 from examples.learned.settings import PRESETS, Settings, changed
-from examples.learned.training import RESULT, Diverged, Run
+from examples.learned.training import RESULT, Run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,22 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 if a loss was no number, 2 for bad input, 130 if it was stopped."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
-    console = Console(stderr=True)
-    try:
-        results = everything(options, given, console)
-    except (BadInput, Diverged) as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2 if isinstance(error, BadInput) else 1
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
-        # A file of an earlier run that was damaged, no room on the disk or in memory: one line, with what was said.
-        told = " ".join(str(error).split())[:300]
-        console.print(f"error: {type(error).__name__}: {told}", markup=False, highlight=False, soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from the last checkpoint")
-        return 130
-    print(results)
-    return 0
+    stopped = "stopped; the same command goes on from the last checkpoint"
+    return ended(lambda console: everything(options, given, console) + "\n", stopped)
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:

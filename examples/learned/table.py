@@ -1,14 +1,16 @@
 """The table: variants, parameters, accuracy over seeds, and the distance to a convolution layer by layer."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from examples.learned.network import VARIANTS
+from examples.learned.outcome import records
 from examples.learned.training import RESULT
 
+KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")
+"""What every result has."""
 MEASURED = (
     ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
     ("untrained", "distance", "The same before training:"),
@@ -28,7 +30,7 @@ def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> d
     found = {}
     for variant in variants:
         paths = [folder / variant / f"seed-{seed}" / RESULT for seed in seeds]
-        found[variant] = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+        found[variant] = [records(path, KEYS)[0] for path in paths if path.exists()]
     return {variant: some for variant, some in found.items() if some}
 
 

@@ -17,16 +17,13 @@ from torch import Tensor, nn
 from examples.learned import checkpoints
 from examples.learned.data import BadInput, Pictures
 from examples.learned.network import VARIANTS, AttentionNet
+from examples.learned.outcome import Diverged, records
 from examples.learned.resnet import resnet18
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
 TIMES = ("seconds",)
 """What of the metrics differs between two runs of the same settings."""
-
-
-class Diverged(RuntimeError):
-    """The loss is no number any more; the message is one line."""
 
 
 def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
@@ -214,9 +211,6 @@ class Run:
         self.position += 1
 
     def _end_epoch(self) -> None:
-        if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
-            told = f"weights are no numbers after epoch {self.epoch + 1} (try a smaller --rate)"
-            raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told}")
         loss, right, seen = self.sums
         self.epoch, self.position = self.epoch + 1, 0
         line = {
@@ -238,10 +232,14 @@ class Run:
         self.network.eval()
         right = 0
         for x, labels in zip(self.pictures.test.split(500), self.pictures.test_labels.split(500), strict=True):
-            right += int((self.network(x.to(self.device)).argmax(1).cpu() == labels).sum())
+            logits = self.network(x.to(self.device))
+            if not bool(logits.isfinite().all()):  # the loss of the last step was that before it
+                told = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
+                raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told}")
+            right += int((logits.argmax(1).cpu() == labels).sum())
         self.network.train()
         return right / len(self.pictures.test)
 
     def metrics(self) -> list[dict[str, Any]]:
         """A record for every epoch."""
-        return [json.loads(line) for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines()]
+        return records(self.folder / METRICS, ("epoch", "train_accuracy", "test_accuracy"), lines=True)

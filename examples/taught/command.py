@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.learned.command import machine
 from examples.learned.data import BadInput
-from examples.learned.training import Diverged
+from examples.learned.outcome import ended
 from examples.taught import cnn, plots, teacher
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
@@ -51,17 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 if a loss was no number, 2 for bad input, 130 if it was stopped."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
-    console = Console(stderr=True)
-    try:
-        text = everything(options, given, console)
-    except (BadInput, Diverged) as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt:
-        console.print("stopped; what was measured until then is in the folder")
-        return 130
-    print(text, end="")
-    return 0
+    stopped = "stopped; what was measured until then is in the folder"
+    return ended(lambda console: everything(options, given, console), stopped)
 
 
 def checked(options: argparse.Namespace) -> None:

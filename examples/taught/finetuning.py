@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import verify
 from examples import train_digits_cnn
-from examples.learned.training import Diverged
+from examples.learned.outcome import Diverged
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made, softened
 
 TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}
