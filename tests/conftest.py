@@ -18,7 +18,8 @@ settings.register_profile(
 )
 # For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/test_properties.py
 settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
+settings.load_profile(PROFILE)
 
 torch.set_num_threads(1)  # pytest-xdist already uses every core
 
@@ -26,3 +27,8 @@ torch.set_num_threads(1)  # pytest-xdist already uses every core
 def pytest_configure(config: pytest.Config) -> None:
     """Torch warns about an even kernel under padding='same'; that is a remark on its own speed."""
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")
+
+
+def pytest_runtest_setup() -> None:
+    """A module that loads a profile of its own would change how much every other test looks at."""
+    assert settings.get_current_profile_name() == PROFILE

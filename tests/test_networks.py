@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import pickle
-import resource
 import subprocess
 import sys
 import warnings
@@ -72,8 +71,13 @@ def examine(name):
         "shape": [list(outputs["expected"].shape), list(outputs["found"].shape)],
         "logits": float((outputs["expected"] - outputs["found"]).abs().max()) / scale,
         "logits, one kernel flipped": float((outputs["expected"] - turned).abs().max()) / scale,
-        "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+def peak_mib():
+    """The most memory this program has held: not ``getrusage``'s, which a child takes over from its parent."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
 
 def judge(name, seen):
@@ -97,9 +101,10 @@ def test_every_convolution_of_a_network_becomes_attention_that_computes_the_same
     judge(name, examine(name))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one program is read there")
 def test_resnet18_in_little_memory():
     """In a process of its own, so that the peak is this conversion's and no other test's."""
-    code = "import json; from test_networks import examine; print(json.dumps(examine('resnet18')))"
+    code = "import json; from test_networks import *; print(json.dumps(examine('resnet18') | {'peak MiB': peak_mib()}))"
     command = [
         sys.executable,
         "-W",
@@ -111,7 +116,7 @@ def test_resnet18_in_little_memory():
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     judge("resnet18", seen)
-    assert seen["peak MiB"] < 4096
+    assert seen["peak MiB"] < 1024
 
 
 def test_a_single_wrong_layer_is_refuted_where_it_is():

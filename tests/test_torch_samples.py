@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -17,8 +18,11 @@ from verify.sampling import LayerCheck, check_call, check_outputs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's test tools warn about what they do not find
+    profile = settings.get_current_profile_name()
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.common_modules import module_db
+
+    settings.load_profile(profile)  # torch's test tools load one of their own, with ten examples a test
 
 CLASSES: dict[str, type[_ConvNd]] = {
     "nn.functional.conv1d": nn.Conv1d,
