@@ -34,7 +34,7 @@ def _(patch):
     patch.setattr(shifts, "tap_shifts", lambda g: tuple(tuple(-t for t in tau) for tau in right(g)))
 
 
-@code("builder: shifts without dilation")
+@code("builder: shifts without dilation", more=3)
 def _(patch):
     right = shifts.tap_shifts
     patch.setattr(shifts, "tap_shifts", lambda g: right(replace(g, dilation=(1,) * g.dims, padding=(0,) * g.dims)))
@@ -195,7 +195,7 @@ def _(patch):
     patch.setattr(TokenGrid, "gather", unmasked)
 
 
-@code("tokens: queries at the first tap")
+@code("tokens: queries at the first tap", more=2)
 def _(patch):
     right = TokenGrid.of.__func__  # type: ignore[attr-defined]
 

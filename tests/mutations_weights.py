@@ -332,7 +332,7 @@ def _(conv, layer, rng):
     return layer
 
 
-@weights("a head off the kernel")
+@weights("a head off the kernel", more=2)
 def _(conv, layer, rng):
     other = with_heads(layer, [*range(layer.heads), one(layer, rng)])
     reach = max(layer.geometry.span) + 1
@@ -398,7 +398,7 @@ def _(conv, layer, rng):
     return geometry(layer, padding_mode=str(rng.choice(modes)))
 
 
-@weights("another dilation")
+@weights("another dilation", more=2)
 def _(conv, layer, rng):
     return geometry(layer, dilation=bumped(layer.dilation, rng, 1))
 
@@ -408,7 +408,7 @@ def _(conv, layer, rng):
     return geometry(layer, output_padding=bumped(layer.output_padding, rng, 0))
 
 
-@weights("stride and padding of two axes swapped", more=2, dims=[2, 3])
+@weights("stride and padding of two axes swapped", more=4, dims=[2, 3])
 def _(conv, layer, rng):
     padding = layer.padding if isinstance(layer.padding, str) else layer.padding[::-1]
     return geometry(layer, stride=layer.stride[::-1], padding=padding)

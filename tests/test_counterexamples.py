@@ -18,7 +18,7 @@ from verify.budget import FORMATS
 from verify.certification import certify
 from verify.strategies import DTYPES, convolutions, sizes_for
 
-EXAMPLES = settings().max_examples
+EXAMPLES = 2 * settings().max_examples
 
 
 def nudged(tensor: torch.Tensor, place: int, up: bool) -> torch.Tensor:

@@ -68,7 +68,7 @@ def test_the_pages_are_there():
     assert {page.stem for page in PAGES} >= NEEDED
 
 
-SLOW = {"teaching", "formats"}
+SLOW = {"teaching", "formats", "numerics", "finetune"}
 """Pages whose blocks take a quarter of a minute and more; the continuous integration runs them too."""
 
 

@@ -54,6 +54,8 @@ SHOWS = {
     "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
 }
 """What stands in the output of each, as regular expressions of whole lines or parts."""
+SLOW = {"finetune", SCRIPT}
+"""Those that train for some seconds."""
 ARGUMENTS = {"train_digits_cnn": ["trained.pt"]}  # written into the test's own folder, not over the one that ships
 
 
@@ -109,7 +111,9 @@ def test_an_example_opens_as_a_notebook(path):
             assert not re.search(r'^#|"""', cell.source, re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=name(p), marks=[pytest.mark.deep] * (p.stem in SLOW)) for p in EXAMPLES]
+)
 def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
     source = path.read_text(encoding="utf-8")
     assert asserts_at_its_end(source)

@@ -75,6 +75,7 @@ def test_pt2_computes_the_network_at_any_size(pt2: bytes):
             within_rounding(program(x), network()(x))
 
 
+@pytest.mark.deep
 def test_onnx_computes_the_network_at_any_size():
     program = to_onnx(convert(network()), (3, 16, 20))
     assert program.fixed == ()
@@ -213,6 +214,7 @@ def test_what_cannot_be_traced_is_named():
 # ---- torch.compile ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_network_compiles_whole_and_its_gradients_are_right():
@@ -269,6 +271,7 @@ def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPat
     assert verify.check("m.mhsa.safetensors.json", "m.pt", "m.mhsa.safetensors").verdict.name == "PROVED"
 
 
+@pytest.mark.deep
 def test_every_format_of_a_model_has_a_certificate_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """One written after another leaves the certificate of the first as it was; that of the usual format has the short name."""
     monkeypatch.chdir(tmp_path)
