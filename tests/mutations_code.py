@@ -303,9 +303,9 @@ for _name in ("dense", "chunked"):
 def _(patch):
     right = chunked.one_head
 
-    def late(w_val, w_out, scores, head, queries):
+    def late(w_val, w_out, scores, head, queries, values):
         start = max(0, queries.start - 1)
-        return right(w_val, w_out, scores, head, slice(start, start + queries.stop - queries.start))
+        return right(w_val, w_out, scores, head, slice(start, start + queries.stop - queries.start), values)
 
     patch.setattr(chunked, "one_head", late)
 

@@ -459,9 +459,9 @@ def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int,
     """A block holds 32 MiB; on grids where everything fits into one, it is made smaller."""
     right = chunked.one_head
 
-    def late(w_val: Any, w_out: Any, scores: Any, head: Any, queries: slice) -> torch.Tensor:
+    def late(w_val: Any, w_out: Any, scores: Any, head: Any, queries: slice, values: Any) -> torch.Tensor:
         back, stop = min(1, queries.start), min(queries.stop, scores.grid.asked)
-        return right(w_val, w_out, scores, head, slice(queries.start - back, stop - back))
+        return right(w_val, w_out, scores, head, slice(queries.start - back, stop - back), values)
 
     monkeypatch.setattr(chunked, "one_head", late)
     conv = nn.Conv2d(2, 2, 3, padding=1)

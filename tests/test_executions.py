@@ -239,8 +239,8 @@ class TestContract:
                     tensor.fill_(0.01)
         grid = TokenGrid.of(layer.geometry, shape[2:])
         x = normal(*shape).to(dtype)
-        estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
         with torch.set_grad_enabled(grad):
+            estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
             real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 4 * real

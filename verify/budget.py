@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verify.fields import Attention
-from verify.oracle import Convolution
+from verify.oracle import Convolution, matmul
 from verify.rounding import gamma
 
 WIDEN = 1 + 2.0**-20
@@ -85,7 +85,7 @@ def attention_size(attention: Attention, bound: float) -> np.ndarray:
         w_val, w_out = attention.sizes
         into = w_val.sum(axis=2)  # (h, g, D_h)
         into = np.where(into > 0, bound * into + TINY, 0.0)
-        through = np.matmul(into[:, :, None], w_out)[:, :, 0] + into.shape[2] * TINY
+        through = matmul(into[:, :, None], w_out)[:, :, 0] + into.shape[2] * TINY
     return np.where(np.isnan(through), np.inf, through).reshape(len(through), -1)
 
 
@@ -202,8 +202,8 @@ def folded_size(attention: Attention) -> float:
     """No entry of a folded |W_val||W_out| exceeds this: row sums times the greatest entries, whichever way is less."""
     w_val, w_out = attention.sizes
     with np.errstate(over="ignore", invalid="ignore"):
-        by_column = np.matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
-        by_row = np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
+        by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
+        by_row = matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
     return float(min(by_column, by_row))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verify.balls import Ball, Call, NoBound, up
-from verify.oracle import Convolution
+from verify.oracle import Convolution, matmul
 
 
 def dense(call: Call) -> Ball:
@@ -181,7 +181,7 @@ def _spread_evenly(fields: Convolution, x: np.ndarray) -> np.ndarray:
         alike.setdefault(met, []).append(sizes[tap])
     columns = x.reshape(len(x), fields.groups, -1, 1)
     sums = (np.sum(taps, axis=0) for taps in alike.values())
-    found = [np.matmul(np.swapaxes(total, 1, 2) if fields.transposed else total, columns) for total in sums]
+    found = [matmul(np.swapaxes(total, 1, 2) if fields.transposed else total, columns) for total in sums]
     return np.maximum.reduce(found).reshape(len(x), -1, *(1,) * dims)
 
 

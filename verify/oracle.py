@@ -1,7 +1,7 @@
 """Convolution from its definition, in any dimension: the truth that everything else is held against.
 
 Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
-and a transposed convolution scatters, each as its definition says.  On integer or object arrays (Python integers,
+and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python integers,
 fractions) the result is exact; on float64 it is as good as float64.
 """
 
@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
@@ -134,7 +135,7 @@ class Convolution:
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
             seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
-            part = np.matmul(weight[tap], seen)
+            part = matmul(weight[tap], seen)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
@@ -151,7 +152,7 @@ class Convolution:
                 slice(dil * j, dil * j + s * (n - 1) + 1, s)
                 for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
             )
-            part = np.matmul(np.swapaxes(weight[tap], 1, 2), columns)
+            part = matmul(np.swapaxes(weight[tap], 1, 2), columns)
             total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[-1], *size)
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
@@ -179,3 +180,11 @@ class Convolution:
             inside = (first >= 0) & (last <= end)
             mask &= inside.reshape(-1, *(1,) * (len(output) - axis - 1))
         return mask
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b; of floats by torch's library: of numpy's, threads keep a core busy long after each product, waiting for another."""
+    if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
+        first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
+        return torch.matmul(first, second).numpy()
+    return np.matmul(a, b)

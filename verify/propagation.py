@@ -119,9 +119,10 @@ def both_cases(
     largest = max(float(t.abs().max()) for (t,) in calls)
     if not largest <= _positive(input_bound) or len(calls[0][0]) != 1:
         raise ValueError(f"the inputs are no batches of one with |x| ≤ {exactly(input_bound)}")
-    here = Certifier(certificates)
-    everywhere = Certifier(certificates, first=here)
-    given, worst = _outcomes(model, converted, calls[0], [(None, here), (float(input_bound), everywhere)], pairs)
+    # All inputs first: a certificate for their larger activations speaks of those of the given inputs too.
+    everywhere = Certifier(certificates)
+    here = Certifier(certificates, first=everywhere)
+    worst, given = _outcomes(model, converted, calls[0], [(float(input_bound), everywhere), (None, here)], pairs)
     others = [_outcomes(model, converted, call, [(None, here)], pairs)[0] for call in calls[1:]]
     return _of_these([given, *others], here), _of_all(worst, input_bound, calls[0][0].shape[1:], everywhere)
 

@@ -25,7 +25,7 @@ import torch
 
 from verify.aims import aim
 from verify.fields import Attention
-from verify.oracle import Convolution
+from verify.oracle import Convolution, matmul
 from verify.reading import tap_of_shift
 from verify.refutation import tap_matrix
 from verify.taps import scaled_permutation_product
@@ -93,7 +93,7 @@ def _product(w_val: np.ndarray, w_out: np.ndarray, absolute: bool) -> np.ndarray
     product = scaled_permutation_product(w_val, w_out)
     if product is not None:  # each entry is one product, so that the sizes' is its size
         return np.abs(product) if absolute else product
-    return np.matmul(np.abs(w_val), np.abs(w_out)) if absolute else np.matmul(w_val, w_out)
+    return matmul(np.abs(w_val), np.abs(w_out)) if absolute else matmul(w_val, w_out)
 
 
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:

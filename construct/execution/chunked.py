@@ -29,21 +29,31 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     scores, w_val, w_out = Scores(layer, tokens, grid), layer.w_val, layer.w_out
     step = _queries_per_block(layer, len(tokens), grid)
-    blocks = []
-    for start in range(0, grid.asked, step):
-        queries = slice(start, start + step)
-        total = layer.b_out.to(tokens.dtype)
-        for head in range(layer.heads):
-            total = total + bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries)
-        blocks.append(total)
-    return torch.cat(blocks, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
+    blocks = [slice(start, start + step) for start in range(0, grid.asked, step)]
+    totals = [layer.b_out.to(tokens.dtype)] * len(blocks)
+    for head in range(layer.heads):
+        # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
+        values = None if torch.is_grad_enabled() else values_of(tokens, w_val[head])
+        for number, queries in enumerate(blocks):
+            seen = bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries, values)
+            totals[number] = totals[number] + seen
+        del values
+    return torch.cat(totals, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def one_head(w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries: slice) -> Tensor:
-    """P^h X W_val^h W_out^h for a block of queries: (B, queries, D_out)."""
-    x = scores.tokens.unflatten(2, (len(w_val), -1))  # (b, t, g, i)
+def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
+    """X W_val^h: tokens (B, T, D_in) and w_val (groups, in/groups, D_h) → (B, T, groups, D_h)."""
+    return torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(tokens.dtype))
+
+
+def one_head(
+    w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries: slice, values: Tensor | None
+) -> Tensor:
+    """P^h X W_val^h W_out^h for a block of queries, (B, queries, D_out); ``values`` is X W_val^h if it is known already."""
+    x = scores.tokens
     probabilities = torch.softmax(scores(queries, head), dim=-1)[:, 0].to(x.dtype)  # (b or 1, q, t)
-    values = torch.einsum("btgi,gie->btge", x, w_val.to(x.dtype))
+    if values is None:
+        values = values_of(x, w_val)
     if len(probabilities) == 1:  # one map for the whole batch
         attended = torch.einsum("qt,btge->bqge", probabilities[0], values)
     else:
@@ -75,7 +85,11 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     values = 2 * batch * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
     output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
     beside = of_offsets(layer, batch if content else 1, rows, 1, grid)
-    return block + table + beside + values + output + operands(layer, batch, rows, grid.keys, 1)
+    total = block + table + beside + values + output + operands(layer, batch, rows, grid.keys, 1)
+    # Without gradients, W_val is laid out anew before there are scores, and that is gone by then.
+    before = 0 if torch.is_grad_enabled() else 2 * layer.w_val[0].numel() * size
+    first = values + output + before + 2 * batch * grid.keys * layer.in_channels * size
+    return max(total - before, first)
 
 
 EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time", products)

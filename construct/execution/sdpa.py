@@ -25,7 +25,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct import encoding
 from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
-from construct.execution.chunked import bounded
+from construct.execution.chunked import bounded, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
 from construct.room import require
@@ -106,7 +106,7 @@ def one_head(
         Coarse: rounding could turn this head to another key.
     """
     q, k = factors(head, tokens, asking, keys, queries, largest, w_qry, w_key, w_key_pos, u, v)
-    values = torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(tokens.dtype))
+    values = values_of(tokens, w_val)
     seen = fused(q, k, values.flatten(2).double()).to(tokens.dtype).unflatten(2, values.shape[2:])
     return torch.einsum("bqge,geo->bqgo", seen, w_out.to(tokens.dtype)).flatten(2)
 
