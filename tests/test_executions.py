@@ -243,7 +243,7 @@ class TestContract:
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
             real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
-        assert real <= estimate <= 4 * real
+        assert real <= estimate <= 5 * real
 
 
 def test_dense_refuses_a_large_image_at_once():

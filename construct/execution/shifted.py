@@ -123,7 +123,7 @@ def by_columns(x: Tensor, w: Tensor, todo: columns.Program, out: Tensor, bias: T
         elif target.dtype == found.dtype:
             torch.add(found, bias.expand(found.shape[-2:]).contiguous(), out=target)
         else:
-            target.copy_(found + bias)
+            target.copy_(found.add_(bias))
 
 
 def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: stacked.Stack, out: Tensor, bias: Tensor | None) -> None:
@@ -153,7 +153,10 @@ def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: stacked.Stack, out: Tenso
         else:
             flat = outputs[: count * length * width].view(count, width, length)
             found = torch.bmm(matrix.mT.expand(count, -1, -1), seen, out=flat).mT
-        target.copy_(found if bias is None else found + bias)
+        if bias is not None and target.dtype == found.dtype:
+            torch.add(found, bias, out=target)
+        else:
+            target.copy_(found if bias is None else found.add_(bias))
 
 
 def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:

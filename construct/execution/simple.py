@@ -28,18 +28,23 @@ def pointwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
             between = not image.is_contiguous()
             parts = pieces(len(seen), rows_at_once(shifts, groups, channels, width, seen.dtype != w.dtype, between))
         for part in parts:
-            here = image[:, :, part]
-            rows = seen[part].to(w.dtype).movedim((-2, -1), (0, 1)).reshape(groups, channels, -1)
-            there = here.is_contiguous() and here.dtype == w.dtype
-            y = here.view(groups, width, -1) if there else w.new_empty(groups, width, rows.shape[2])
-            if groups == 1:
-                torch.mm(w[0].mT, rows[0], out=y[0])
-            else:
-                torch.bmm(w.mT, rows, out=y)
-            if bias is not None:
-                y += bias[..., None]
-            if not there:
-                here.copy_(y.view(here.shape))
+            _product(seen[part], w, image[:, :, part], bias)
+
+
+def _product(seen: Tensor, w: Tensor, here: Tensor, bias: Tensor | None) -> None:
+    """A block of rows; what it takes beside its arguments is gone when the next begins."""
+    groups, channels, width = w.shape
+    rows = seen.to(w.dtype).movedim((-2, -1), (0, 1)).reshape(groups, channels, -1)
+    there = here.is_contiguous() and here.dtype == w.dtype
+    y = here.view(groups, width, -1) if there else w.new_empty(groups, width, rows.shape[2])
+    if groups == 1:
+        torch.mm(w[0].mT, rows[0], out=y[0])
+    else:
+        torch.bmm(w.mT, rows, out=y)
+    if bias is not None:
+        y += bias[..., None]
+    if not there:
+        here.copy_(y.view(here.shape))
 
 
 def direct(seen: Tensor, image: Tensor, dtype: torch.dtype) -> bool:
@@ -55,7 +60,7 @@ def rows_at_once(shifts: Shifts, groups: int, channels: int, width: int, cast: b
 
 
 def finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:
-    """Add the bias (groups, D) on the way to the outputs (images, *queries, groups, D)."""
+    """Add the bias (groups, D) on the way to the outputs (images, *queries, groups, D); ``found`` is not needed any more."""
     if bias is None:
         target.copy_(found)
         return
@@ -63,4 +68,4 @@ def finish(found: Tensor, bias: Tensor | None, target: Tensor) -> None:
     if target.dtype == found.dtype:
         torch.add(found, bias, out=target)
     else:
-        target.copy_(found + bias)
+        target.copy_(found.add_(bias))
