@@ -18,17 +18,7 @@ from torch import Tensor
 
 from construct.execution import beside, columns, lines, simple, stacked
 from construct.execution.depthwise import depthwise
-from construct.execution.layout import (
-    Ints,
-    Layout,
-    Shifts,
-    blocks,
-    laid_out,
-    pieces,
-    room_for,
-    run_length,
-    through,
-)
+from construct.execution.layout import Ints, Layout, Shifts, blocks, laid_out, pieces, room_for, run_length, through
 from construct.execution.scratch import Scratch
 
 
