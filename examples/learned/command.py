@@ -5,14 +5,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from examples.learned import plots, table
 from examples.learned.data import BadInput, Pictures, cifar10, digits
@@ -20,6 +21,7 @@ from examples.learned.measuring import PICTURES, attention_of, distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.outcome import ended
 from examples.learned.settings import PRESETS, Settings, changed
+from examples.learned.several import Tell, beside_each_other, cores
 from examples.learned.training import RESULT, Run
 
 
@@ -51,7 +53,12 @@ def parser() -> argparse.ArgumentParser:
     ):
         found.add_argument(f"--{name}", type=kind, help="in place of the preset's")
     found.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
-    found.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: %(default)s)")
+    found.add_argument(
+        "--threads", type=int, default=1, help="of torch on the CPU, for each run (default: %(default)s)"
+    )
+    found.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at once (default: one for each CPU core; on a GPU one)"
+    )
     found.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     found.add_argument("--no-plots", action="store_true", help="write the table alone")
     return found
@@ -75,7 +82,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         BadInput: the options, the data or a checkpoint cannot be used.
         Diverged: a loss is no number any more.
     """
-    for name in ("epochs", "batch", "heads", "layers", "width", "checkpoint_every", "threads"):
+    for name in ("epochs", "batch", "heads", "layers", "width", "checkpoint_every", "threads", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name.replace('_', '-')} is {value}, not a positive number")
@@ -92,25 +99,44 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         raise BadInput("--device cuda: torch sees no GPU here")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     torch.set_num_threads(options.threads)
-    pictures = digits() if options.data is None else cifar10(options.data)
+    pictures = read(options.data)
     for name, digest in pictures.digests.items():
         console.print(f"{name}: SHA-256 {digest}", highlight=False, soft_wrap=True)
     how = changed(
         PRESETS[options.preset],
         **{name: getattr(options, name) for name in ("epochs", "batch", "heads", "layers", "width", "rate")},
     )
-    todo = [(variant, seed) for seed in dict.fromkeys(options.seeds) for variant in dict.fromkeys(options.variants)]
+    todo = [
+        Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
+        for seed in dict.fromkeys(options.seeds)
+        for variant in dict.fromkeys(options.variants)
+    ]
+    jobs = min(len(todo), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
-        "machine": machine(device, options.threads),
+        "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
     }
+    work = partial(one_run, options=options, stated=stated)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task("runs", total=len(todo))
-        for variant, seed in todo:
-            settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
-            one_run(settings, pictures, options, stated, progress)
-            progress.advance(overall)
+        tasks: dict[str, TaskID] = {}
+
+        def tell(settings: Settings, done: int, steps: int, word: str, ended: bool = False) -> None:
+            name = str(settings)
+            if name not in tasks:
+                tasks[name] = progress.add_task("")
+            progress.update(tasks[name], completed=done, total=steps, description=f"{name}: {word}")
+            if ended:
+                progress.remove_task(tasks.pop(name))
+                progress.advance(overall)
+
+        if jobs > 1:
+            beside_each_other(todo, partial(prepared, options.data, options.threads, work), jobs, tell)
+        else:
+            for settings in todo:
+                work(settings, partial(tell, settings), pictures=pictures)
+                tell(settings, 0, 0, "", ended=True)
     seeds, variants = [*dict.fromkeys(options.seeds)], [*dict.fromkeys(options.variants)]
     found = table.results_in(options.out, variants, seeds)
     text = table.markdown(found)
@@ -121,21 +147,34 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     return text
 
 
+def read(data: Path | None) -> Pictures:
+    """CIFAR-10 from a path, or scikit-learn's digits.
+
+    Raises:
+        BadInput: there is something else, or it is damaged.
+    """
+    return digits() if data is None else cifar10(data)
+
+
+def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
+    """In a process of its own: the work, with its pictures."""
+    torch.set_num_threads(threads)
+    return partial(work, pictures=read(data))
+
+
 def one_run(
-    settings: Settings, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str], progress: Progress
+    settings: Settings, tell: Tell, *, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str]
 ) -> None:
     """Train a variant with a seed and measure it, unless that has been done."""
     folder = options.out / settings.variant / f"seed-{settings.seed}"
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if (folder / RESULT).exists() and run.done == run.steps:
         return
-    name = f"{settings.variant}, seed {settings.seed}"
-    task = progress.add_task(name, total=run.steps, completed=run.done)
-    run.train(lambda done, how_it_goes: progress.update(task, completed=done, description=f"{name}: {how_it_goes}"))
+    run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
     layers: dict[str, list[dict[str, Any]]] = {"layers": [], "untrained": []}
     for when, network in (("layers", run.network), ("untrained", run.untrained())):
         if isinstance(network, AttentionNet):
-            progress.update(task, description=f"{name}: audit")
+            tell(run.steps, run.steps, "audit")
             layers[when] = distances(network, settings.how.audited)
     result = {
         **stated,
@@ -153,7 +192,6 @@ def one_run(
     temporary = folder / f"{RESULT}.part"
     temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, folder / RESULT)  # noqa: PTH105
-    progress.remove_task(task)
 
 
 def machine(device: str, threads: int) -> str:

@@ -63,6 +63,9 @@ class Settings:
     data: dict[str, str]
     how: Preset
 
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
+
     def record(self) -> dict[str, Any]:
         """In JSON's types."""
         return asdict(self)

@@ -202,7 +202,7 @@ class Run:
         value = float(loss.detach())
         if not math.isfinite(value):
             told = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
-            raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told} (try a smaller --rate)")
+            raise Diverged(f"{self.settings}: {told} (try a smaller --rate)")
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
@@ -235,7 +235,7 @@ class Run:
             logits = self.network(x.to(self.device))
             if not bool(logits.isfinite().all()):  # the loss of the last step was that before it
                 told = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
-                raise Diverged(f"{self.settings.variant}, seed {self.settings.seed}: {told}")
+                raise Diverged(f"{self.settings}: {told}")
             right += int((logits.argmax(1).cpu() == labels).sum())
         self.network.train()
         return right / len(self.pictures.test)
