@@ -2,6 +2,7 @@
 
 import copy
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, columns, depthwise, layout, lines, shifted, stacked
+from construct.execution import axial, columns, depthwise, layout, lines, merging, shifted, stacked
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -194,7 +195,23 @@ def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
         off = True
     else:
         off = False
-    assert is_identity(blocks) == (not off)
+    size = blocks[0, 0].nbytes
+    # All at once, one by one, four and two, by rows.
+    for at_once, large in ((merging.AT_ONCE, merging.LARGE), (1, merging.LARGE), (4 * size, merging.LARGE), (1, 0)):
+        with mock.patch.object(merging, "AT_ONCE", at_once), mock.patch.object(merging, "LARGE", large):
+            assert is_identity(blocks) == (not off)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("large", [0, merging.LARGE])
+def test_the_identity_is_known_in_every_type(dtype: torch.dtype, large: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "LARGE", large)
+    blocks = torch.eye(5, dtype=dtype).repeat(3, 2, 1, 1)
+    assert is_identity(blocks)
+    for place in ((2, 1, 4, 4), (0, 0, 0, 0), (2, 1, 4, 3), (1, 0, 0, 4)):
+        other = blocks.clone()
+        other[place] = 0.5
+        assert not is_identity(other)
 
 
 def test_a_layer_can_still_be_copied_and_saved_after_it_ran(tmp_path):

@@ -2,12 +2,15 @@
 
 import io
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import md5
 from itertools import pairwise
@@ -33,6 +36,7 @@ from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  
 from examples.learned.outcome import Diverged  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
+from examples.learned.several import Tell, beside_each_other  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
@@ -481,6 +485,7 @@ def test_the_command_trains_measures_draws_and_goes_on(
     monkeypatch.setattr("examples.learned.command.digits", pictures)
     sizes = "--epochs 1 --layers 2 --heads 4 --width 8 --batch 30".split()
     words = ["--variants", "covariance", "resnet18", "--seeds", "0", "1", "--out", str(tmp_path), *sizes]
+    words += ["--jobs", "1"]
     assert main(words) == 0
     first = capsys.readouterr().out
     assert "| quadratic, learned Σ and τ (non-isotropic) |" in first
@@ -504,16 +509,18 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
-        (["--rate", "1e30", "--variants", "quadratic"], 1, "error: quadratic, seed 0: the loss is nan at step"),
+        ("--rate 1e30 --variants quadratic --jobs 1".split(), 1, "error: quadratic, seed 0: the loss is nan at step"),
         (
-            "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots".split(),
+            "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots --jobs 1".split(),
             1,
             "error: quadratic, seed 0: outputs are no numbers after epoch 1",
         ),
         (["--seeds", "-1"], 2, "error: --seeds has -1, which is not from 0 to 2^32 - 1"),
         (["--seeds", "4294967296"], 2, "error: --seeds has 4294967296, which"),
         (["--threads", "99999999999"], 2, "error: --threads is 99999999999, more than"),
-        (["--out", "taken"], 2, "error: [Errno 20] Not a directory: 'taken/"),
+        (["--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
+        (["--out", "taken", "--jobs", "1"], 2, "error: [Errno 20] Not a directory: 'taken/"),
+        (["--out", "taken", "--jobs", "2"], 2, "error: [Errno 20] Not a directory: 'taken/"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -537,8 +544,84 @@ def test_a_stopped_command_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "train", stop)
-    assert main(["--out", str(tmp_path)]) == 130
+    assert main(["--out", str(tmp_path), "--jobs", "1"]) == 130
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+
+
+# ---- runs beside each other ------------------------------------------------------------------------------------------------
+
+
+def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = (
+        "--variants quadratic --seeds 0 1 2 --epochs 1 --layers 1 --heads 1 --width 4 --batch 300 --no-plots".split()
+    )
+    for jobs in ("1", "2"):
+        assert main([*sizes, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        told = capsys.readouterr()
+        assert ("2 runs at once" in told.out) == (jobs == "2")
+    for seed in range(3):
+        folder = Path("quadratic") / f"seed-{seed}"
+        one, other = (
+            json.loads((tmp_path / jobs / folder / RESULT).read_text(encoding="utf-8")) for jobs in ("1", "2")
+        )
+        changing = {"command", "machine", "started", "ended", "seconds"}
+        assert {k: one[k] for k in one.keys() - changing} == {k: other[k] for k in other.keys() - changing}
+        (first, _), (second, _) = end_of(tmp_path / "1" / folder), end_of(tmp_path / "2" / folder)
+        assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+
+
+def squares() -> Callable[[int, Tell], None]:
+    """Of a process, for the tests below."""
+
+    def square(number: int, tell: Tell) -> None:
+        if number == 13:
+            raise BadInput("thirteen")
+        if number == 14:
+            os._exit(1)
+        if number == 15:
+            raise EOFError("fifteen")
+        tell(number, number**2, "squared")
+
+    return square
+
+
+def test_every_thing_is_done_once_and_told():
+    told: list[tuple[int, int, int]] = []
+
+    def tell(thing: int, done: int, steps: int, word: str, ended: bool) -> None:
+        if ended:
+            told.append((thing, done, steps))
+
+    beside_each_other(range(5), squares, 2, tell)
+    assert sorted(told) == [(n, n, n**2) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [(13, BadInput, "thirteen"), (14, BadInput, "^14: its process was killed"), (15, EOFError, "fifteen")],
+)
+def test_what_stops_one_of_them_stops_all(number: int, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        beside_each_other([1, number, *range(2, 9)], squares, 2, lambda *_: None)
+    assert not multiprocessing.active_children()
+
+
+def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
+    words = "--variants quadratic --epochs 1000 --checkpoint-every 1".split()
+    command = [sys.executable, "-W", "error", "-m", "examples.learned", *words, "--jobs", "2", "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + 120
+    while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert b"the same command goes on from the last checkpoint" in told
+    assert b"Traceback" not in told
+    written = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))]
+    time.sleep(2)  # many checkpoints long
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))] == written
 
 
 def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
-from construct.execution import chunked, factored, holding, shifted
+from construct.execution import chunked, factored, holding, shifted, simple
 from construct.execution.chunked import bounded
 from construct.execution.derivatives import Adjoint, Forward
 from construct.execution.merging import Merge, merged
@@ -98,7 +98,9 @@ def _copying(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor) -> Work:
     _, groups, _, width = w.shape
     sight, shape = Sight.of(grid, plan, x.shape[2:]), (len(x), *grid.query_shape, groups * width)
     last = x.stride(1) == 1 and x.shape[1] > 1  # channels last
-    alone = last and groups == 1 and not (sight.padded or sight.stuffed)
+    as_it_is = groups == 1 and not (sight.padded or sight.stuffed)
+    alone = last and as_it_is
+    own = as_it_is and not last and simple.stands(sight.shifts) and x.is_contiguous() and x.dtype == w.dtype
     axes = tuple(range(2, x.dim()))
     to_tokens, to_image = (0, *axes, 1), (0, len(axes) + 1, *range(1, len(axes) + 1))
 
@@ -112,6 +114,9 @@ def _copying(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor) -> Work:
                 return image
         else:
             image = x.new_empty(len(x), groups * width, *grid.query_shape)
+            if own:
+                simple.in_images(x, w, image, bias)
+                return image
         seen, out = sight.tokens(x, grid, groups), tokens_of(image, groups)
         if sight.stuffed:
             shifted.adjoint(seen, w.mT, sight.shifts, out, bias)

@@ -5,7 +5,7 @@ from math import prod
 
 from construct.execution import columns, depthwise, lines, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
-from construct.execution.simple import rows_at_once, stands
+from construct.execution.simple import SHORT, images_at_once, rows_at_once, stands
 
 
 def memory(
@@ -46,8 +46,11 @@ def memory(
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
-        rows = rows_at_once(shifts, groups, channels, width, cast, between)
-        return min(rows, shifts.output[0]) * prod(shifts.output[1:]) * groups * (width + channels)
+        rows, few = rows_at_once(shifts, groups, channels, width, cast, between), prod(shifts.output)
+        tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
+        if few < SHORT:
+            tokens = max(tokens, min(images, images_at_once(few)) * few)
+        return tokens * groups * (width + channels)
     if groups == 1 and lines.suits(shifts, channels, width):
         return lines.memory(shifts, channels, width)
     if groups == 1:

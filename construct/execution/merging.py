@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
-COPIED = 2**18
-"""Up to so many bytes, a copy that is compared as a whole is quicker than counting."""
+AT_ONCE = 2**18
+"""Bytes of identities that are compared at a time, as they lie: small enough to stay in a core's cache."""
+
+LARGE = 2**22
+"""Bytes from which on no identity is kept to compare with."""
 
 
 def is_identity(blocks: Tensor) -> bool:
@@ -22,28 +24,48 @@ def is_identity(blocks: Tensor) -> bool:
         return False
     if blocks.device.type != "cpu" or not blocks.is_contiguous():
         return torch.equal(blocks, torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand_as(blocks))
-    plain = blocks.detach() if blocks.element_size() > 2 else blocks.detach().view(torch.int16)
-    bits = plain.numpy().view(INTEGERS[blocks.element_size()]).reshape(-1, rows * rows)
-    if bits[0, 0] != _one(blocks.dtype):
-        return False
-    if bits.nbytes <= COPIED:
-        return bits.tobytes() == _identities(len(bits), rows, blocks.dtype)
-    if (bits[:, :: rows + 1] != _one(blocks.dtype)).any():
-        return False
-    return int(np.count_nonzero(bits)) == len(bits) * rows  # so many are on the diagonals, and no others
+    return are_identities(as_bits(blocks), rows, blocks.dtype)
 
 
-@lru_cache(maxsize=64)
-def _identities(count: int, rows: int, dtype: torch.dtype) -> bytes:
+def as_bits(blocks: Tensor) -> np.ndarray:
+    """The very memory of contiguous matrices, (heads·groups, n²), of integers where numpy does not know the numbers."""
+    plain = blocks.detach() if blocks.dtype != torch.bfloat16 else blocks.detach().view(torch.int16)
+    return plain.numpy().reshape(-1, blocks.shape[-2] * blocks.shape[-1])
+
+
+def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
+    """Whether matrices in memory are identities of so many rows and of this type, bit for bit.
+
+    A bytearray compares itself with whatever another object holds in memory.
+    """
+    if bits.itemsize * rows * rows > LARGE:  # row by row: zeros with a one among them, seen from one place further each
+        line, size = _line(rows, dtype), bits.itemsize
+        starts = range(size * (rows - 1), -1, -size)
+        return all(
+            line[start : start + size * rows] == row
+            for matrix in bits.reshape(-1, rows, rows)
+            for start, row in zip(starts, matrix, strict=True)
+        )
+    count = min(len(bits), max(1, AT_ONCE // (bits.itemsize * rows * rows)))
+    like, whole = _identities(count, rows, dtype), len(bits) // count * count
+    if not all(like == part for part in bits[:whole].reshape(-1, count * rows * rows)):
+        return False
+    rest = bits[whole:]
+    return not len(rest) or like[: rest.nbytes] == rest
+
+
+@lru_cache(maxsize=32)
+def _identities(count: int, rows: int, dtype: torch.dtype) -> bytearray:
     """So many identities, as they lie in memory."""
-    return torch.eye(rows, dtype=dtype).view(torch.uint8).numpy().tobytes() * count
+    return bytearray(torch.eye(rows, dtype=dtype).view(torch.uint8).numpy().tobytes() * count)
 
 
-@lru_cache
-def _one(dtype: torch.dtype) -> int:
-    """The bits of the number 1."""
-    one = torch.ones(1, dtype=dtype)
-    return int(one.view(torch.uint8).numpy().view(INTEGERS[one.element_size()])[0])
+@lru_cache(maxsize=32)
+def _line(rows: int, dtype: torch.dtype) -> bytearray:
+    """The row in the middle of an identity of 2·rows − 1."""
+    line = torch.zeros(2 * rows - 1, dtype=dtype)
+    line[rows - 1] = 1
+    return bytearray(line.view(torch.uint8).numpy().tobytes())
 
 
 class Merge(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from construct import encoding
 from construct.attention import EXECUTIONS, MHSA, RECALLING, memory_format
-from construct.execution.merging import COPIED, is_identity
+from construct.execution.merging import are_identities, as_bits
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
@@ -45,10 +45,9 @@ class Known:
         self.tensors = {name: getattr(layer, name) for name in NAMES}
         self.dtype = self.tensors[whole].dtype
         self.lying = [(name, t, _lies(t)) for name, t in self.tensors.items()]
-        views = {name: t.detach().numpy() for name, t in self.tensors.items()}
-        small = views[self.other].nbytes <= COPIED
-        self.kept = [(views[name], views[name].tobytes()) for name in (*LOOKED_AT, *((self.other,) if small else ()))]
-        self.counted = None if small else self.tensors[self.other]
+        views = {name: self.tensors[name].detach().numpy() for name in LOOKED_AT}
+        self.kept = [(view, bytearray(view.tobytes())) for view in views.values()]
+        self.identities, self.rows = as_bits(self.tensors[self.other]), self.tensors[self.other].shape[-1]
         self.made_of = _made_of(layer)
         self.calls: dict[Any, tuple[torch.memory_format, Work]] = {}
 
@@ -61,9 +60,9 @@ class Known:
             if now.get(name) is not t or _lies(t) != lying:
                 return False
         for view, kept in self.kept:
-            if view.tobytes() != kept:
+            if kept != view:  # what lies in memory
                 return False
-        return self.counted is None or is_identity(self.counted)
+        return are_identities(self.identities, self.rows, self.dtype)
 
 
 KNOWN: WeakKeyDictionary[MHSA, Known] = WeakKeyDictionary()
@@ -125,8 +124,8 @@ def _plain(p: Tensor | None) -> bool:
     return type(p) is Parameter and p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 
 
-def _lies(t: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    return t.data_ptr(), t.shape, t.stride()
+def _lies(t: Tensor) -> tuple[int, torch.Size, bool]:
+    return t.data_ptr(), t.shape, t.is_contiguous()
 
 
 def _made_of(layer: MHSA) -> tuple[Any, ...]:

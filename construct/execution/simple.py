@@ -12,10 +12,41 @@ AT_ONCE = 2**13
 BETWEEN = 2**18
 """Where outputs come between others, as those of a transposed layer do, they are computed apart: this many numbers at a time."""
 
+SHORT, TOKENS = 64, 512
+"""An image of fewer tokens than the first number is a matrix of short rows; about so many tokens as the second are copied at a
+time."""
+
 
 def stands(shifts: Shifts) -> bool:
     """Whether a single head sees the input as it stands: no shift, no stride."""
     return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
+
+
+def in_images(x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """The product as images lie, channels as rows: x (B, C, *n), w (1, 1, C, D), out (B, D, *n), all contiguous; bias (1, D).
+
+    Of a few tokens an image, tokens as rows are quicker, those of several images below each other, there and back.
+    """
+    if not out.numel():
+        return
+    channels, width = w.shape[2:]
+    tokens, matrix = prod(x.shape[2:]), w.view(channels, width)
+    if tokens < SHORT:
+        for part in pieces(len(x), images_at_once(tokens)):
+            seen = x[part].flatten(2).mT.reshape(-1, channels)
+            found = torch.mm(seen, matrix) if bias is None else torch.addmm(bias, seen, matrix)
+            out[part].flatten(2).copy_(found.view(-1, tokens, width).mT)
+        return
+    for seen, found in zip(x.flatten(2), out.flatten(2), strict=True):
+        if bias is None:
+            torch.mm(matrix.mT, seen, out=found)
+        else:
+            torch.addmm(bias.mT, matrix.mT, seen, out=found)
+
+
+def images_at_once(tokens: int) -> int:
+    """Images of so few tokens that are copied at a time."""
+    return max(1, TOKENS // max(1, tokens))
 
 
 def pointwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
