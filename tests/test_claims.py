@@ -356,6 +356,7 @@ def test_every_judged_claim_and_every_correction_is_broken_somehow() -> None:
     assert set(CORRECTION_BREAKAGES) == refuted_ones
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "where", "what", "instead"), cases(BREAKAGES))
 def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, name, where, what, instead) -> None:
     before = next(row for row in table if row.id == name)
@@ -367,6 +368,7 @@ def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, 
     assert "FAILS: " in after.evidence
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "where", "what", "instead"), cases(CORRECTION_BREAKAGES))
 def test_a_correction_changes_when_the_code_under_it_is_broken(monkeypatch, table, name, where, what, instead) -> None:
     before = next(row for row in table if row.id == name)

@@ -96,6 +96,7 @@ def report(kind: str, counts: Counter[str]) -> None:
     assert sum(counted.values()) >= ENOUGH, counts
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_fault_in_the_weights_is_never_proved(kind: str):
     fault = WEIGHTS[kind]
@@ -120,6 +121,7 @@ def test_a_fault_in_the_weights_is_never_proved(kind: str):
     report(kind, counts)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", CODE)
 def test_a_fault_in_the_code_is_never_proved(kind: str, monkeypatch: pytest.MonkeyPatch):
     fault = CODE[kind]
@@ -148,6 +150,7 @@ def test_a_fault_in_the_code_is_never_proved(kind: str, monkeypatch: pytest.Monk
     report(kind, counts)
 
 
+@pytest.mark.deep
 def test_no_fault_no_mutant():
     """The three ways to see a change see none in what the builder makes; else every mutant would count."""
 
