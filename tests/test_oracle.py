@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from truths import batched, exact
 
-from verify.oracle import Convolution
+from verify.oracle import Convolution, matmul
 from verify.rounding import convolution_bound
 from verify.strategies import Case, cases, convolutions, inputs_for
 
@@ -169,3 +169,36 @@ def test_reaching_an_output_size(output: tuple[int, int]):
     np.testing.assert_allclose(found, conv(x, output_size=output).detach().numpy(), rtol=1e-12)
     plain = Convolution.read(nn.Conv1d(1, 1, 1))
     assert plain.reaching((4,), (4,)) is plain
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_are_in_full_precision_whatever_the_caller_has_set(dtype: type, monkeypatch: pytest.MonkeyPatch):
+    """Bounds rest on them: switches of torch that round more are off, and as they were afterwards."""
+    a, seen = np.random.default_rng(0).uniform(0, 1, (8, 64)).astype(dtype), []
+    switch: Any = torch.backends.mkldnn
+    before, right = switch.matmul.fp32_precision, torch.matmul
+
+    def matmul_seen(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append((switch.matmul.fp32_precision, torch.is_autocast_enabled("cpu")))
+        return right(x, y)
+
+    monkeypatch.setattr(torch, "matmul", matmul_seen)
+    switch.matmul.fp32_precision = "bf16"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = matmul(a, a.T)
+        assert switch.matmul.fp32_precision == "bf16"
+    finally:
+        switch.matmul.fp32_precision = before
+    assert seen == [("ieee", False)]
+    assert found.dtype == dtype
+    assert np.abs(found - a.astype(float) @ a.T.astype(float)).max() <= 64 * 64 * np.finfo(dtype).eps
+
+
+def test_products_take_what_numpy_takes():
+    """Arrays that are not to be written, or lie backwards, or hold no floats."""
+    a = np.arange(12.0).reshape(3, 4)
+    a.flags.writeable = False
+    assert (matmul(a[::-1], a.T) == a[::-1] @ a.T).all()
+    whole = matmul(np.array([[2**70]], dtype=object), np.array([[3]], dtype=object))
+    assert whole[0, 0] == 3 * 2**70

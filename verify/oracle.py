@@ -1,8 +1,8 @@
 """Convolution from its definition, in any dimension: the truth that everything else is held against.
 
 Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
-and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python integers,
-fractions) the result is exact; on float64 it is as good as float64.
+and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python
+integers, fractions) the result is exact; on float64 it is as good as float64.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from verify.precision import full_precision
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
@@ -186,5 +188,6 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a b; of floats by torch's library: of numpy's, threads keep a core busy long after each product, waiting for another."""
     if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
         first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
-        return torch.matmul(first, second).numpy()
+        with torch.autocast("cpu", enabled=False), full_precision():
+            return torch.matmul(first, second).numpy()
     return np.matmul(a, b)

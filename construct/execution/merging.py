@@ -12,7 +12,6 @@ from torch import Tensor
 
 AT_ONCE = 2**18
 """Bytes of identities that are compared at a time, as they lie: small enough to stay in a core's cache."""
-
 LARGE = 2**22
 """Bytes from which on no identity is kept to compare with."""
 
