@@ -14,7 +14,7 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, columns, depthwise, layout, lines, merging, shifted, stacked
+from construct.execution import axial, columns, depthwise, gathered, layout, lines, merging, shifted, stacked
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -174,7 +174,7 @@ def test_it_needs_no_attention_map_and_no_convolution():
         assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**25
 
 
-@given(st.integers(1, 5), st.integers(0, 3), st.sampled_from(["identity", "one off", "tiny", "minus zero", "diagonal"]))
+@given(st.integers(1, 9), st.integers(0, 3), st.sampled_from(["identity", "one off", "tiny", "minus zero", "diagonal"]))
 @settings(max_examples=EXAMPLES // 2)
 def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
     blocks = torch.eye(n).repeat(3, 2, 1, 1)
@@ -196,16 +196,16 @@ def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
     else:
         off = False
     size = blocks[0, 0].nbytes
-    # All at once, one by one, four and two, by rows.
-    for at_once, large in ((merging.AT_ONCE, merging.LARGE), (1, merging.LARGE), (4 * size, merging.LARGE), (1, 0)):
-        with mock.patch.object(merging, "AT_ONCE", at_once), mock.patch.object(merging, "LARGE", large):
+    # All at once, four and two, two at a time, by one period of each and by two.
+    for at_once in (merging.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
+        with mock.patch.object(merging, "AT_ONCE", at_once):
             assert is_identity(blocks) == (not off)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("large", [0, merging.LARGE])
-def test_the_identity_is_known_in_every_type(dtype: torch.dtype, large: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(merging, "LARGE", large)
+@pytest.mark.parametrize("at_once", [1, 30, merging.AT_ONCE])
+def test_the_identity_is_known_in_every_type(dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "AT_ONCE", at_once)
     blocks = torch.eye(5, dtype=dtype).repeat(3, 2, 1, 1)
     assert is_identity(blocks)
     for place in ((2, 1, 4, 4), (0, 0, 0, 0), (2, 1, 4, 3), (1, 0, 0, 4)):
@@ -249,6 +249,9 @@ def test_what_each_execution_takes_is_told_before_it_runs():
 
 def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
     """Have inputs as small as those of tests take a way that is for large ones."""
+    if way != "gathered":
+        patch.setattr(gathered, "FEW", 0)
+        patch.setattr(gathered, "WIDE", 10**9)
     if way in ("columns", "in the output's order"):
         patch.setattr(columns, "FEWEST", 1)
         patch.setattr(columns, "FEW", 0)
@@ -263,7 +266,7 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         kept.cache_clear()
 
 
-WAYS = (None, "columns", "in the output's order", "in one", "as it lies")
+WAYS = (None, "gathered", "columns", "in the output's order", "in one", "as it lies")
 
 
 @st.composite

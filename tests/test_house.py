@@ -341,7 +341,9 @@ def forbidden(tree: ast.AST) -> list[str]:
     return [name for name in found if FORBIDDEN.fullmatch(name)]
 
 
-VIEWS = {f"construct/execution/{name}.py" for name in ("beside", "depthwise", "layout", "shifted")}
+VIEWS = {
+    f"construct/execution/{name}.py" for name in ("beside", "columns", "depthwise", "layout", "shifted", "stacked")
+}
 """Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+import torch
+from torch import Tensor
+
 from construct.attention import queries_per_block
 from construct.execution.layout import BLOCK, FEW, Ints, Shifts, View, pieces
 
@@ -240,3 +243,38 @@ def _step(
         None if direct else found,
         target,
     )
+
+
+def by_columns(x: Tensor, w: Tensor, todo: Program, out: Tensor, bias: Tensor | None) -> None:
+    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
+    w = w.contiguous() if todo.order is None else w[todo.order]
+    tokens, outputs = w.new_empty(todo.tokens), w.new_empty(todo.outputs)
+    from_x, from_w, from_out = x.storage_offset(), w.storage_offset(), out.storage_offset()
+    for step in todo.steps:
+        for zeros in step.zeros:
+            tokens.as_strided(*zeros).zero_()
+        shape, strides, offset = step.source
+        tokens.as_strided(*step.into).copy_(x.as_strided(shape, strides, from_x + offset))
+        shape, strides, offset = step.target
+        flat = target = out.as_strided(shape, strides, from_out + offset)
+        if step.found is not None:
+            flat = outputs.as_strided(step.computed, (prod(step.computed[1:]), step.computed[2], 1))
+        first = True
+        for seen, (shape, strides, offset) in step.products:
+            matrix = w.as_strided(shape, strides, from_w + offset)
+            if first:
+                torch.bmm(tokens.as_strided(*seen), matrix, out=flat)
+            else:
+                flat.baddbmm_(tokens.as_strided(*seen), matrix)
+            first = False
+        if step.found is None:
+            if bias is not None:
+                flat += bias
+            continue
+        found = outputs.as_strided(*step.found)
+        if bias is None:
+            target.copy_(found)
+        elif target.dtype == found.dtype:
+            torch.add(found, bias.expand(found.shape[-2:]).contiguous(), out=target)
+        else:
+            target.copy_(found.add_(bias))

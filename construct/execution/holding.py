@@ -3,7 +3,7 @@
 from itertools import product
 from math import prod
 
-from construct.execution import columns, depthwise, lines, stacked
+from construct.execution import columns, depthwise, gathered, lines, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.simple import SHORT, images_at_once, rows_at_once, stands
 
@@ -53,6 +53,9 @@ def memory(
         return tokens * groups * (width + channels)
     if groups == 1 and lines.suits(shifts, channels, width):
         return lines.memory(shifts, channels, width)
+    found = gathered.gathering(shifts, images, channels, width) if groups == 1 else None
+    if found is not None:
+        return gathered.memory(shifts, images, found, channels, width)
     if groups == 1:
         some = (0,) * (len(shifts.step) + 2)
         most = 0

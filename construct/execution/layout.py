@@ -268,6 +268,11 @@ def pieces(length: int, most: int) -> tuple[slice, ...]:
     return tuple(slice(start, min(length, start + size)) for start in range(0, length, size))
 
 
+def cut(x: Tensor, part: slice) -> Tensor:
+    """x[part], or x itself where that is all of it."""
+    return x if part.stop - part.start == len(x) else x[part]
+
+
 @lru_cache(maxsize=1024)
 def through(shifts: Shifts, residue: Ints) -> tuple[Ints, Shifts]:
     """The heads that outputs send back to inputs t ≡ residue modulo the stride, and where those see outputs from.

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-AT_ONCE = 2**18
-"""Bytes of identities that are compared at a time, as they lie: small enough to stay in a core's cache."""
-LARGE = 2**22
-"""Bytes from which on no identity is kept to compare with."""
+AT_ONCE = 2**16
+"""Bytes of identities that are compared at a time, as they lie: what they are compared with stays in a core's cache."""
 
 
 def is_identity(blocks: Tensor) -> bool:
@@ -33,19 +31,21 @@ def as_bits(blocks: Tensor) -> np.ndarray:
 
 
 def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
-    """Whether matrices in memory are identities of so many rows and of this type, bit for bit.
+    """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit.
 
-    A bytearray compares itself with whatever another object holds in memory.
+    A bytearray compares itself with whatever another object holds in memory.  Small identities are compared several at a time;
+    of a large one, a one and n zeros come n − 1 times, so many of which are compared at a time, and then the last one.
     """
-    if bits.itemsize * rows * rows > LARGE:  # row by row: zeros with a one among them, seen from one place further each
-        line, size = _line(rows, dtype), bits.itemsize
-        starts = range(size * (rows - 1), -1, -size)
+    if 2 * bits[:1].nbytes > AT_ONCE:
+        period = rows + 1
+        times = max(1, min(rows - 1, AT_ONCE // (period * bits.itemsize)))
+        like, end = _ones(times, period, dtype), (rows - 1) // times * times * period
         return all(
-            line[start : start + size * rows] == row
-            for matrix in bits.reshape(-1, rows, rows)
-            for start, row in zip(starts, matrix, strict=True)
+            all(like == part for part in matrix[:end].reshape(-1, times * period))
+            and like[: (len(matrix) - end) * bits.itemsize] == matrix[end:]
+            for matrix in bits
         )
-    count = min(len(bits), max(1, AT_ONCE // (bits.itemsize * rows * rows)))
+    count = min(len(bits), max(1, AT_ONCE // max(1, bits[:1].nbytes)))
     like, whole = _identities(count, rows, dtype), len(bits) // count * count
     if not all(like == part for part in bits[:whole].reshape(-1, count * rows * rows)):
         return False
@@ -60,11 +60,11 @@ def _identities(count: int, rows: int, dtype: torch.dtype) -> bytearray:
 
 
 @lru_cache(maxsize=32)
-def _line(rows: int, dtype: torch.dtype) -> bytearray:
-    """The row in the middle of an identity of 2·rows − 1."""
-    line = torch.zeros(2 * rows - 1, dtype=dtype)
-    line[rows - 1] = 1
-    return bytearray(line.view(torch.uint8).numpy().tobytes())
+def _ones(times: int, period: int, dtype: torch.dtype) -> bytearray:
+    """A one and zeros, so many numbers, so many times, as they lie in memory."""
+    numbers = torch.zeros(times, period, dtype=dtype)
+    numbers[:, 0] = 1
+    return bytearray(numbers.view(torch.uint8).numpy().tobytes())
 
 
 class Merge(torch.autograd.Function):

@@ -28,8 +28,8 @@ OWN: dict[str, Any] = {}
 :mod:`construct.execution`."""
 LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
-Work = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x, W, b_out) → outputs: what is left to do once everything is known."""
+Work = Callable[[Tensor], Tensor]
+"""What is left to do once everything is known.  It reads the whole factor and the bias as they are when it is called."""
 
 
 class Known:
@@ -111,7 +111,7 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
         KNOWN.pop(layer, None)  # another thread may have been quicker
         return None
     lying, work = call
-    return work(x, known.tensors[known.whole], known.tensors["b_out"]).contiguous(memory_format=lying)
+    return work(x).contiguous(memory_format=lying)
 
 
 def _own(layer: MHSA) -> bool:

@@ -10,16 +10,21 @@ The three maps below are linear in both arguments and are each other's derivativ
     weights(x, y)    w_h   = Σ_o x[s·o + e_h]ᵀ y[o]
 """
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
-from construct.execution import beside, columns, lines, simple, stacked
+from construct.execution import beside, columns, gathered, lines, simple, stacked
 from construct.execution.depthwise import depthwise
-from construct.execution.layout import Ints, Layout, Shifts, blocks, laid_out, pieces, room_for, run_length, through
+from construct.execution.layout import Ints, Layout, Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
+
+Way = Callable[[Tensor, Tensor, Tensor | None], None]
+"""(x, out, bias): :func:`forward` with the weights and shifts that it was made for.  Of contiguous weights it holds views and no
+copies: it goes by what they are when it is called."""
 
 
 def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None = None) -> None:
@@ -32,121 +37,71 @@ def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         out: (B, *o, groups, D), any strides, any dtype.
         bias: (groups, D).
     """
-    heads, groups, channels, width = w.shape
+    way_for(x, w, shifts, out)(x, out, bias)
+
+
+def way_for(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
+    """How to compute :func:`forward`, for inputs and outputs of the shapes, strides and types of these."""
+    heads, groups, channels, _ = w.shape
     if not out.numel():
-        return
+        return lambda x, out, bias: None
     if not heads:
-        out.copy_(bias.expand_as(out)) if bias is not None else out.zero_()
-    elif channels == 1 and groups > 1:
-        for column in range(width):
-            part = None if bias is None else bias[:, column]
-            depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
-    elif groups > 1 or not alone(x.squeeze(-2), w, shifts, out.squeeze(-2), bias):
-        if simple.stands(shifts):
-            simple.pointwise(x, w[0], shifts, out, bias)
-        else:
-            _products(x, w, shifts, out, bias)
+        return _nothing_seen
+    if groups == 1:
+        alone = way_alone(x.squeeze(-2), w, shifts, out.squeeze(-2))
+        return lambda x, out, bias: alone(x.squeeze(-2), out.squeeze(-2), bias)
+    if channels == 1:
+        return lambda x, out, bias: _channel_by_channel(x, w, shifts, out, bias)
+    return _in_groups(w, shifts)
 
 
-def alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> bool:
-    """As :func:`forward` for one group, in few steps, where that is possible; returns whether it was.
+def _in_groups(w: Tensor, shifts: Shifts) -> Way:
+    if simple.stands(shifts):
+        return lambda x, out, bias: simple.pointwise(x, w[0], shifts, out, bias)
+    return lambda x, out, bias: _products(x, w, shifts, out, bias)
+
+
+def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
+    """As :func:`way_for` for one group and at least one head, without the axis of the groups.
 
     Args:
-        x: (B, *n, C).
+        x: (B, *n, C), of these strides.
         w: (heads, 1, C, D).
         shifts: where the heads look.
-        out: (B, *o, D).
-        bias: (1, D).
+        out: (B, *o, D), of these strides.
+
+    Returns:
+        For x (B, *n, C), out (B, *o, D) and bias (1, D).
     """
-    if w.dtype == out.dtype == x.dtype and simple.stands(shifts) and x.is_contiguous() and out.is_contiguous():
-        channels, width = w.shape[2:]
-        flat, result, matrix = x.view(-1, channels), out.view(-1, width), w.view(channels, width)
-        if bias is None:
-            torch.mm(flat, matrix, out=result)
-            return True
-        for part in pieces(len(flat), room_for(shifts, 1, channels, width, alone=False)):
-            torch.mm(flat[part], matrix, out=result[part])
-            result[part] += bias
-        return True
-    if lines.suits(shifts, *w.shape[2:]):
-        lines.by_lines(x, w, shifts, out, bias)
-        return True
-    todo = columns.program(shifts, len(x), x.shape[-1], out.shape[-1], x.stride(), out.stride(), out.dtype == w.dtype)
-    if todo is not None:
-        by_columns(x, w, todo, out, bias)
-        return True
-    few = stacked.stack(shifts, x.shape[-1], out.shape[-1])
-    if few is not None:
-        in_one(x, w, shifts, few, out, bias)
-    return few is not None
-
-
-def by_columns(x: Tensor, w: Tensor, todo: columns.Program, out: Tensor, bias: Tensor | None) -> None:
-    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
-    w = w.contiguous() if todo.order is None else w[todo.order]
-    tokens, outputs = w.new_empty(todo.tokens), w.new_empty(todo.outputs)
-    from_x, from_w, from_out = x.storage_offset(), w.storage_offset(), out.storage_offset()
-    for step in todo.steps:
-        for zeros in step.zeros:
-            tokens.as_strided(*zeros).zero_()
-        shape, strides, offset = step.source
-        tokens.as_strided(*step.into).copy_(x.as_strided(shape, strides, from_x + offset))
-        shape, strides, offset = step.target
-        flat = target = out.as_strided(shape, strides, from_out + offset)
-        if step.found is not None:
-            flat = outputs.as_strided(step.computed, (prod(step.computed[1:]), step.computed[2], 1))
-        first = True
-        for seen, (shape, strides, offset) in step.products:
-            matrix = w.as_strided(shape, strides, from_w + offset)
-            if first:
-                torch.bmm(tokens.as_strided(*seen), matrix, out=flat)
-            else:
-                flat.baddbmm_(tokens.as_strided(*seen), matrix)
-            first = False
-        if step.found is None:
-            if bias is not None:
-                flat += bias
-            continue
-        found = outputs.as_strided(*step.found)
-        if bias is None:
-            target.copy_(found)
-        elif target.dtype == found.dtype:
-            torch.add(found, bias.expand(found.shape[-2:]).contiguous(), out=target)
-        else:
-            target.copy_(found.add_(bias))
-
-
-def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: stacked.Stack, out: Tensor, bias: Tensor | None) -> None:
-    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
     channels, width = w.shape[2:]
-    matrix = w[todo.order].view(-1, width)  # (down·along·C, D)
-    slots, length, step = len(todo.along) * channels, shifts.output[1], shifts.step[0]
-    most = min(todo.rows, shifts.output[0])
-    tokens = w.new_empty((step * (most - 1) + todo.down[1]) * slots * length)
-    outputs = w.new_empty(most * length * width)
-    last = out.stride(3) == 1 and width > 1
-    for image, rows in stacked.blocks(len(x), shifts.output[0], todo.rows):
-        count = rows.stop - rows.start
-        lines = step * (count - 1) + todo.down[1]
-        buffer = tokens[: lines * slots * length].view(lines, len(todo.along), channels, length)
-        stacked.fill(buffer, x[image], shifts, todo, step * rows.start + todo.down[0])
-        seen = buffer.as_strided((count, len(matrix), length), (step * slots * length, length, 1), 0)
-        target = out[image, rows]  # (rows, queries, D)
-        if last:
-            flat = outputs[: count * length * width].view(count, length, width)
-            direct = target.is_contiguous() and target.dtype == w.dtype
-            found = torch.bmm(seen.mT, matrix.expand(count, -1, -1), out=target if direct else flat)
-            if direct:
-                if bias is not None:
-                    target += bias
-                continue
-        else:
-            flat = outputs[: count * length * width].view(count, width, length)
-            found = torch.bmm(matrix.mT.expand(count, -1, -1), seen, out=flat).mT
-        if bias is not None and target.dtype == found.dtype:
-            torch.add(found, bias, out=target)
-        else:
-            target.copy_(found if bias is None else found.add_(bias))
+    if w.dtype == out.dtype == x.dtype and simple.stands(shifts) and x.is_contiguous() and out.is_contiguous():
+        matrix, rows = w.reshape(channels, width), room_for(shifts, 1, channels, width, alone=False)
+        return lambda x, out, bias: simple.in_tokens(x, matrix, rows, out, bias)
+    if lines.suits(shifts, channels, width):
+        return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
+    some = gathered.gathering(shifts, len(x), channels, width)
+    if some is not None:
+        matrix = w.reshape(-1, width)
+        return lambda x, out, bias: gathered.by_gathering(x, matrix, some, out, bias)
+    todo = columns.program(shifts, len(x), channels, width, x.stride(), out.stride(), out.dtype == w.dtype)
+    if todo is not None:
+        return lambda x, out, bias: columns.by_columns(x, w, todo, out, bias)
+    few = stacked.stack(shifts, channels, width)
+    if few is not None:
+        return lambda x, out, bias: stacked.in_one(x, w, shifts, few, out, bias)
+    group = _in_groups(w, shifts)
+    return lambda x, out, bias: group(x.unsqueeze(-2), out.unsqueeze(-2), bias)
+
+
+def _nothing_seen(x: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    out.copy_(bias.expand_as(out)) if bias is not None else out.zero_()
+
+
+def _channel_by_channel(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
+    """Groups of one channel, any number of outputs each."""
+    for column in range(w.shape[3]):
+        part = None if bias is None else bias[:, column]
+        depthwise(x[..., 0], w[:, :, 0, column], shifts, out[..., column], part)
 
 
 def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None) -> None:
@@ -263,6 +218,9 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
     if groups == 1 and x.numel() and y.numel():
+        some = gathered.gathering(shifts, len(x), channels, width)
+        if some is not None:
+            return gathered.weights(x.squeeze(-2), y.squeeze(-2), some, dtype).unsqueeze(1)
         todo = beside.rectangle(shifts, channels, width)
         if todo is not None:
             return beside.weights(x.squeeze(-2), y.squeeze(-2), shifts, todo, dtype).unsqueeze(1)

@@ -22,26 +22,42 @@ def stands(shifts: Shifts) -> bool:
     return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
 
 
-def in_images(x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:
-    """The product as images lie, channels as rows: x (B, C, *n), w (1, 1, C, D), out (B, D, *n), all contiguous; bias (1, D).
+def in_tokens(x: Tensor, matrix: Tensor, rows: int, out: Tensor, bias: Tensor | None) -> None:
+    """The product as tokens lie, channels last: x (B, *n, C), matrix (C, D), out (B, *n, D), all contiguous; bias (1, D).
+
+    A bias is added to so many rows at a time, while they are in a core's cache.
+    """
+    flat, result = x.view(-1, len(matrix)), out.view(-1, matrix.shape[1])
+    if bias is None:
+        torch.mm(flat, matrix, out=result)
+        return
+    for part in pieces(len(flat), rows):
+        torch.mm(flat[part], matrix, out=result[part])
+        result[part] += bias
+
+
+def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """The product as images lie, channels as rows: x (B, C, *n), matrix (C, D), out (B, D, *n), all contiguous; bias (1, D).
 
     Of a few tokens an image, tokens as rows are quicker, those of several images below each other, there and back.
     """
     if not out.numel():
         return
-    channels, width = w.shape[2:]
-    tokens, matrix = prod(x.shape[2:]), w.view(channels, width)
+    channels, width = matrix.shape
+    flat, result = x.view(len(x), channels, -1), out.view(len(x), width, -1)
+    tokens = flat.shape[2]
     if tokens < SHORT:
         for part in pieces(len(x), images_at_once(tokens)):
-            seen = x[part].flatten(2).mT.reshape(-1, channels)
+            seen = flat[part].mT.reshape(-1, channels)
             found = torch.mm(seen, matrix) if bias is None else torch.addmm(bias, seen, matrix)
-            out[part].flatten(2).copy_(found.view(-1, tokens, width).mT)
+            result[part].copy_(found.view(-1, tokens, width).mT)
         return
-    for seen, found in zip(x.flatten(2), out.flatten(2), strict=True):
+    turned = matrix.mT
+    for seen, found in zip(flat.unbind(), result.unbind(), strict=True):
         if bias is None:
-            torch.mm(matrix.mT, seen, out=found)
+            torch.mm(turned, seen, out=found)
         else:
-            torch.addmm(bias.mT, matrix.mT, seen, out=found)
+            torch.addmm(bias.mT, turned, seen, out=found)
 
 
 def images_at_once(tokens: int) -> int:

@@ -8,6 +8,7 @@ heads together see one matrix.  The tokens are laid out as often as there are di
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from construct.attention import queries_per_block
@@ -51,7 +52,7 @@ def stack(shifts: Shifts, channels: int, width: int) -> Stack | None:
 
 
 def memory(shifts: Shifts, todo: Stack, channels: int, width: int) -> int:
-    """Numbers that :func:`construct.execution.shifted.in_one` holds."""
+    """Numbers that :func:`in_one` holds."""
     rows = min(todo.rows, shifts.output[0])
     seen = shifts.step[0] * (rows - 1) + todo.down[1]
     return shifts.output[1] * (seen * channels * len(todo.along) + rows * width) + width * channels * len(todo.order)
@@ -86,3 +87,36 @@ def fill(buffer: Tensor, x: Tensor, shifts: Shifts, todo: Stack, first: int) -> 
         if begin < end:
             source = x[first + above : first + below, start + begin * step : start + (end - 1) * step + 1 : step]
             (place[..., begin:end] if end - begin < length else place).copy_(source.mT)
+
+
+def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: Stack, out: Tensor, bias: Tensor | None) -> None:
+    """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
+    channels, width = w.shape[2:]
+    matrix = w[todo.order].view(-1, width)  # (down·along·C, D)
+    slots, length, step = len(todo.along) * channels, shifts.output[1], shifts.step[0]
+    most = min(todo.rows, shifts.output[0])
+    tokens = w.new_empty((step * (most - 1) + todo.down[1]) * slots * length)
+    outputs = w.new_empty(most * length * width)
+    last = out.stride(3) == 1 and width > 1
+    for image, rows in blocks(len(x), shifts.output[0], todo.rows):
+        count = rows.stop - rows.start
+        lines = step * (count - 1) + todo.down[1]
+        buffer = tokens[: lines * slots * length].view(lines, len(todo.along), channels, length)
+        fill(buffer, x[image], shifts, todo, step * rows.start + todo.down[0])
+        seen = buffer.as_strided((count, len(matrix), length), (step * slots * length, length, 1), 0)
+        target = out[image, rows]  # (rows, queries, D)
+        if last:
+            flat = outputs[: count * length * width].view(count, length, width)
+            direct = target.is_contiguous() and target.dtype == w.dtype
+            found = torch.bmm(seen.mT, matrix.expand(count, -1, -1), out=target if direct else flat)
+            if direct:
+                if bias is not None:
+                    target += bias
+                continue
+        else:
+            flat = outputs[: count * length * width].view(count, width, length)
+            found = torch.bmm(matrix.mT.expand(count, -1, -1), seen, out=flat).mT
+        if bias is not None and target.dtype == found.dtype:
+            torch.add(found, bias, out=target)
+        else:
+            target.copy_(found if bias is None else found.add_(bias))

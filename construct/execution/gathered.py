@@ -1,0 +1,153 @@
+"""What all heads see, gathered token by token, and one matrix product for all of them.
+
+The tokens are numbered, and a row of zeros behind them stands for what heads see outside.  The numbers of what the heads see from
+each query are worked out once; a call gathers the tokens by them, (queries, heads·C), and multiplies by the W_h below each other.
+Any shifts, steps and axes will do.  Every token is copied once a head, a block at a time, but in few steps: this is quick where
+tokens are few, and where outputs have so many channels that products outweigh the copies.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, constant_pad_nd
+
+from construct.attention import queries_per_block
+from construct.execution.layout import Shifts, cut, pieces
+
+NUMBERED = 2**15
+"""Up to so many tokens are gathered by numbers that are kept, 4 bytes each; an image that needs more is left to other ways."""
+TOKENS = 2**20
+"""Up to so many numbers of the input are copied at a time; an image that has more is left to other ways."""
+GATHERED = 2**18
+"""Numbers that are gathered at a time: 1 MiB of float32, which stays in a core's cache."""
+FEW = 2**18
+"""Calls that gather up to so many numbers are quick, ..."""
+WIDE = 256
+"""... and outputs of so many channels."""
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """What to gather.
+
+    Attributes:
+        images: at a time, at most.
+        tokens: of an image.
+        numbers: of the tokens that the heads see from the queries of these images, int32 (images·queries, heads); that of the
+            zeros is images·tokens.
+        outside: whether zeros are seen.
+        rows: queries of a product, at most.
+    """
+
+    images: int
+    tokens: int
+    numbers: np.ndarray
+    outside: bool
+    rows: int
+
+    def of(self, images: int, device: torch.device) -> Tensor:
+        """The numbers for so many images."""
+        numbers = torch.from_numpy(self.numbers)
+        queries = len(numbers) // self.images
+        return cut(numbers, slice(0, images * queries)).to(device)
+
+
+def gathering(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
+    """What to gather, if this way is quick.
+
+    Args:
+        shifts: where the heads look.
+        images: B.
+        channels: C.
+        width: D.
+    """
+    heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
+    if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
+        return None
+    if width < WIDE and images * queries * heads * channels > FEW:
+        return None
+    most = min(NUMBERED // (queries * heads), TOKENS // max(1, tokens * channels))
+    rows = queries_per_block(max(1, GATHERED // (heads * max(1, channels))))
+    return _gathering(shifts, max(1, min(images, most)), rows)
+
+
+@lru_cache(maxsize=256)
+def _gathering(shifts: Shifts, images: int, rows: int) -> Gathering:
+    axes, tokens, heads = len(shifts.step), prod(shifts.size), len(shifts.offsets)
+    number, within = np.zeros((), np.int64), np.array(True)
+    for axis, (step, size, output) in enumerate(zip(shifts.step, shifts.size, shifts.output, strict=True)):
+        seen = step * np.arange(output)[:, None] + np.array([offset[axis] for offset in shifts.offsets])  # (o, heads)
+        seen = seen.reshape(*(1,) * axis, output, *(1,) * (axes - 1 - axis), heads)
+        number, within = number * size + seen, within & (seen >= 0) & (seen < size)
+    first = tokens * np.arange(images).reshape(-1, *(1,) * (axes + 1))
+    numbers = np.where(within, number + first, images * tokens).reshape(-1, heads)
+    return Gathering(images, tokens, numbers.astype(np.int32), not bool(within.all()), rows)
+
+
+def memory(shifts: Shifts, images: int, todo: Gathering, channels: int, width: int) -> int:
+    """Numbers that :func:`by_gathering` and :func:`weights` hold besides their arguments."""
+    heads, queries = todo.numbers.shape[1], min(images, todo.images) * prod(shifts.output)
+    return (todo.images * todo.tokens + 1 + min(todo.rows, queries) * heads) * channels + queries * width
+
+
+def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: Tensor | None) -> None:
+    """y[o] = b + Σ_h x[s·o + e_h] w_h.
+
+    Args:
+        x: (B, *n, C), any strides, any dtype.
+        matrix: the w_h below each other, (heads·C, D), in the dtype to compute in.
+        todo: from :func:`gathering`.
+        out: (B, *o, D), any strides, any dtype.
+        bias: (1, D).
+    """
+    for part in pieces(len(x), todo.images):
+        target, numbers = cut(out, part), todo.of(part.stop - part.start, x.device)
+        tokens = _below_each_other(cut(x, part), todo, matrix)
+        there = target.is_contiguous() and target.dtype == matrix.dtype
+        found = target.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
+        for rows in pieces(len(numbers), todo.rows):
+            beside = tokens.index_select(0, cut(numbers, rows).view(-1)).view(-1, len(matrix))
+            if bias is None:
+                torch.mm(beside, matrix, out=cut(found, rows))
+            else:
+                torch.addmm(bias, beside, matrix, out=cut(found, rows))
+        if not there:
+            target.copy_(found.view(target.shape))
+
+
+def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor:
+    """w_h = Σ_o x[s·o + e_h]ᵀ y[o].
+
+    Args:
+        x: (B, *n, C).
+        y: (B, *o, D).
+        todo: from :func:`gathering`.
+        dtype: to compute in.
+
+    Returns:
+        (heads, C, D).
+    """
+    heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
+    total = x.new_zeros(heads * channels, width, dtype=dtype)
+    for part in pieces(len(x), todo.images):
+        numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
+        pulled = cut(y, part).to(dtype).reshape(-1, width)
+        for rows in pieces(len(numbers), todo.rows):
+            beside = tokens.index_select(0, cut(numbers, rows).view(-1)).view(-1, len(total))
+            total.addmm_(beside.mT, cut(pulled, rows))
+    return total.view(heads, channels, width)
+
+
+def _below_each_other(x: Tensor, todo: Gathering, like: Tensor) -> Tensor:
+    """The tokens of some images (B, *n, C), and zeros behind them if they are seen: (…, C)."""
+    channels, count = x.shape[-1], len(x) * todo.tokens
+    if x.is_contiguous() and x.dtype == like.dtype:
+        flat = x.view(-1, channels)
+        return constant_pad_nd(flat, (0, 0, 0, todo.images * todo.tokens + 1 - count)) if todo.outside else flat
+    tokens = like.new_empty(todo.images * todo.tokens + 1, channels)
+    tokens[:count].view(x.shape).copy_(x)
+    tokens[-1].zero_()
+    return tokens
