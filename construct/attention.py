@@ -89,6 +89,11 @@ def smaller_blocks(queries: int) -> Iterator[None]:
         _MOST_QUERIES.reset(token)
 
 
+def blocks_are_usual() -> bool:
+    """Whether this is outside of :func:`smaller_blocks`."""
+    return _MOST_QUERIES.get() is None
+
+
 class MHSA(nn.Module):
     """The full attention layer of the paper, in any dimension, called like the convolution that it can replace.
 

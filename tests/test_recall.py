@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from construct import MHSA, conv_to_mhsa
-from construct.attention import EXECUTIONS
-from construct.execution import recall
+from construct.attention import EXECUTIONS, smaller_blocks
+from construct.execution import gathered, recall
+from construct.execution.layout import pieces
 from construct.execution.merging import AT_ONCE, is_identity
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -196,3 +198,26 @@ def test_no_layer_is_kept_alive() -> None:
     assert count
     del layer
     assert len(recall.KNOWN) < count
+
+
+def test_smaller_blocks_count_also_after_a_call_that_is_remembered() -> None:
+    """A certificate's runs ask for them, and an input of the same shape may have been there before."""
+    conv = torch.nn.Conv2d(3, 5, 3, padding=1)
+    layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, 3, 9, 8)
+    with torch.no_grad():
+        layer(x)
+        assert recall.recall(layer, x) is not None
+        with smaller_blocks(4):
+            assert recall.recall(layer, x) is None
+            torch.testing.assert_close(layer(x), conv(x))
+        seen: list[tuple[int, int]] = []
+
+        def noting(length: int, most: int) -> tuple[slice, ...]:
+            seen.append((length, most))
+            return pieces(length, most)
+
+        with mock.patch.object(gathered, "pieces", noting):
+            layer(x)
+            with smaller_blocks(4):
+                layer(x)
+    assert [most for length, most in seen if length == 144] == [gathered.GATHERED // 27, 4]

@@ -4,6 +4,7 @@ A layer made from a convolution has the tap in one factor and the identity in th
 and not remembered: weights may have been edited since, through ``.data`` or from outside torch, which leaves no trace.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -31,26 +32,29 @@ def as_bits(blocks: Tensor) -> np.ndarray:
 
 
 def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
-    """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit.
+    """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit."""
+    return all(like == part for like, part in beside_identities(bits, rows, dtype))
 
-    A bytearray compares itself with whatever another object holds in memory.  Small identities are compared several at a time;
-    of a large one, a one and n zeros come n − 1 times, so many of which are compared at a time, and then the last one.
+
+def beside_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
+    """Matrices in memory, part by part beside what identities are: a bytearray compares itself with what lies in memory.
+
+    Small identities are compared several at a time.  In a large one, a one and n zeros come n − 1 times: so many of these are
+    compared at a time as stay in a core's cache, and then the rest, which ends with a one.
     """
     if 2 * bits[:1].nbytes > AT_ONCE:
         period = rows + 1
         times = max(1, min(rows - 1, AT_ONCE // (period * bits.itemsize)))
         like, end = _ones(times, period, dtype), (rows - 1) // times * times * period
-        return all(
-            all(like == part for part in matrix[:end].reshape(-1, times * period))
-            and like[: (len(matrix) - end) * bits.itemsize] == matrix[end:]
-            for matrix in bits
-        )
+        for matrix in bits:
+            yield from ((like, part) for part in matrix[:end].reshape(-1, times * period))
+            yield like[: (len(matrix) - end) * bits.itemsize], matrix[end:]
+        return
     count = min(len(bits), max(1, AT_ONCE // max(1, bits[:1].nbytes)))
     like, whole = _identities(count, rows, dtype), len(bits) // count * count
-    if not all(like == part for part in bits[:whole].reshape(-1, count * rows * rows)):
-        return False
-    rest = bits[whole:]
-    return not len(rest) or like[: rest.nbytes] == rest
+    yield from ((like, part) for part in bits[:whole].reshape(-1, count * rows * rows))
+    if whole < len(bits):
+        yield like[: bits[whole:].nbytes], bits[whole:]
 
 
 @lru_cache(maxsize=32)

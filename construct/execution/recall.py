@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from construct import encoding
-from construct.attention import EXECUTIONS, MHSA, RECALLING, memory_format
-from construct.execution.merging import are_identities, as_bits
+from construct.attention import EXECUTIONS, MHSA, RECALLING, blocks_are_usual, memory_format
+from construct.execution.merging import as_bits, beside_identities
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
@@ -45,9 +45,10 @@ class Known:
         self.tensors = {name: getattr(layer, name) for name in NAMES}
         self.dtype = self.tensors[whole].dtype
         self.lying = [(name, t, _lies(t)) for name, t in self.tensors.items()]
-        views = {name: self.tensors[name].detach().numpy() for name in LOOKED_AT}
-        self.kept = [(view, bytearray(view.tobytes())) for view in views.values()]
-        self.identities, self.rows = as_bits(self.tensors[self.other]), self.tensors[self.other].shape[-1]
+        views = [self.tensors[name].detach().numpy() for name in LOOKED_AT]
+        self.kept = [(bytearray(view.tobytes()), view) for view in views]
+        identity = self.tensors[self.other]
+        self.kept += beside_identities(as_bits(identity), identity.shape[-1], identity.dtype)
         self.made_of = _made_of(layer)
         self.calls: dict[Any, tuple[torch.memory_format, Work]] = {}
 
@@ -59,10 +60,7 @@ class Known:
         for name, t, lying in self.lying:
             if now.get(name) is not t or _lies(t) != lying:
                 return False
-        for view, kept in self.kept:
-            if kept != view:  # what lies in memory
-                return False
-        return are_identities(self.identities, self.rows, self.dtype)
+        return all(kept == view for kept, view in self.kept)  # what lies in memory
 
 
 KNOWN: WeakKeyDictionary[MHSA, Known] = WeakKeyDictionary()
@@ -83,7 +81,7 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: all that is looked over anew.
     if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
         return
-    if not _own(layer):
+    if not _own(layer) or not blocks_are_usual():
         return
     if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
@@ -103,7 +101,9 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
     call = known.calls.get((layer._execution, x.shape, x.stride()))
     if call is None or x.dtype != known.dtype or not _own(layer):
         return None
-    if forward_ad._current_level >= 0:  # derivatives are carried along
+    if (
+        forward_ad._current_level >= 0 or not blocks_are_usual()
+    ):  # derivatives are carried along; other blocks are asked for
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors.values())):
         return None
