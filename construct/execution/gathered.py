@@ -16,6 +16,7 @@ from torch import Tensor, constant_pad_nd
 
 from construct.attention import queries_per_block
 from construct.execution.layout import Shifts, cut, pieces
+from construct.execution.scratch import Scratch
 
 NUMBERED = 2**15
 """Up to so many tokens are gathered by numbers that are kept, 4 bytes each; an image that needs more is left to other ways."""
@@ -23,9 +24,9 @@ TOKENS = 2**20
 """Up to so many numbers of the input are copied at a time; an image that has more is left to other ways."""
 GATHERED = 2**18
 """Numbers that are gathered at a time: 1 MiB of float32, which stays in a core's cache."""
-FEW = 2**18
+FEW = 2**17
 """Calls that gather up to so many numbers are quick, ..."""
-WIDE = 256
+WIDE = 512
 """... and outputs of so many channels."""
 
 
@@ -55,8 +56,8 @@ class Gathering:
         return cut(numbers, slice(0, images * queries)).to(device)
 
 
-def gathering(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
-    """What to gather, if this way is quick.
+def wide(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
+    """What to gather, if this way is quick because of wide outputs.
 
     Args:
         shifts: where the heads look.
@@ -64,10 +65,18 @@ def gathering(shifts: Shifts, images: int, channels: int, width: int) -> Gatheri
         channels: C.
         width: D.
     """
+    return _possible(shifts, images, channels) if width >= WIDE else None
+
+
+def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
+    """What to gather, if this way is quick because of few tokens; arguments as for :func:`wide`."""
+    gathered = images * prod(shifts.output) * len(shifts.offsets) * channels
+    return _possible(shifts, images, channels) if gathered <= FEW else None
+
+
+def _possible(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
     if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
-        return None
-    if width < WIDE and images * queries * heads * channels > FEW:
         return None
     most = min(NUMBERED // (queries * heads), TOKENS // max(1, tokens * channels))
     rows = queries_per_block(max(1, GATHERED // (heads * max(1, channels))))
@@ -99,17 +108,18 @@ def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: 
     Args:
         x: (B, *n, C), any strides, any dtype.
         matrix: the w_h below each other, (heads·C, D), in the dtype to compute in.
-        todo: from :func:`gathering`.
+        todo: from :func:`wide` or :func:`few`.
         out: (B, *o, D), any strides, any dtype.
         bias: (1, D).
     """
+    scratch = Scratch(matrix)
     for part in pieces(len(x), todo.images):
         target, numbers = cut(out, part), todo.of(part.stop - part.start, x.device)
         tokens = _below_each_other(cut(x, part), todo, matrix)
         there = target.is_contiguous() and target.dtype == matrix.dtype
         found = target.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
         for rows in pieces(len(numbers), todo.rows):
-            beside = tokens.index_select(0, cut(numbers, rows).view(-1)).view(-1, len(matrix))
+            beside = _gathered(tokens, cut(numbers, rows), scratch)
             if bias is None:
                 torch.mm(beside, matrix, out=cut(found, rows))
             else:
@@ -124,7 +134,7 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
     Args:
         x: (B, *n, C).
         y: (B, *o, D).
-        todo: from :func:`gathering`.
+        todo: from :func:`wide` or :func:`few`.
         dtype: to compute in.
 
     Returns:
@@ -132,13 +142,21 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
     """
     heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
     total = x.new_zeros(heads * channels, width, dtype=dtype)
+    scratch = Scratch(total)
     for part in pieces(len(x), todo.images):
         numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
         pulled = cut(y, part).to(dtype).reshape(-1, width)
         for rows in pieces(len(numbers), todo.rows):
-            beside = tokens.index_select(0, cut(numbers, rows).view(-1)).view(-1, len(total))
+            beside = _gathered(tokens, cut(numbers, rows), scratch)
             total.addmm_(beside.mT, cut(pulled, rows))
     return total.view(heads, channels, width)
+
+
+def _gathered(tokens: Tensor, numbers: Tensor, scratch: Scratch) -> Tensor:
+    """The tokens (…, C) of these numbers (queries, heads), beside each other: (queries, heads·C)."""
+    beside = scratch("beside", numbers.numel(), tokens.shape[1])
+    torch.index_select(tokens, 0, numbers.view(-1), out=beside)
+    return beside.view(len(numbers), -1)
 
 
 def _below_each_other(x: Tensor, todo: Gathering, like: Tensor) -> Tensor:

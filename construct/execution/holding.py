@@ -53,16 +53,19 @@ def memory(
         return tokens * groups * (width + channels)
     if groups == 1 and lines.suits(shifts, channels, width):
         return lines.memory(shifts, channels, width)
-    found = gathered.gathering(shifts, images, channels, width) if groups == 1 else None
-    if found is not None:
-        return gathered.memory(shifts, images, found, channels, width)
+    some = gathered.wide(shifts, images, channels, width) if groups == 1 else None
+    if some is not None:
+        return gathered.memory(shifts, images, some, channels, width)
     if groups == 1:
-        some = (0,) * (len(shifts.step) + 2)
+        strides = (0,) * (len(shifts.step) + 2)
         most = 0
-        for into in (some, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
-            todo = columns.program(shifts, images, channels, width, some, into, not cast)
+        for into in (strides, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
+            todo = columns.program(shifts, images, channels, width, strides, into, not cast)
             if todo is not None:
                 most = max(most, todo.tokens + todo.outputs + shifts.output[-1] * width)
+        some = gathered.few(shifts, images, channels)
+        if some is not None:
+            most = max(most, gathered.memory(shifts, images, some, channels, width))
         if most:
             return most
         few = stacked.stack(shifts, channels, width)

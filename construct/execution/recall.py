@@ -7,6 +7,7 @@ Only the factor that is not the identity, and the bias, may change: they are rea
 """
 
 from collections.abc import Callable
+from operator import attrgetter, eq
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,7 @@ MOST = 64
 OWN: dict[str, Any] = {}
 """The executions whose calls are remembered, and what runs them: of any other code by that name nothing is known.  Filled in by
 :mod:`construct.execution`."""
+SHAPE = attrgetter("shape")
 LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Work = Callable[[Tensor], Tensor]
@@ -41,26 +43,29 @@ class Known:
     """
 
     def __init__(self, layer: MHSA, whole: str):
-        self.whole, self.other = whole, "w_out" if whole == "w_val" else "w_val"
-        self.tensors = {name: getattr(layer, name) for name in NAMES}
-        self.dtype = self.tensors[whole].dtype
-        self.lying = [(name, t, _lies(t)) for name, t in self.tensors.items()]
-        views = [self.tensors[name].detach().numpy() for name in LOOKED_AT]
-        self.kept = [(bytearray(view.tobytes()), view) for view in views]
-        identity = self.tensors[self.other]
-        self.kept += beside_identities(as_bits(identity), identity.shape[-1], identity.dtype)
-        self.made_of = _made_of(layer)
+        self.whole, other = whole, "w_out" if whole == "w_val" else "w_val"
+        self.names = list(layer._parameters)
+        self.tensors = [getattr(layer, name) for name in self.names]
+        self.ids, self.lying, self.made_of = list(map(id, self.tensors)), _lying(self.tensors), _made_of(layer)
+        identity: Tensor = getattr(layer, other)
+        self.dtype = identity.dtype
+        self.views = [getattr(layer, name).detach().numpy() for name in LOOKED_AT]
+        self.kept = [bytearray(view.tobytes()) for view in self.views]
+        for like, view in beside_identities(as_bits(identity), identity.shape[-1], identity.dtype):
+            self.kept.append(like)
+            self.views.append(view)
         self.calls: dict[Any, tuple[torch.memory_format, Work]] = {}
 
     def holds(self, layer: MHSA) -> bool:
-        """Whether all of it is still so."""
+        """Whether all of it is still so: the same parameters in the same places, and in these the same numbers."""
         now = layer._parameters
-        if len(now) != len(self.lying) or _made_of(layer) != self.made_of:
-            return False
-        for name, t, lying in self.lying:
-            if now.get(name) is not t or _lies(t) != lying:
-                return False
-        return all(kept == view for kept, view in self.kept)  # what lies in memory
+        return (
+            list(now) == self.names
+            and list(map(id, now.values())) == self.ids
+            and _lying(self.tensors) == self.lying
+            and _made_of(layer) == self.made_of
+            and all(map(eq, self.kept, self.views))  # what lies in memory
+        )
 
 
 KNOWN: WeakKeyDictionary[MHSA, Known] = WeakKeyDictionary()
@@ -105,7 +110,7 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
         forward_ad._current_level >= 0 or not blocks_are_usual()
     ):  # derivatives are carried along; other blocks are asked for
         return None
-    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors.values())):
+    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors)):
         return None
     if not known.holds(layer):
         KNOWN.pop(layer, None)  # another thread may have been quicker
@@ -124,8 +129,9 @@ def _plain(p: Tensor | None) -> bool:
     return type(p) is Parameter and p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 
 
-def _lies(t: Tensor) -> tuple[int, torch.Size, bool]:
-    return t.data_ptr(), t.shape, t.is_contiguous()
+def _lying(tensors: list[Tensor]) -> list[Any]:
+    """Where tensors begin in memory, their shapes and whether they are contiguous."""
+    return [*map(Tensor.data_ptr, tensors), *map(SHAPE, tensors), *map(Tensor.is_contiguous, tensors)]
 
 
 def _made_of(layer: MHSA) -> tuple[Any, ...]:

@@ -79,16 +79,18 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
         return lambda x, out, bias: simple.in_tokens(x, matrix, rows, out, bias)
     if lines.suits(shifts, channels, width):
         return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
-    some = gathered.gathering(shifts, len(x), channels, width)
+    some = gathered.wide(shifts, len(x), channels, width)
+    if some is None:
+        todo = columns.program(shifts, len(x), channels, width, x.stride(), out.stride(), out.dtype == w.dtype)
+        if todo is not None:
+            return lambda x, out, bias: columns.by_columns(x, w, todo, out, bias)
+        some = gathered.few(shifts, len(x), channels)
     if some is not None:
         matrix = w.reshape(-1, width)
         return lambda x, out, bias: gathered.by_gathering(x, matrix, some, out, bias)
-    todo = columns.program(shifts, len(x), channels, width, x.stride(), out.stride(), out.dtype == w.dtype)
-    if todo is not None:
-        return lambda x, out, bias: columns.by_columns(x, w, todo, out, bias)
-    few = stacked.stack(shifts, channels, width)
-    if few is not None:
-        return lambda x, out, bias: stacked.in_one(x, w, shifts, few, out, bias)
+    rectangle = stacked.stack(shifts, channels, width)
+    if rectangle is not None:
+        return lambda x, out, bias: stacked.in_one(x, w, shifts, rectangle, out, bias)
     group = _in_groups(w, shifts)
     return lambda x, out, bias: group(x.unsqueeze(-2), out.unsqueeze(-2), bias)
 
@@ -218,7 +220,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
     if groups == 1 and x.numel() and y.numel():
-        some = gathered.gathering(shifts, len(x), channels, width)
+        some = gathered.wide(shifts, len(x), channels, width) or gathered.few(shifts, len(x), channels)
         if some is not None:
             return gathered.weights(x.squeeze(-2), y.squeeze(-2), some, dtype).unsqueeze(1)
         todo = beside.rectangle(shifts, channels, width)
