@@ -16,7 +16,6 @@ does not factorise is handed to ``chunked``, and ``MHSA.explain`` says so: conte
 covariance.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -24,13 +23,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
-from construct.execution import chunked, factored, holding, shifted, simple
+from construct.execution import chunked, factored, holding
 from construct.execution.chunked import bounded
+from construct.execution.copying import work_for
 from construct.execution.derivatives import Adjoint, Forward
-from construct.execution.layout import Shifts
 from construct.execution.merging import Merge, merged
 from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
-from construct.execution.recall import Work, remember
+from construct.execution.recall import remember
 from construct.positions import Encoding
 from construct.room import require
 from construct.tokens import TokenGrid
@@ -68,7 +67,7 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming))
     if not (recorded or plan.soft):
-        work = _copying(x, grid, plan, w, b_out)
+        work = work_for(x, grid, plan, _of(w, plan.sharp), b_out)
         remember(layer, x, grid, w, work)
         return work(x)
     bias = b_out.to(dtype).view(layer.groups, -1)
@@ -89,77 +88,6 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     elif plan.soft:
         y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
     return _image(y)
-
-
-def _copying(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Work:
-    """What is to be done where all heads are shifts and nothing is recorded, for inputs that lie as this one.
-
-    Returns:
-        x → (B, D_out, *o) in the layer's type, laid out as the input is.  Of contiguous weights it holds no copies.
-    """
-    _, groups, _, width = w.shape
-    w, bias = _of(w, plan.sharp), _unless_zero(b_out.to(w.dtype).view(groups, width))
-    sight, shape = Sight.of(grid, plan, x.shape[2:]), (len(x), *grid.query_shape, groups * width)
-    if groups == 1 and not (sight.padded or sight.stuffed) and len(w) and 0 not in shape:
-        return _as_it_is(x, w, sight.shifts, shape, bias)
-    last, to_image = x.stride(1) == 1 and x.shape[1] > 1, _to_image(len(shape))
-
-    def work(x: Tensor) -> Tensor:
-        image = x.new_empty(shape).permute(to_image) if last else x.new_empty(len(x), shape[-1], *shape[1:-1])
-        seen, out = sight.tokens(x, grid, groups), tokens_of(image, groups)
-        if sight.stuffed:
-            shifted.adjoint(seen, w.mT, sight.shifts, out, bias())
-        else:
-            shifted.forward(seen, w, sight.shifts, out, bias())
-        return image
-
-    return work
-
-
-def _as_it_is(x: Tensor, w: Tensor, shifts: Shifts, shape: tuple[int, ...], bias: Callable[[], Tensor | None]) -> Work:
-    """As :func:`_copying`, for one group that sees the input and no copy of it; output tokens are of this shape."""
-    to_tokens, to_image = (0, *range(2, x.dim()), 1), _to_image(x.dim())
-    last = x.stride(1) == 1 and x.shape[1] > 1
-    own = not last and simple.stands(shifts) and x.is_contiguous() and x.dtype == w.dtype
-    image_shape = tuple(shape[axis] for axis in to_image)
-    if own:
-        matrix = w.reshape(w.shape[2:])
-
-        def in_images(x: Tensor) -> Tensor:
-            image = x.new_empty(image_shape)
-            simple.in_images(x, matrix, image, bias())
-            return image
-
-        return in_images
-    found = x.new_empty(shape) if last else x.new_empty(image_shape).permute(to_tokens)
-    way = shifted.way_alone(x.permute(to_tokens), w, shifts, found)
-
-    def channels_last(x: Tensor) -> Tensor:
-        found = x.new_empty(shape)
-        way(x.permute(to_tokens), found, bias())
-        return found.permute(to_image)
-
-    def channels_first(x: Tensor) -> Tensor:
-        image = x.new_empty(image_shape)
-        way(x.permute(to_tokens), image.permute(to_tokens), bias())
-        return image
-
-    return channels_last if last else channels_first
-
-
-def _to_image(axes: int) -> tuple[int, ...]:
-    """From (B, *o, D) to (B, D, *o)."""
-    return (0, axes - 1, *range(1, axes - 1))
-
-
-def _unless_zero(bias: Tensor) -> Callable[[], Tensor | None]:
-    """The bias, or None while it is zeros: asked in every call, and where asking takes long, the bias."""
-    bias = bias.detach()
-    if bias.device.type != "cpu":
-        return lambda: bias
-    numbers = bias.numpy()
-    zeros = bytearray(numbers.nbytes)
-    return lambda: None if zeros == numbers else bias
 
 
 def _carries(layer: MHSA, x: Tensor) -> bool:

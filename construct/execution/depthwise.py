@@ -6,6 +6,7 @@ loop: the input is then read where it lies, and a head only adds to the queries 
 as many neighbouring queries as make a loop long enough, over tokens that are laid out with the zeros around.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from construct.attention import queries_per_block
-from construct.execution.layout import Ints, Shifts, View, blocks
+from construct.execution.layout import Ints, Shifts, View, blocks, cut
 from construct.execution.scratch import Scratch
 
-BLOCK = 2**17
+BLOCK = 2**18
 """Outputs in a block, in numbers: with the tokens, about what a core's second cache holds."""
 LONG = 2**11
 """Channels are repeated up to this many numbers, if they are fewer than half of it."""
-MANY = 2**6
+MANY = 2**4
 """From so many channels on, they are a long enough loop by themselves."""
 
 
@@ -85,33 +86,47 @@ def depthwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
         out: (B, *o, C), any strides, any dtype.
         bias: (C,).
     """
-    channels, scratch = w.shape[1], Scratch(w)
+    way_by_channel(x, w, shifts, out)(x, out, bias)
+
+
+def way_by_channel(
+    x: Tensor, w: Tensor, shifts: Shifts, out: Tensor
+) -> Callable[[Tensor, Tensor, Tensor | None], None]:
+    """How to compute :func:`depthwise`, for inputs and outputs of the shapes, strides and types of these: (x, out, bias)."""
+    channels, by_head = w.shape[1], w.unbind()
     there = in_place(shifts, channels, x.stride(-1) == 1, x.dtype == w.dtype)
     ends = out.dtype == w.dtype and out.stride(-1) == 1 and out.stride(-2) == channels
-    tiles: dict[int, tuple[tuple[Tensor, ...], Tensor | None]] = {1: (w.unbind(), bias)}
     places = x.stride() if there else None, out.stride() if ends else None
-    for step in _steps(shifts, len(x), channels, queries_per_block(room(channels)), *places):
-        target = out[step.images, step.rows]
-        found = target if ends else scratch("outputs", *target.shape)
-        tokens = x[step.images] if there else _laid_out(x[step.images], shifts, step.rows, scratch)
-        if step.beside not in tiles:
-            again = w.repeat(1, step.beside).unbind(), None if bias is None else bias.repeat(step.beside)
-            tiles[step.beside] = again
-        factors, start = tiles[step.beside]
-        if not step.whole:
-            found.zero_() if bias is None else found.copy_(bias.expand_as(found))
-        at, into, begun = tokens.storage_offset(), found.storage_offset(), not step.whole
-        for head, (shape, strides, offset), (_, steps, ahead) in step.taps:
-            part, seen = found.as_strided(shape, strides, into + offset), tokens.as_strided(shape, steps, at + ahead)
-            if begun:
-                part.addcmul_(seen, factors[head])
-            elif start is None:
-                torch.mul(seen, factors[head], out=part)
-            else:
-                torch.addcmul(start, seen, factors[head], out=part)
-            begun = True
-        if not ends:
-            target.copy_(found)
+    steps = _steps(shifts, len(x), channels, queries_per_block(room(channels)), *places)
+
+    def way(x: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        scratch = Scratch(w)
+        tiles = {1: (by_head, bias)}
+        for step in steps:
+            target = cut(cut(out, step.images), step.rows, 1)
+            found = target if ends else scratch("outputs", *target.shape)
+            images = cut(x, step.images)
+            tokens = images if there else _laid_out(images, shifts, step.rows, scratch)
+            if step.beside not in tiles:
+                again = w.repeat(1, step.beside).unbind(), None if bias is None else bias.repeat(step.beside)
+                tiles[step.beside] = again
+            factors, start = tiles[step.beside]
+            if not step.whole:
+                found.zero_() if bias is None else found.copy_(bias.expand_as(found))
+            at, into, begun = tokens.storage_offset(), found.storage_offset(), not step.whole
+            for head, (shape, strides, offset), (_, pace, ahead) in step.taps:
+                part, seen = found.as_strided(shape, strides, into + offset), tokens.as_strided(shape, pace, at + ahead)
+                if begun:
+                    part.addcmul_(seen, factors[head])
+                elif start is None:
+                    torch.mul(seen, factors[head], out=part)
+                else:
+                    torch.addcmul(start, seen, factors[head], out=part)
+                begun = True
+            if not ends:
+                target.copy_(found)
+
+    return way
 
 
 def memory(shifts: Shifts, images: int, channels: int, cast: bool, last: bool) -> int:

@@ -268,9 +268,10 @@ def pieces(length: int, most: int) -> tuple[slice, ...]:
     return tuple(slice(start, min(length, start + size)) for start in range(0, length, size))
 
 
-def cut(x: Tensor, part: slice) -> Tensor:
-    """x[part], or x itself where that is all of it."""
-    return x if part.stop - part.start == len(x) else x[part]
+def cut(x: Tensor, part: slice, axis: int = 0) -> Tensor:
+    """A part of x along an axis; x itself where that is all of it."""
+    length = part.stop - part.start
+    return x if length == x.shape[axis] else x.narrow(axis, part.start, length)
 
 
 @lru_cache(maxsize=1024)
