@@ -18,7 +18,7 @@ from math import prod
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, constant_pad_nd
 
 from construct.geometry import ConvGeometry
 from construct.room import require
@@ -128,6 +128,11 @@ class TokenGrid:
 
     def padded(self, x: Tensor) -> Tensor:
         """The input with its padding: (B, C, *size) → (B, C, *shape)."""
+        if self.around is not None and all(
+            n + before + after == length
+            for n, (before, after), length in zip(x.shape[2:], self.around, self.shape, strict=True)
+        ):
+            return constant_pad_nd(x, [n for sides in reversed(self.around) for n in sides])
         for axis, source in enumerate(self.sources, start=2):
             places = source.numpy()
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
@@ -139,6 +144,17 @@ class TokenGrid:
                 mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
                 x = x.masked_fill(mask, 0)
         return x
+
+    @cached_property
+    def around(self) -> tuple[tuple[int, int], ...] | None:
+        """The zeros before and behind the input on each axis, if these are all that padding adds; else None."""
+        if self.affine is None or any(step > 1 for _, step in self.affine):
+            return None
+        real = [int((source >= 0).sum()) for source in self.sources]
+        found = tuple(
+            (begin, n - begin - count) for (begin, _), n, count in zip(self.affine, self.shape, real, strict=True)
+        )
+        return found if all(min(sides) >= 0 for sides in found) and min(real) > 0 else None
 
     @cached_property
     def affine(self) -> tuple[tuple[int, int], ...] | None:

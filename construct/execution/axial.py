@@ -194,7 +194,7 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += 2 * outputs * size
-        total += sum(24 * min(FACTOR_BYTES // 8, n * len(q)) for n, q in zip(grid.shape, grid.queries, strict=True))
+        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES)
     elif grid.affine is None:
         total += 2 * batch * grid.keys * groups * channels * stored
     return total

@@ -9,9 +9,12 @@ from math import prod
 import torch
 from torch import Tensor
 
+from construct.execution.layout import pieces
 from construct.positions import Encoding
 from construct.tokens import TokenGrid
 
+AT_ONCE = 2**16
+"""Entries of factors are worked out so many at a time, or those of one factor."""
 Name = tuple[float, ...]
 """The components of c that a factor depends on: heads with the same ones share it."""
 
@@ -19,6 +22,18 @@ Name = tuple[float, ...]
 def fits(grid: TokenGrid, most: int) -> bool:
     """Whether every factor is at most so many bytes."""
     return all(8 * n * len(queries) <= most for n, queries in zip(grid.shape, grid.queries, strict=True))
+
+
+def memory(grid: TokenGrid, heads: int, size: int, most: int) -> int:
+    """Bytes of the factors of so many heads, ``size`` bytes a number, and of what is left to be worked out at a time."""
+    total = 0
+    for n, queries in zip(grid.shape, grid.queries, strict=True):
+        entries = n * len(queries)
+        if not fits(grid, most):
+            total += 24 * min(most // 8, entries)
+        else:
+            total += 24 * min(heads * entries, max(entries, AT_ONCE)) + heads * entries * size
+    return total
 
 
 def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, negligible: float) -> Tensor:
@@ -76,9 +91,10 @@ def _factors(
     """P_i of every name: (q_i, n_i), rows adding up to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = keys[None, :] - grid.queries[axis].to(c.device).double()[:, None]
+    heads = {name: head for head, name in reversed([*enumerate(names)])}  # one for each name
     found: dict[Name, Tensor] = {}
-    for head, name in enumerate(names):
-        if name not in found:
-            p = torch.softmax(kind.along(c[head : head + 1], delta, axis)[0], dim=1).to(dtype)
-            found[name] = p.masked_fill_(p < negligible, 0)
+    for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
+        some = [*heads][part]
+        p = torch.softmax(kind.along(c[[heads[name] for name in some]], delta, axis), dim=2).to(dtype)
+        found |= zip(some, p.masked_fill_(p < negligible, 0).unbind(), strict=True)
     return found
