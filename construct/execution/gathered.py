@@ -24,6 +24,8 @@ TOKENS = 2**20
 """Up to so many numbers of the input are copied at a time; an image that has more is left to other ways."""
 GATHERED = 2**18
 """Numbers that are gathered at a time: 1 MiB of float32, which stays in a core's cache."""
+LEAST = 2**8
+"""Queries that are gathered at a time at the least: every product reads all weights."""
 FEW = 2**17
 """Calls that gather up to so many numbers are quick, ..."""
 WIDE = 512
@@ -79,7 +81,7 @@ def _possible(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
         return None
     most = min(NUMBERED // (queries * heads), TOKENS // max(1, tokens * channels))
-    rows = queries_per_block(max(1, GATHERED // (heads * max(1, channels))))
+    rows = queries_per_block(max(LEAST, GATHERED // (heads * max(1, channels))))
     return _gathering(shifts, max(1, min(images, most)), rows)
 
 
