@@ -19,6 +19,7 @@ from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
 from construct.export import to_onnx, to_pt2
 from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
+from construct.interruption import INTERRUPTED, as_usual
 from construct.judging import Checkers, judged
 from construct.kernels import from_kernels, given
 from construct.layer_files import to_safetensors
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     name = ""
     try:
+        as_usual()
         try:
             options = parse(argv)
         except BrokenPipeError:  # the help is longer than a pipe's buffer, and its reader has gone
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
     except KeyboardInterrupt as error:
-        message, code, cause = "interrupted", 130, error
+        message, code, cause = "interrupted", INTERRUPTED, error
     except BadModelFile as error:
         message, code, cause = f"error: {one_line(error, 2000)}", 2, error
     except MemoryError as error:

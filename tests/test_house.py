@@ -20,6 +20,7 @@ README = ROOT / "README.md"
 
 ORDER = (
     *(
+        "interruption",
         "requirements",
         "demo",
         "errors",

@@ -160,6 +160,29 @@ def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str,
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_row_51_interrupted_while_it_imports(kind: signal.Signals, model: Path) -> None:
+    slow = "import pathlib, time\npathlib.Path('running').touch()\ntime.sleep(60)\n"
+    Path("slow/torch").mkdir(parents=True)
+    Path("slow/torch/__init__.py").write_text(slow)
+    environment = {**os.environ, "PYTHONPATH": f"slow{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "construct.from_conv", "m.pt"]
+    done = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not Path("running").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    done.send_signal(kind)
+    assert (*done.communicate(timeout=60), done.returncode) == ("", "interrupted\n", 130)
+    assert names() == {"m.pt", "slow", "running"}
+
+
+def test_row_51_a_program_that_imports_the_package_answers_signals_itself() -> None:
+    code = """import signal, construct
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
 # ---- 52: what stands where the output goes ---------------------------------------------------------------------------
 
 
