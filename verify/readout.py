@@ -104,10 +104,14 @@ class Subject:
                     y = y.transpose(1, 2).unflatten(2, self.grid)
                 else:
                     y = self.function(given)
+            if not isinstance(y, torch.Tensor):
+                raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # a layer that is not known may raise anything
+            plain = not isinstance(self.function, nn.Module) and self.dtype == torch.float64
+            hint = " (a function of float32 tensors takes dtype=torch.float32)" if plain else ""
             raise ValueError(
-                f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}"
+                f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
             ) from error
 
     def probabilities(
