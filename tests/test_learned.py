@@ -509,7 +509,13 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
+        (["--heads", "8"], 2, "error: 8 heads are no kernel"),
         ("--rate 1e30 --variants quadratic --jobs 1".split(), 1, "error: quadratic, seed 0: the loss is nan at step"),
+        (
+            "--rate 1e38 --epochs 1 --variants quadratic --jobs 1".split(),
+            1,
+            "error: quadratic, seed 0: a step is longer than",
+        ),
         (
             "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots --jobs 1".split(),
             1,
@@ -535,6 +541,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
     ends_in_one_line(lambda: main(words), code, told, capsys)
+    assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
 
 
 def test_a_stopped_command_says_how_to_go_on(

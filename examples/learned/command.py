@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,16 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from examples.learned import plots, table
 from examples.learned.data import BadInput, Pictures, cifar10, digits
 from examples.learned.measuring import PICTURES, attention_of, distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.outcome import ended
+from examples.learned.progress import bars
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.several import Tell, beside_each_other, cores
-from examples.learned.training import RESULT, Run
+from examples.learned.training import RESULT, Run, network_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -111,26 +112,14 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         for seed in dict.fromkeys(options.seeds)
         for variant in dict.fromkeys(options.variants)
     ]
+    suited(todo, pictures)
     jobs = min(len(todo), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
         "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
     }
     work = partial(one_run, options=options, stated=stated)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        overall = progress.add_task("runs", total=len(todo))
-        tasks: dict[str, TaskID] = {}
-
-        def tell(settings: Settings, done: int, steps: int, word: str, ended: bool = False) -> None:
-            name = str(settings)
-            if name not in tasks:
-                tasks[name] = progress.add_task("")
-            progress.update(tasks[name], completed=done, total=steps, description=f"{name}: {word}")
-            if ended:
-                progress.remove_task(tasks.pop(name))
-                progress.advance(overall)
-
+    with bars(console, "runs", len(todo)) as tell:
         if jobs > 1:
             beside_each_other(todo, partial(prepared, options.data, options.threads, work), jobs, tell)
         else:
@@ -145,6 +134,18 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     if not options.no_plots:
         draw(options, found, pictures, device, how)
     return text
+
+
+def suited(todo: Sequence[Settings], pictures: Pictures) -> None:
+    """Make sure that sizes and pictures go together in every run, before the first one takes its time.
+
+    Raises:
+        BadInput: in some run they do not.
+    """
+    with torch.random.fork_rng(devices=[]):
+        for settings in {settings.variant: settings for settings in todo}.values():
+            one_layer = replace(settings.how, shape=replace(settings.how.shape, layers=1))  # all layers are alike
+            network_of(replace(settings, how=one_layer), pictures)
 
 
 def read(data: Path | None) -> Pictures:
