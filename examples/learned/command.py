@@ -17,13 +17,16 @@ from rich.console import Console
 
 from examples.learned import plots, table
 from examples.learned.data import BadInput, Pictures, cifar10, digits
-from examples.learned.measuring import PICTURES, attention_of, distances
+from examples.learned.measuring import distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.outcome import ended
 from examples.learned.progress import bars
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.several import Tell, beside_each_other, cores
+from examples.learned.summary import folder_of, summary_of
 from examples.learned.training import RESULT, Run, network_of
+
+SUMMARY = "summary.json"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, metavar="N", help="runs at once (default: one for each CPU core; on a GPU one)"
     )
     found.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    found.add_argument("--no-plots", action="store_true", help="write the table alone")
+    found.add_argument("--no-plots", action="store_true", help="write numbers alone")
     return found
 
 
@@ -131,8 +134,15 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     text = table.markdown(found)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "table.md").write_text(text, encoding="utf-8")
+
+    def run_of(variant: str, seed: int) -> Run:
+        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
+        return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
+
+    summary = summary_of(found, run_of, pictures)
+    (options.out / SUMMARY).write_text(json.dumps(summary, separators=(",", ":")) + "\n", encoding="utf-8")
     if not options.no_plots:
-        draw(options, found, pictures, device, how)
+        plots.write(summary, options.out)
     return text
 
 
@@ -167,7 +177,7 @@ def one_run(
     settings: Settings, tell: Tell, *, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str]
 ) -> None:
     """Train a variant with a seed and measure it, unless that has been done."""
-    folder = options.out / settings.variant / f"seed-{settings.seed}"
+    folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if (folder / RESULT).exists() and run.done == run.steps:
         return
@@ -200,26 +210,3 @@ def machine(device: str, threads: int) -> str:
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     return f"{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"
-
-
-def draw(options: argparse.Namespace, found: dict[str, Any], pictures: Pictures, device: str, how: Any) -> list[Path]:
-    """All pictures: of the runs together, and of each attention variant with its first seed."""
-    metrics, drawn = {}, []
-    for variant, results in found.items():
-        runs = []
-        for result in results:
-            settings = Settings(options.preset, variant, result["seed"], options.threads, device, pictures.digests, how)
-            runs.append(
-                Run(settings, pictures, options.out / variant / f"seed-{result['seed']}", options.checkpoint_every)
-            )
-        metrics[variant] = [run.metrics() for run in runs]
-        network = runs[0].network
-        if isinstance(network, AttentionNet):
-            attention = attention_of(network, pictures.test[:PICTURES].to(runs[0].device))
-            count = min(PICTURES, len(pictures.test))
-            told = f"{VARIANTS[variant].told}, seed {results[0]['seed']}, averaged over {count} test pictures"
-            drawn.append(plots.centres(attention, told, options.out / f"centres-{variant}.svg"))
-            drawn.append(plots.maps(attention, told, options.out / f"maps-{variant}.png"))
-    drawn.append(plots.accuracy(metrics, options.out / "accuracy.svg"))
-    drawn.append(plots.seconds(found, options.out / "seconds.svg"))
-    return drawn
