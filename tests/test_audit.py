@@ -342,6 +342,24 @@ def test_of_a_wide_layer_some_channels_are_read():
     assert everything.groups == 1
 
 
+@pytest.mark.parametrize("power", [-1000, -600, -300, 300, 600, 950])
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+def test_the_size_of_the_weights_makes_no_difference(power, mode):
+    """Beyond the powers whose squares are numbers; a bias as large as the rest is not lost where impulses cannot be larger."""
+    conv = convolution(2, 3, padding=1, padding_mode=mode)
+    usual = verify.audit(hidden(conv), (5, 6), in_channels=2)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.mul_(2.0**power)
+    found = verify.audit(hidden(conv), (5, 6), in_channels=2)
+    assert found.is_convolution
+    assert (found.kernel_size, found.padding_modes) == (usual.kernel_size, usual.padding_modes)
+    np.testing.assert_allclose(found.kernel / 2.0**power, usual.kernel, rtol=0, atol=usual.rounding)
+    np.testing.assert_array_equal(found.bias, usual.bias * 2.0**power)
+    assert found.border_by_mode.keys() == usual.border_by_mode.keys()
+    assert json.loads(found.to_json())["is_convolution"] is True
+
+
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
 @pytest.mark.parametrize("grid", [(7, 7, 8), (7, 8, 7), (8, 8, 9)])
 def test_a_window_is_found_among_those_of_three_axes(mode, grid):

@@ -66,6 +66,7 @@ def audit(
         if type(most_channels) is not int or most_channels < 1:
             raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
         subject.narrow(most_channels, random)
+    subject.weigh()
     found = read_out(subject, random, budget)
     if not found.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
@@ -95,13 +96,13 @@ def audit(
         rounding=found.rounding,
         superposition=found.superposition,
         equivariance=_equivariance(subject, window, found.finite, random),
-        kernel=kernel,
+        kernel=np.ldexp(kernel, subject.exponent),
         stride=window.stride,
         dilation=window.dilation,
         padding=window.padding,
         padding_modes=modes,
-        bias=bias,
-        bias_variation=spread,
+        bias=np.ldexp(bias, subject.exponent),
+        bias_variation=float(np.ldexp(spread, subject.exponent)),
         groups=_groups(kernel, found.rounding)
         if kernel.shape[:2] == (subject.out_channels, subject.channels)
         else None,
