@@ -2,11 +2,12 @@
 
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
-construct.from_conv --input-size 1 8 8``), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m
-examples.taught``; each names its command).
+construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of ``python -m examples.learned`` what is drawn), and
+``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from verify.plots import (
 from verify.plots.costs import read_costs
 
 sys.path.append(str(Path(__file__).parents[1]))  # the examples are no installed package
+from examples.learned import plots as trained
 from examples.taught import plots as taught
 
 if TYPE_CHECKING:
@@ -51,9 +53,9 @@ def learned() -> construct.MHSA:
     return layer
 
 
-def summary(command: str) -> dict[str, Any]:
-    """What a command of ``examples.taught`` found."""
-    return json.loads((FOLDER / f"taught_{command}.json").read_text(encoding="utf-8"))
+def summary(name: str) -> dict[str, Any]:
+    """What a command of ``examples`` found."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def of_heads(found: dict[str, Any], heads: int) -> dict[str, Any]:
@@ -69,12 +71,26 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "leakage": leakage_figure,
     "errors": lambda: errors_figure(FOLDER / "digits_cnn.json"),
     "cost": lambda: cost_figure(*read_costs(FOLDER / "cost.json")),
-    "taught_centres": lambda: taught.centres(of_heads(summary("teacher"), 9)),
-    "taught_alpha": lambda: taught.alpha(summary("teacher")),
-    "taught_error": lambda: taught.error(summary("teacher")),
-    "taught_accuracy": lambda: taught.accuracy(summary("cnn")),
+    "learned_accuracy": lambda: trained.accuracy(summary("learned")),
+    "learned_centres": lambda: trained.centres(summary("learned"), "quadratic"),
+    "learned_centres_local": lambda: trained.centres(summary("learned"), "local"),
+    "learned_maps": lambda: trained.maps(summary("learned"), "relative-content"),
+    "taught_centres": lambda: taught.centres(of_heads(summary("taught_teacher"), 9)),
+    "taught_alpha": lambda: taught.alpha(summary("taught_teacher")),
+    "taught_error": lambda: taught.error(summary("taught_teacher")),
+    "taught_accuracy": lambda: taught.accuracy(summary("taught_cnn")),
 }
 """By the name of the file."""
+
+
+def smaller(path: Path) -> None:
+    """Write an SVG again without indentation, and with two decimals of every coordinate: a hundredth of a point is not seen."""
+    text = re.sub(r"\n\s+", "\n", path.read_text(encoding="utf-8"))
+
+    def rounded(line: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), line[0])
+
+    path.write_text(re.sub(r' d="[^"]*"', rounded, text), encoding="utf-8")
 
 
 def main() -> None:
@@ -82,6 +98,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if sys.argv[1:] else FOLDER
     for name, make in FIGURES.items():
         write_figure(make(), folder / f"{name}.svg")
+        smaller(folder / f"{name}.svg")
         print(f"wrote {folder / name}.svg")
 
 

@@ -237,6 +237,25 @@ def test_the_padding_is_the_one_that_is_computed_and_no_other(mode):
     assert all((left <= found.rounding) == (name == mode) for name, left in found.border_by_mode.items())
 
 
+@pytest.mark.parametrize("modes", [*product(["zeros", "replicate", "circular", "reflect"], repeat=2)], ids=" × ".join)
+def test_each_axis_may_have_a_padding_of_its_own(modes):
+    conv = convolution(2, 3)
+
+    def padded(x):
+        """Rows first, then columns."""
+        for mode, pads in zip(modes, ((0, 0, 1, 1), (1, 1, 0, 0)), strict=True):
+            x = nn.functional.pad(x, pads, mode="constant" if mode == "zeros" else mode)
+        return conv(x)
+
+    found = verify.audit(padded, (6, 7), in_channels=2)
+    assert found.is_convolution
+    assert found.padding_mode == (modes[0] if modes[0] == modes[1] else " × ".join(modes))
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+    assert found.padding == ((1, 1), (1, 1))
+    assert found.border is not None
+    assert found.border <= found.rounding
+
+
 def test_a_padding_that_is_none_of_them_is_told_so():
     conv = convolution(2, 3)
 
@@ -321,6 +340,88 @@ def test_of_a_wide_layer_some_channels_are_read():
     everything = verify.audit(layer, (4, 4), most_channels=100)
     assert everything.inputs == tuple(range(40))
     assert everything.groups == 1
+
+
+@pytest.mark.parametrize("power", [-1000, -600, -300, 300, 600, 950])
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+def test_the_size_of_the_weights_makes_no_difference(power, mode):
+    """Beyond the powers whose squares are numbers; a bias as large as the rest is not lost where impulses cannot be larger."""
+    conv = convolution(2, 3, padding=1, padding_mode=mode)
+    usual = verify.audit(hidden(conv), (5, 6), in_channels=2)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.mul_(2.0**power)
+    found = verify.audit(hidden(conv), (5, 6), in_channels=2)
+    assert found.is_convolution
+    assert (found.kernel_size, found.padding_modes) == (usual.kernel_size, usual.padding_modes)
+    np.testing.assert_allclose(found.kernel / 2.0**power, usual.kernel, rtol=0, atol=usual.rounding)
+    np.testing.assert_array_equal(found.bias, usual.bias * 2.0**power)
+    assert found.border_by_mode.keys() == usual.border_by_mode.keys()
+    assert json.loads(found.to_json())["is_convolution"] is True
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
+@pytest.mark.parametrize("grid", [(7, 7, 8), (7, 8, 7), (8, 8, 9)])
+def test_a_window_is_found_among_those_of_three_axes(mode, grid):
+    """Strided and dilated on a small grid: many windows are candidates along each axis."""
+    conv = convolution(1, 2, dims=3, stride=2, dilation=2, padding=1, padding_mode=mode)
+    found = verify.audit(hidden(conv), grid, in_channels=1)
+    assert found.is_convolution
+    assert found.padding_mode == mode
+    assert (found.stride, found.dilation) == ((2, 2, 2), (2, 2, 2))
+    assert np.array_equal(found.kernel, dense_kernel(conv))
+
+
+@pytest.mark.parametrize(
+    ("function", "grid"),
+    [
+        (lambda x: x.flip(-1), (8,)),
+        (lambda x: x.flip(-1), (6, 6)),
+        (lambda x: x.flip(-2, -1), (5, 6)),
+        (lambda x: x.transpose(-1, -2), (6, 6)),
+        (lambda x: x[..., :1].expand_as(x), (6,)),
+        (lambda x: x[..., :1, :1].expand_as(x), (6, 6)),
+        (lambda x: x * torch.linspace(1, 2, 6, dtype=x.dtype), (6, 6)),
+        (lambda x: (x.flatten(1) @ noise(72, 72)).view_as(x), (6, 6)),
+    ],
+    ids=["mirrored 1-D", "mirrored", "turned", "transposed", "first 1-D", "first", "ramp", "any map"],
+)
+def test_no_padding_makes_a_convolution_of_what_does_not_repeat_itself(function, grid):
+    found = verify.audit(function, grid, in_channels=2)
+    assert found.affine
+    assert not found.is_convolution
+    assert found.equivariant is False
+    assert found.distance > 0.1
+    assert not found.padding_modes or found.padding_mode == "none"
+
+
+def noise(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_map_by_blocks_is_compared_with_kernels_of_stride_1():
+    """The average over blocks of 4 × 4: a kernel of stride 4 explains one output in 16, one of stride 1 some of all."""
+
+    def blocks(x):
+        b = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4))
+        return b.mean((3, 5), keepdim=True).expand_as(b).flatten(4, 5).flatten(2, 3)
+
+    found = verify.audit(blocks, (8, 8), in_channels=1)
+    assert found.stride == (1, 1)
+    assert found.equivariant is False
+    assert found.distance < 0.8
+
+
+def test_uniform_attention_looks_at_the_image_and_not_beside_it():
+    attention = nn.MultiheadAttention(2, 1)
+    with torch.no_grad():
+        attention.in_proj_weight[:4] = 0
+    found = verify.audit(attention, (5, 5))
+    assert found.is_convolution
+    assert (found.stride, found.padding_mode) == ((1, 1), "circular")
+    assert found.padding == ((2, 2), (2, 2))
+    assert found.heads is not None
+    assert found.heads[0].centre == pytest.approx((0, 0), abs=1e-12)
 
 
 def test_ranks_of_taps():
@@ -481,7 +582,9 @@ def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
         ({"budget": 1000}, r"over the budget.*smaller grid"),
         ({"attention": lambda x: x * float("nan")}, "no output of the layer is finite"),
         ({"attention": lambda x: x.sum()}, r"makes \(\)"),
-        ({"attention": lambda x: None}, "cannot be run"),
+        ({"attention": lambda x: None}, "cannot be run.*gives a NoneType, and not a tensor"),
+        ({"attention": lambda x: (x, None)}, "cannot be run.*gives a tuple, and not a tensor"),
+        ({"attention": lambda x: x @ torch.ones(4, 4)}, r"cannot be run.*a function of float32 tensors takes dtype="),
         ({"probabilities": lambda x: x}, "attention has shape"),
     ],
     ids=lambda value: str(value)[:30],

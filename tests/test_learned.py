@@ -28,7 +28,7 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # the examples are no installed package
 
-from examples.learned import checkpoints, data, table, training  # noqa: E402
+from examples.learned import checkpoints, data, plots, table, training  # noqa: E402
 from examples.learned.command import main  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
 from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
@@ -37,6 +37,7 @@ from examples.learned.outcome import Diverged  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
 from examples.learned.several import Tell, beside_each_other  # noqa: E402
+from examples.learned.summary import looks_of  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
@@ -476,6 +477,31 @@ def test_the_table_says_what_the_runs_say():
     assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
 
 
+def test_maps_and_centres_are_drawn_where_the_summary_has_them():
+    network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
+    looks = looks_of(network, torch.randn(2, 1, 10, 12))
+    assert (looks["grid"], looks["pictures"], len(looks["layers"])) == ([5, 6], 2, 2)
+    held = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
+    summary = {"commands": ["c"], "variants": {"local": held, "resnet18": {**held, "looks": None}}}
+    (image,) = plots.maps(summary, "local").axes[0].images
+    shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))
+    assert shown.shape == (2 * 6 - 1, 9 * 7 - 1)
+    for layer, head in (
+        (0, 0),
+        (1, 5),
+    ):  # sharp: one token is dark, and that is where the head looks from the query (2, 3)
+        tile = shown[6 * layer : 6 * layer + 5, 7 * head : 7 * head + 6]
+        shift = network.attentions()[layer].centres()[1][head].round().int().tolist()
+        assert np.argwhere(tile > 0.5).tolist() == [[2 + shift[0], 3 + shift[1]]]
+        assert np.isnan(shown[:, 6]).all()
+    first = plots.centres(summary, "local").axes[0]
+    dots = np.array(first.collections[0].get_offsets())
+    np.testing.assert_allclose(dots[:, ::-1], network.attentions()[0].centres()[1].numpy(), atol=1e-3)
+    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in plots.accuracy(summary).axes[0].lines}
+    assert [y.tolist() for y in lines.values()] == [[50, 75]] * 2
+    assert "ResNet-18" in lines
+
+
 # ---- the command ---------------------------------------------------------------------------------------------------------
 
 
@@ -491,8 +517,8 @@ def test_the_command_trains_measures_draws_and_goes_on(
     assert "| quadratic, learned Σ and τ (non-isotropic) |" in first
     assert f"`python -m examples.learned --variants covariance resnet18 --seeds 0 1 --out {tmp_path}" in first
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == first.removesuffix("\n")
-    drawn = {"accuracy.svg", "seconds.svg", "centres-covariance.svg", "maps-covariance.png"}
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == drawn | {"table.md"}
+    drawn = {"accuracy.svg", "seconds.svg", "centres-covariance.svg", "maps-covariance.svg"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == drawn | {"table.md", "summary.json"}
     result = tmp_path / "covariance" / "seed-1" / RESULT
     assert json.loads(result.read_text(encoding="utf-8"))["settings"]["seed"] == 1
     written = result.stat().st_mtime_ns
@@ -509,7 +535,13 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
+        (["--heads", "8"], 2, "error: 8 heads are no kernel"),
         ("--rate 1e30 --variants quadratic --jobs 1".split(), 1, "error: quadratic, seed 0: the loss is nan at step"),
+        (
+            "--rate 1e38 --epochs 1 --variants quadratic --jobs 1".split(),
+            1,
+            "error: quadratic, seed 0: a step is longer than",
+        ),
         (
             "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots --jobs 1".split(),
             1,
@@ -535,6 +567,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
     ends_in_one_line(lambda: main(words), code, told, capsys)
+    assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
 
 
 def test_a_stopped_command_says_how_to_go_on(

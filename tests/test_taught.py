@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import runpy
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +24,7 @@ sys.path.append(str(ROOT))  # the examples are no installed package
 import construct  # noqa: E402
 import verify  # noqa: E402
 from construct.demo import PATH  # noqa: E402
+from examples import train_digits_cnn  # noqa: E402
 from examples.learned.data import BadInput  # noqa: E402
 from examples.learned.outcome import Diverged  # noqa: E402
 from examples.taught import finetuning, plots  # noqa: E402
@@ -29,6 +32,7 @@ from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made  # noqa: E402
 from examples.taught.counting import NEAR, count  # noqa: E402
 from examples.taught.finetuning import Course, accuracy, day_one, gone_on, layers_of, shifted  # noqa: E402
+from examples.taught.parts import FOLDER, Part  # noqa: E402
 from examples.taught.patches import LEARNED, patches  # noqa: E402
 from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of  # noqa: E402
 from examples.taught.teaching import inside, measured, share_of_rate, taught, teach  # noqa: E402
@@ -230,7 +234,7 @@ def cnn() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def parts() -> list[torch.Tensor]:
     """Forty-eight pictures to learn from, sixty to test."""
-    x, test, labels, test_labels = finetuning.train_digits_cnn.digits(0)
+    x, test, labels, test_labels = train_digits_cnn.digits(0)
     return [x[:48], test[:60], labels[:48], test_labels[:60]]
 
 
@@ -338,14 +342,14 @@ SMALL = {
 def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    words = [name, *SMALL[name], "--out", str(tmp_path)]
+    words = [name, *SMALL[name], "--jobs", "1", "--out", str(tmp_path)]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert (tmp_path / TABLE).read_text(encoding="utf-8") == text
     assert f"`python -m examples.taught {name} " in text
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text(encoding="utf-8").splitlines()]
     summary = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))
-    assert {path.name for path in tmp_path.iterdir()} == {METRICS, SUMMARY, TABLE} | {
+    assert {path.name for path in tmp_path.iterdir()} == {METRICS, SUMMARY, TABLE, FOLDER} | {
         f"{figure}.svg" for figure in plots.FIGURES[name]
     }
     if name == "teacher":
@@ -375,11 +379,16 @@ def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
         (["teacher", "--seeds", "-1"], 2, "error: --seeds has -1, not a whole number from 0 on"),
         (["teacher", "--heads", "5", "--starts", "local"], 2, "error: 5 heads are no kernel"),
         (["teacher", "--side", "400", "--data", "images"], 2, "error: --side is 400, and a held-out part is"),
-        (["teacher", "--value-rate", "1e30", "--steps", "9"], 1, "error: 4 heads, paper start"),
+        ("teacher --value-rate 1e30 --steps 9 --jobs 1".split(), 1, "error: 4 heads, paper start"),
         (["cnn", "--train", "1438"], 2, "error: --train is 1438, and there are 1437 train pictures"),
         (["cnn", "--alpha", "0"], 2, "error: --alpha is 0.0, not a positive number"),
         (["cnn", "--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
         (["cnn", "--out", "taken"], 2, "error: --out taken: File exists"),
+        (["teacher", "--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
+        (["teacher", "--threads", "99999999999"], 2, "error: --threads is 99999999999, and more than 1024"),
+        (["teacher", "--sharpen", "1e38"], 2, "error: --sharpen is 1e+38, and more than 1048576 makes no difference"),
+        ("teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1".split(), 1, "error: 4 heads, paper start"),
+        ("cnn --rate 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1".split(), 1, "error: cnn, same, seed 0: a step"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -394,6 +403,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
     ends_in_one_line(lambda: main(words), code, told, capsys)
+    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # told before anything is begun
 
 
 def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -401,8 +411,84 @@ def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
         raise KeyboardInterrupt
 
     monkeypatch.setattr("examples.taught.teacher.taught", stop)
-    assert main(["teacher", "--out", str(tmp_path)]) == 130
-    assert "stopped; what was measured until then is in the folder" in capsys.readouterr().err
+    assert main(["teacher", "--jobs", "1", "--out", str(tmp_path)]) == 130
+    assert "stopped; the same command does what is left" in capsys.readouterr().err
+
+
+def without_times(found: object) -> object:
+    """What a command found, but for how long it took, where and when."""
+    if isinstance(found, dict):
+        return {k: without_times(v) for k, v in found.items() if k not in {"seconds", "command", "machine", "started"}}
+    return [without_times(value) for value in found] if isinstance(found, list) else found
+
+
+def found_in(folder: Path) -> tuple[object, object]:
+    """The summary and the metrics."""
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return without_times(summary), without_times([json.loads(line) for line in lines])
+
+
+NOISE = ["--data", "noise"]
+"""Two parts."""
+
+
+@pytest.mark.parametrize("name", ["teacher", pytest.param("cnn", marks=pytest.mark.deep)])
+def test_parts_beside_each_other_are_those_of_one_after_the_other(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = [name, *SMALL[name], "--no-plots"]
+    words += ["--ways", "content", "--tasks", "same"] if name == "cnn" else NOISE
+    for jobs in ("1", "2"):
+        assert main([*words, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        assert (", 2 at once" in capsys.readouterr().out) == (jobs == "2")
+    assert found_in(tmp_path / "1") == found_in(tmp_path / "2")
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [{root!r}]
+from examples.taught import command, parts
+
+def tell(*_):
+    if len([*parts.Path({folder!r}).glob("parts/*.json")]) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+write = parts.replaced
+parts.replaced = lambda path, text: (write(path, text), tell())
+command.main({words!r})
+"""
+
+
+def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["teacher", *SMALL["teacher"], *NOISE, "--no-plots", "--jobs", "1"]
+    folder = tmp_path / "killed"
+    code = KILLED.format(root=str(ROOT), folder=str(folder), words=[*words, "--out", str(folder)])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    written = {path: path.stat().st_mtime_ns for path in (folder / FOLDER).glob("*.json")}
+    assert len(written) == 1
+    assert main([*words, "--out", str(folder)]) == 0
+    assert "s (1 of 2 parts are of an earlier run); " in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    assert found_in(folder) == found_in(tmp_path / "whole")
+    (*_, last) = sorted(written)
+    content = last.read_text(encoding="utf-8")
+    for damaged, told in (
+        (content[:-9], "damaged"),
+        (content.replace('"batch": 2', '"batch": 3', 1), "of another part"),
+    ):
+        last.write_text(damaged, encoding="utf-8")
+        capsys.readouterr()
+        ends_in_one_line(lambda: main([*words, "--out", str(folder)]), 2, f"error: {last}: {told}", capsys)
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_parts_of_other_settings_are_other_files(one: int, other: int):
+    first, second = (Part("told", 1, {"rate": n, "command": "teacher"}).path(Path()) for n in (one, other))
+    assert (first == second) == (one == other)
 
 
 def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

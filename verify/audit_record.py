@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from verify.head_maps import Head, collapsed
-from verify.nearest import Vector
+from verify.windows import Vector
 
 LEAST_TOLD = 1e-3
 """Smaller weights of a shift are in the record alone."""
@@ -32,8 +32,8 @@ class Audit:
         kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, groups written out as zeros.
         stride, dilation: of it, an axis each.
         padding: how far its kernel reads before and after the grid, an axis each; negative where it stays within.
-        padding_modes: those that the border agrees with, of zeros, replicate, circular, reflect; ("none",) where no output
-            reads beyond the grid; empty where none of them fits.
+        padding_modes: those that the border agrees with, of zeros, replicate, circular, reflect, or one for each axis as in
+            "zeros × circular"; ("none",) where no output reads beyond the grid; empty where none of them fits.
         bias: (D,).
         bias_variation: the greatest deviation of f(0) from it at any output.
         groups: the most blocks of channels into which the kernel falls; None if not all were read.

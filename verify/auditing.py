@@ -15,8 +15,9 @@ import torch
 
 from verify.audit_record import Audit
 from verify.head_maps import look_at
-from verify.nearest import MODES, Fit, Vector, Window, convolved, half_of, nearest, regressed
+from verify.nearest import Fit, convolved, nearest, regressed
 from verify.readout import BUDGET, Readout, Subject, read_out
+from verify.windows import MODES, Vector, Window, half_of
 
 INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
 """How large the random inputs are on which the attention of heads is watched: content may show in large ones alone."""
@@ -65,6 +66,7 @@ def audit(
         if type(most_channels) is not int or most_channels < 1:
             raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
         subject.narrow(most_channels, random)
+    subject.weigh()
     found = read_out(subject, random, budget)
     if not found.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
@@ -74,13 +76,13 @@ def audit(
     window, inside, border = fit.window, fit.inside, ~fit.inside & found.finite
     if found.affine:
         kernel, bias = fit.kernel, _mean(found.constant[inside if inside.any() else found.finite])
-        left = {mode: tuple(fit.distance(mode, some) for some in (inside, border, found.finite)) for mode in MODES}
+        left = {mode: tuple(fit.distance(mode, some) for some in (inside, border, found.finite)) for mode in fit.left}
     else:
         kernel, bias, left = _by_regression(subject, found, fit, random, budget)
     spread = float(np.abs(found.constant - bias)[found.finite].max(initial=0.0))
     reads_padding = any(before > 0 or after > 0 for before, after in window.padding)
     modes = _fitting(left, fit, found, bool(inside.any())) if reads_padding else ("none",)
-    best = modes[0] if modes and reads_padding else min(MODES, key=lambda mode: left[mode][2])
+    best = modes[0] if modes and reads_padding else min(left, key=lambda mode: left[mode][2])
     largest = max(float(np.abs(found.constant).max(initial=0.0)), float(np.abs(found.matrix).max(initial=0.0)))
     ranks, effective = _ranks(kernel, found.rounding)
     heads, seen = _heads(subject, window, kernel, probabilities, random)
@@ -94,19 +96,19 @@ def audit(
         rounding=found.rounding,
         superposition=found.superposition,
         equivariance=_equivariance(subject, window, found.finite, random),
-        kernel=kernel,
+        kernel=np.ldexp(kernel, subject.exponent),
         stride=window.stride,
         dilation=window.dilation,
         padding=window.padding,
         padding_modes=modes,
-        bias=bias,
-        bias_variation=spread,
+        bias=np.ldexp(bias, subject.exponent),
+        bias_variation=float(np.ldexp(spread, subject.exponent)),
         groups=_groups(kernel, found.rounding)
         if kernel.shape[:2] == (subject.out_channels, subject.channels)
         else None,
         interior=left[best][0] if inside.any() else None,
         border=left[best][1] if border.any() else None,
-        border_by_mode={mode: left[mode][1] for mode in MODES} if reads_padding else {},
+        border_by_mode={mode: left[mode][1] for mode in left} if reads_padding else {},
         distance=left[best][2],
         exact=found.affine and max(fit.worst[best]) <= found.rounding and spread <= found.rounding * largest,
         interior_outputs=int(inside.sum()),
@@ -169,8 +171,8 @@ def _by_regression(
 
 def _fitting(left: dict[str, tuple[float, ...]], fit: Fit, found: Readout, has_interior: bool) -> tuple[str, ...]:
     """The padding modes that foretell the border as well as the kernel foretells the interior."""
-    if found.affine and max(fit.worst[mode][0] for mode in MODES) <= found.rounding:
-        return tuple(mode for mode in MODES if fit.worst[mode][1] <= found.rounding)
+    if found.affine and max(interior for interior, _ in fit.worst.values()) <= found.rounding:
+        return tuple(mode for mode in fit.worst if fit.worst[mode][1] <= found.rounding)
     if not has_interior:
         return ()
     nearest_border = min(border for _, border, _ in left.values())

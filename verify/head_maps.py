@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from verify.nearest import Vector, Window
+from verify.windows import Vector, Window
 
 SHOWN = 4
 """As many shifts of a head are listed, the heaviest first."""

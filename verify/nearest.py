@@ -5,77 +5,15 @@ A map A (outputs × inputs, each entry a D × C matrix) is compared with Σ_j S_
 A[o, s·o + δ_j], whatever the padding; each padding mode then says what the border would be, and is held against it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
-from itertools import islice, product
-from math import gcd, prod
+from itertools import islice
 
 import numpy as np
 
-MODES = ("zeros", "replicate", "circular", "reflect")
+from verify.windows import BETWEEN, MODES, Vector, Window, half_of, windows
+
 MOST_WINDOWS = 32
-"""As many windows are compared at most, those of fewest taps first."""
-
-Vector = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which inputs an output o may read: s·o + start + dilation·j, j = 0 … kernel − 1, an axis each."""
-
-    start: Vector
-    kernel: Vector
-    dilation: Vector
-    stride: Vector
-    grid: Vector
-    output: Vector
-
-    def reads(self, axis: int) -> np.ndarray:
-        """Positions that are read along an axis, on the grid or off it: (outputs, taps)."""
-        o, j = np.arange(self.output[axis])[:, None], np.arange(self.kernel[axis])
-        return self.stride[axis] * o + self.start[axis] + self.dilation[axis] * j
-
-    @property
-    def taps(self) -> int:
-        """How many."""
-        return prod(self.kernel)
-
-    @property
-    def padding(self) -> tuple[tuple[int, int], ...]:
-        """How far it reads before and after the grid, an axis each; negative where it stays within."""
-        edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
-        return tuple((-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True))
-
-    def interior(self) -> np.ndarray:
-        """Which outputs read real positions only: bool (O,)."""
-        mask = np.ones((), dtype=bool)
-        for axis, n in enumerate(self.grid):
-            inside = ((self.reads(axis) >= 0) & (self.reads(axis) < n)).all(axis=1)
-            mask = mask[..., None] & inside
-        return mask.reshape(-1)
-
-    def sources(self, mode: str) -> np.ndarray:
-        """Which input every tap of every output reads, −1 for a zero: int (taps, O)."""
-        flat, real = np.zeros((), dtype=int), np.ones((), dtype=bool)
-        for axis, n in enumerate(self.grid):
-            place = self.reads(axis)
-            folded = _folded(place, n, mode)
-            flat = flat[..., None, None] * n + folded
-            real = real[..., None, None] & ((place >= 0) & (place < n) if mode == "zeros" else True)
-        dims = len(self.grid)
-        order = (*range(1, 2 * dims, 2), *range(0, 2 * dims, 2))  # taps first, then outputs
-        where = np.where(real, flat, -1).transpose(order)
-        return where.reshape(self.taps, prod(self.output))
-
-
-def _folded(place: np.ndarray, n: int, mode: str) -> np.ndarray:
-    if mode == "circular":
-        return place % n
-    if mode == "reflect" and n > 1:
-        folded = place % (2 * n - 2)
-        return np.where(folded < n, folded, 2 * n - 2 - folded)
-    return place.clip(0, n - 1)
+"""As many windows are compared at most, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +71,16 @@ def nearest(
     return fit
 
 
-def half_of(grid: Vector) -> Vector:
-    """The largest kernel that is looked for where none fits: about half the grid, odd where there is room."""
-    return tuple(min(n, (n // 2) | 1) for n in grid)
-
-
 def _best(
     matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
 ) -> Fit:
     chosen, least = None, np.inf
-    for window in islice(_windows(matrix, grid, output, finite, rounding, most), MOST_WINDOWS):
+    for window in islice(windows(matrix, grid, output, finite, rounding, most), MOST_WINDOWS):
         first = fitted(matrix, window, finite, ("zeros",))
         if first.worst["zeros"][0] <= rounding:  # then the border may be exact too, with one of the modes
             fit = fitted(matrix, window, finite)
+            if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
+                fit = fitted(matrix, window, finite, (*MODES, _mode_by_axis(fit)))
             if max(fit.worst[fit.best]) <= rounding:
                 return fit
         left = float(first.left["zeros"].sum())
@@ -155,79 +90,16 @@ def _best(
     return fitted(matrix, chosen, finite)
 
 
-def _windows(
-    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
-) -> Iterator[Window]:
-    """Windows worth trying: fewest taps first, and of these the most interior, for around a circle others are the same."""
-    energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
-    floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
-    axes = []
-    for axis, (n, m) in enumerate(zip(grid, output, strict=True)):
-        others = tuple(a for a in range(2 * len(grid)) if a not in (axis, axis + len(grid)))
-        flat = energy.sum(axis=others)  # (m, n)
-        strides = _strides(matrix, grid, output, axis)
-        axes.append(
-            sorted(
-                {spot for s in strides for spot in _spots(flat, n, m, s, floor, None if most is None else most[axis])}
-            )
-        )
-    made = [
-        Window(*(tuple(x) for x in zip(*[spot[1:] for spot in spots], strict=True)), grid, output)  # type: ignore[arg-type]
-        for spots in product(*axes)
-    ]
-    yield from sorted(made, key=lambda window: (window.taps, -int(window.interior().sum()), window.dilation))
-
-
-def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
-    """Strides along an axis, likeliest first: with the right one, A[o + 1, i + s] = A[o, i] away from the border."""
-    m, n = output[axis], grid[axis]
-    if m == 1:
-        return [1]  # of a single output, every stride is the same function
-    full = matrix.reshape(*output, *grid, *matrix.shape[2:])
-    middle = (m - 1) // 2
-    here, there = (np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1))
-    total = float(np.square(here).sum() + np.square(there).sum())
-    wrong = []
-    for s in range(1, n + 1):
-        a, b = here[: n - s], there[s:]
-        matched = float(np.square(a).sum() + np.square(b).sum())
-        wrong.append(float(np.square(a - b).sum()) + total - matched)
-    order = sorted(range(n), key=lambda k: (wrong[k], k))
-    return [order[0] + 1] if wrong[order[0]] <= 1e-9 * total else [k + 1 for k in order[:2]]
-
-
-def _spots(
-    energy: np.ndarray, n: int, m: int, stride: int, floor: float, most: int | None
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """(taps, start, kernel, dilation, stride) along an axis: what the middle outputs read, and what all of them do."""
-    middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
-    for rows in [*([o] for o in sorted(middle)), list(range(m))]:
-        seen: dict[int, float] = {}
-        for o in rows:
-            for i in range(n):
-                if energy[o, i] > floor:
-                    seen[i - stride * o] = seen.get(i - stride * o, 0.0) + float(energy[o, i])
-        if not seen:
-            seen = {0: 0.0}
-        low, high = min(seen), max(seen)
-        step = reduce(gcd, (delta - low for delta in seen), 0) or 1
-        taps = (high - low) // step + 1
-        if most is None or taps <= most:
-            yield taps, low, taps, step, stride
-        else:
-            yield most, *_strongest(seen, most), stride
-
-
-def _strongest(seen: dict[int, float], most: int) -> tuple[int, int, int]:
-    """(start, kernel, dilation) of ``most`` taps that hold the most energy; the least dilated of equals."""
-    low, high = min(seen), max(seen)
-    choices = [
-        (-sum(seen.get(start + step * j, 0.0) for j in range(most)), step, start)
-        for step in range(1, max(1, (high - low) // max(most - 1, 1)) + 1)
-        for start in range(low, high - step * (most - 1) + 1)
-    ]
-    _, step, start = min(choices)
-    return start, most, step
+def _mode_by_axis(fit: Fit) -> str:
+    """The mode that leaves least at the outputs that reach over the border along one axis alone, an axis each."""
+    window, modes = fit.window, []
+    for axis in range(len(window.grid)):
+        over = np.ones((), dtype=bool)
+        for other in range(len(window.grid)):
+            over = over[..., None] & (window.within(other) != (other == axis))
+        left = [float(fit.left[mode][over.reshape(-1)].sum()) for mode in MODES]
+        modes.append(MODES[int(np.argmin(left))])
+    return BETWEEN.join(modes)
 
 
 def fitted(matrix: np.ndarray, window: Window, finite: np.ndarray, modes: tuple[str, ...] = MODES) -> Fit:

@@ -11,7 +11,7 @@ back bit for bit.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import frexp, prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from torch import nn
 BUDGET = 2**30
 """Bytes that an audit may take for the map of a layer, unless told otherwise."""
 
+FAR = 300
+"""Outputs beyond 2 to this power, or below 1 over it, are given in other units."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
 
@@ -37,6 +39,7 @@ class Subject:
 
     Attributes:
         inputs, outputs: the numbers of the channels that are fed and read; all at first.  What is not fed is zero.
+        exponent: outputs are given in units of 2 to this power; 0 at first.
 
     Raises:
         ValueError: grid, channels or dtype are no such thing, or the layer cannot be copied or called.
@@ -77,6 +80,7 @@ class Subject:
             )
         self.out_channels, self.output = first.shape[1], first.shape[2:]
         self.outputs = np.arange(self.out_channels)
+        self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
         """Feed and read no more than so many channels from now on, drawn at random."""
@@ -84,10 +88,17 @@ class Subject:
             np.sort(random.choice(n, min(n, most), replace=False)) for n in (self.channels, self.out_channels)
         )
 
+    def weigh(self) -> None:
+        """From now on give outputs in units of their own size, where their squares would leave the range of float64."""
+        y = self(np.random.default_rng(0).standard_normal((1, len(self.inputs), *self.grid)))
+        size = float(np.abs(y[np.isfinite(y)]).max(initial=0.0))
+        exponent = frexp(size)[1]
+        self.exponent = exponent if abs(exponent) > FAR else 0
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Run it: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
         y = self._run(x).reshape(len(x), self.out_channels, prod(self.output))
-        return y[:, self.outputs].transpose(0, 2, 1)
+        return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
     def _given(self, x: np.ndarray) -> torch.Tensor:
         full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype)
@@ -104,10 +115,14 @@ class Subject:
                     y = y.transpose(1, 2).unflatten(2, self.grid)
                 else:
                     y = self.function(given)
+            if not isinstance(y, torch.Tensor):
+                raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # a layer that is not known may raise anything
+            plain = not isinstance(self.function, nn.Module) and self.dtype == torch.float64
+            hint = " (a function of float32 tensors takes dtype=torch.float32)" if plain else ""
             raise ValueError(
-                f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}"
+                f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
             ) from error
 
     def probabilities(

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,19 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from examples.learned import plots, table
 from examples.learned.data import BadInput, Pictures, cifar10, digits
-from examples.learned.measuring import PICTURES, attention_of, distances
+from examples.learned.measuring import distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.outcome import ended
+from examples.learned.progress import bars
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.several import Tell, beside_each_other, cores
-from examples.learned.training import RESULT, Run
+from examples.learned.summary import folder_of, summary_of
+from examples.learned.training import RESULT, Run, network_of
+
+SUMMARY = "summary.json"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, metavar="N", help="runs at once (default: one for each CPU core; on a GPU one)"
     )
     found.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    found.add_argument("--no-plots", action="store_true", help="write the table alone")
+    found.add_argument("--no-plots", action="store_true", help="write numbers alone")
     return found
 
 
@@ -111,26 +115,14 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         for seed in dict.fromkeys(options.seeds)
         for variant in dict.fromkeys(options.variants)
     ]
+    suited(todo, pictures)
     jobs = min(len(todo), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
         "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
     }
     work = partial(one_run, options=options, stated=stated)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        overall = progress.add_task("runs", total=len(todo))
-        tasks: dict[str, TaskID] = {}
-
-        def tell(settings: Settings, done: int, steps: int, word: str, ended: bool = False) -> None:
-            name = str(settings)
-            if name not in tasks:
-                tasks[name] = progress.add_task("")
-            progress.update(tasks[name], completed=done, total=steps, description=f"{name}: {word}")
-            if ended:
-                progress.remove_task(tasks.pop(name))
-                progress.advance(overall)
-
+    with bars(console, "runs", len(todo)) as tell:
         if jobs > 1:
             beside_each_other(todo, partial(prepared, options.data, options.threads, work), jobs, tell)
         else:
@@ -142,9 +134,28 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     text = table.markdown(found)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "table.md").write_text(text, encoding="utf-8")
+
+    def run_of(variant: str, seed: int) -> Run:
+        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
+        return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
+
+    summary = summary_of(found, run_of, pictures)
+    (options.out / SUMMARY).write_text(json.dumps(summary, separators=(",", ":")) + "\n", encoding="utf-8")
     if not options.no_plots:
-        draw(options, found, pictures, device, how)
+        plots.write(summary, options.out)
     return text
+
+
+def suited(todo: Sequence[Settings], pictures: Pictures) -> None:
+    """Make sure that sizes and pictures go together in every run, before the first one takes its time.
+
+    Raises:
+        BadInput: in some run they do not.
+    """
+    with torch.random.fork_rng(devices=[]):
+        for settings in {settings.variant: settings for settings in todo}.values():
+            one_layer = replace(settings.how, shape=replace(settings.how.shape, layers=1))  # all layers are alike
+            network_of(replace(settings, how=one_layer), pictures)
 
 
 def read(data: Path | None) -> Pictures:
@@ -166,7 +177,7 @@ def one_run(
     settings: Settings, tell: Tell, *, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str]
 ) -> None:
     """Train a variant with a seed and measure it, unless that has been done."""
-    folder = options.out / settings.variant / f"seed-{settings.seed}"
+    folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if (folder / RESULT).exists() and run.done == run.steps:
         return
@@ -199,26 +210,3 @@ def machine(device: str, threads: int) -> str:
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     return f"{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"
-
-
-def draw(options: argparse.Namespace, found: dict[str, Any], pictures: Pictures, device: str, how: Any) -> list[Path]:
-    """All pictures: of the runs together, and of each attention variant with its first seed."""
-    metrics, drawn = {}, []
-    for variant, results in found.items():
-        runs = []
-        for result in results:
-            settings = Settings(options.preset, variant, result["seed"], options.threads, device, pictures.digests, how)
-            runs.append(
-                Run(settings, pictures, options.out / variant / f"seed-{result['seed']}", options.checkpoint_every)
-            )
-        metrics[variant] = [run.metrics() for run in runs]
-        network = runs[0].network
-        if isinstance(network, AttentionNet):
-            attention = attention_of(network, pictures.test[:PICTURES].to(runs[0].device))
-            count = min(PICTURES, len(pictures.test))
-            told = f"{VARIANTS[variant].told}, seed {results[0]['seed']}, averaged over {count} test pictures"
-            drawn.append(plots.centres(attention, told, options.out / f"centres-{variant}.svg"))
-            drawn.append(plots.maps(attention, told, options.out / f"maps-{variant}.png"))
-    drawn.append(plots.accuracy(metrics, options.out / "accuracy.svg"))
-    drawn.append(plots.seconds(found, options.out / "seconds.svg"))
-    return drawn

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from construct.room import refused_by_torch
@@ -13,6 +14,20 @@ from examples.learned.data import BadInput
 
 class Diverged(RuntimeError):
     """A loss, or a weight, is no number any more."""
+
+
+def stepped(optimiser: torch.optim.Optimizer, told: str) -> None:
+    """Take a step.
+
+    Raises:
+        Diverged: it is too long for the type of the weights.
+    """
+    try:
+        optimiser.step()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise Diverged(told) from None
 
 
 def ended(work: Callable[[Console], str], stopped: str) -> int:

@@ -1,103 +1,118 @@
-"""The pictures of a set of runs: accuracy, training time, where heads look, and attention averaged over images."""
+"""The pictures, drawn from a summary alone, so that they can be made again without the runs."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from examples.learned.measuring import centres_of
 from examples.learned.network import VARIANTS
+from verify.plots import write_figure
+from verify.plots.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Summary = dict[str, Any]
 
 
-def _figure(columns: int = 1, rows: int = 1, width: float = 8.0, height: float = 4.5) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure.savefig(path)
-    pyplot.close(figure)
-    return path
-
-
-def accuracy(metrics: dict[str, list[list[dict[str, Any]]]], path: Path) -> Path:
-    """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest.
-
-    Args:
-        metrics: of each variant, for each seed, a record an epoch.
-        path: of the picture.
-    """
-    figure, ((ax,),) = _figure()
-    for variant, runs in metrics.items():
-        shortest = min(map(len, runs))
-        seen = 100 * np.array([[line["test_accuracy"] for line in run[:shortest]] for run in runs])
-        epochs = np.arange(1, shortest + 1)
-        (line,) = ax.plot(epochs, seen.mean(0), label=VARIANTS[variant].told, lw=1.4)
-        ax.fill_between(epochs, seen.min(0), seen.max(0), color=line.get_color(), alpha=0.15, lw=0)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel("test accuracy (%)")
-    ax.grid(color="#e4e4e4", lw=0.6)
-    ax.legend(fontsize=8, loc="lower right")
-    return _save(figure, path)
+def accuracy(summary: Summary) -> "Figure":
+    """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest."""
+    with style():
+        figure = new_figure(8.0, 3.8)
+        ax, least = figure.subplots(), 100.0
+        for place, (variant, held) in enumerate(summary["variants"].items()):
+            shortest = min(map(len, held["accuracy"]))
+            seen = 100 * np.array([run[:shortest] for run in held["accuracy"]])
+            colour, dashes = COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--"
+            epochs = np.arange(1, shortest + 1)
+            ax.plot(epochs, seen.mean(0), dashes, label=VARIANTS[variant].told, color=colour, lw=1.3)
+            ax.fill_between(epochs, seen.min(0), seen.max(0), color=colour, alpha=0.12, lw=0)
+            least = min(least, seen[:, shortest // 4 :].min())
+        # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
+        ax.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(5 * (least // 5), 100.5))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        figure.legend(loc="outside right center")
+        return figure
 
 
-def seconds(results: dict[str, list[dict[str, Any]]], path: Path) -> Path:
+def seconds(summary: Summary) -> "Figure":
     """Training time by variant: a bar for the mean of the seeds, a dot for each."""
-    figure, ((ax,),) = _figure(height=3.5)
-    for place, runs in enumerate(results.values()):
-        times = [run["seconds"] for run in runs]
-        ax.barh(place, np.mean(times), color="#9fb8d0")
-        ax.plot(times, [place] * len(times), ".", color="#1d3557")
-    ax.set_yticks(range(len(results)), [VARIANTS[variant].told for variant in results], fontsize=8)
-    ax.invert_yaxis()
-    ax.set_xlabel("seconds of training")
-    return _save(figure, path)
+    held = summary["variants"]
+    with style():
+        figure = new_figure(8.0, 0.6 + 0.35 * len(held))
+        ax = figure.subplots()
+        for place, one in enumerate(held.values()):
+            ax.barh(place, np.mean(one["seconds"]), color=FAINT, alpha=0.5)
+            ax.plot(one["seconds"], [place] * len(one["seconds"]), ".", color=BLUE)
+        ax.set_yticks(range(len(held)), [VARIANTS[variant].told for variant in held])
+        ax.invert_yaxis()
+        ax.set_xlabel("seconds of training")
+        return figure
 
 
-def centres(attention: list[np.ndarray], title: str, path: Path) -> Path:
-    """Where the heads of every layer look from the middle query: the mean shift, and an ellipse of one deviation.
-
-    Args:
-        attention: a layer each, (heads, queries, rows, columns).
-        title: over the picture.
-        path: of it.
-    """
+def centres(summary: Summary, variant: str) -> "Figure":
+    """Where the heads of every layer look from the middle query: the mean shift, and an ellipse of one deviation."""
     from matplotlib.patches import Ellipse
 
-    figure, axes = _figure(len(attention), width=2.4 * len(attention), height=3.0)
-    for number, (ax, layer) in enumerate(zip(axes[0], attention, strict=True), start=1):
-        means, covariances = centres_of(layer)
-        reach = max(layer.shape[2:]) / 2 + 0.5
-        for head, (mean, covariance) in enumerate(zip(means, covariances, strict=True)):
-            # Axis 0 runs down and axis 1 to the right: a picture has them the other way round.
-            values, vectors = np.linalg.eigh(covariance[::-1, ::-1])
-            turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-            across, along = 2 * np.sqrt(values.clip(min=0))
-            ax.add_patch(Ellipse(mean[::-1], along, across, angle=turn, fill=False, ec=f"C{head % 10}", lw=1))
-            ax.plot(*mean[::-1], ".", color=f"C{head % 10}", ms=5)
-        ax.plot(0, 0, "s", mfc="none", mec="black", ms=9)
-        ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
-        ax.grid(color="#e4e4e4", lw=0.6)
-    figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    held = summary["variants"][variant]["looks"]
+    layers, reach = held["layers"], max(held["grid"]) / 2 + 0.5
+    with style():
+        figure = new_figure(1.7 * len(layers), 2.3)
+        axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
+        for number, (ax, layer) in enumerate(zip(axes, layers, strict=True), start=1):
+            colours = [COLOURS[head % len(COLOURS)] for head in range(len(layer["mean"]))]
+            for colour, mean, covariance in zip(colours, layer["mean"], layer["covariance"], strict=True):
+                # Axis 0 runs down and axis 1 to the right: a picture has them the other way round.
+                values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
+                turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
+                across, along = 2 * np.sqrt(values.clip(min=0))
+                ax.add_patch(Ellipse(mean[::-1], along, across, angle=turn, fill=False, ec=colour, lw=0.9))
+            down, right = np.array(layer["mean"]).T
+            ax.scatter(right, down, c=colours, s=7, linewidths=0)
+            ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
+            ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
+        figure.suptitle(_title(summary, variant), fontsize=9)
+        return figure
 
 
-def maps(attention: list[np.ndarray], title: str, path: Path) -> Path:
-    """Attention averaged over images, from the middle query: a row for each layer, a column for each head."""
-    heads = len(attention[0])
-    figure, axes = _figure(heads, len(attention), width=1.0 * heads + 0.6, height=1.05 * len(attention) + 0.6)
-    for number, (row, layer) in enumerate(zip(axes, attention, strict=True), start=1):
-        rows, columns = layer.shape[2:]
-        for ax, head in zip(row, layer[:, (rows // 2) * columns + columns // 2], strict=True):
-            ax.imshow(head, cmap="Blues", vmin=0, vmax=max(float(head.max()), 1e-9))
-            ax.plot(columns // 2, rows // 2, "s", mfc="none", mec="#d62828", ms=6)
-            ax.set(xticks=[], yticks=[])
-        row[0].set_ylabel(f"layer {number}", fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+def maps(summary: Summary, variant: str) -> "Figure":
+    """Attention averaged over images, from the middle query: a row for each layer, a column for each head.
+
+    Every map is as dark as its own greatest number; a square marks the query.
+    """
+    held = summary["variants"][variant]["looks"]
+    (rows, columns), layers = held["grid"], held["layers"]
+    seen = np.array([layer["map"] for layer in layers])  # (layers, heads, rows, columns)
+    shown = seen / seen.max((2, 3), keepdims=True).clip(min=1e-9)
+    tiles = np.pad(shown, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each
+    wide = tiles.transpose(0, 2, 1, 3).reshape(len(seen) * (rows + 1), -1)[:-1, :-1]
+    with style():
+        figure = new_figure(0.75 * seen.shape[1] + 0.9, 0.75 * rows / columns * len(seen) + 0.9)
+        ax = figure.subplots()
+        ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+        across, down = (columns + 1) * np.arange(seen.shape[1]), (rows + 1) * np.arange(len(seen))
+        x, y = np.meshgrid(across + columns // 2, down + rows // 2)
+        size = max(2.0, 30 / max(rows, columns))
+        ax.plot(x.ravel(), y.ravel(), "s", mfc="none", mec=ORANGE, ms=size, mew=0.9)
+        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(1, seen.shape[1] + 1)])
+        ax.set_yticks(down + (rows - 1) / 2, [f"layer {n}" for n in range(1, len(seen) + 1)])
+        ax.tick_params(length=0, labelsize=8)
+        ax.spines[:].set_visible(False)
+        ax.set_title(_title(summary, variant), fontsize=9)
+        return figure
+
+
+def _title(summary: Summary, variant: str) -> str:
+    looks = summary["variants"][variant]["looks"]
+    told = f"{VARIANTS[variant].told}, seed {looks['seed']}"
+    return f"{told}, averaged over {looks['pictures']} test pictures"
+
+
+def write(summary: Summary, folder: Path) -> None:
+    """Draw all of them: of the runs together, and of each attention variant."""
+    drawn = {"accuracy": accuracy(summary), "seconds": seconds(summary)}
+    for variant, held in summary["variants"].items():
+        if held["looks"] is not None:
+            drawn |= {f"centres-{variant}": centres(summary, variant), f"maps-{variant}": maps(summary, variant)}
+    for name, figure in drawn.items():
+        write_figure(figure, folder / f"{name}.svg")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from examples.learned import checkpoints
 from examples.learned.data import BadInput, Pictures
 from examples.learned.network import VARIANTS, AttentionNet
-from examples.learned.outcome import Diverged, records
+from examples.learned.outcome import Diverged, records, stepped
 from examples.learned.resnet import resnet18
 from examples.learned.settings import Settings
 
@@ -205,7 +205,7 @@ class Run:
             raise Diverged(f"{self.settings}: {told} (try a smaller --rate)")
         self.optimiser.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
         right = int((logits.argmax(1) == labels).sum())
         self.sums = [self.sums[0] + value * len(x), self.sums[1] + right, self.sums[2] + len(x)]
         self.position += 1

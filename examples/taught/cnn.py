@@ -3,12 +3,16 @@
 import argparse
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from examples.learned.data import BadInput
 from examples.learned.table import spread
 from examples.taught.converted import WAYS
 from examples.taught.finetuning import TASKS, Course, day_one, gone_on, layers_of, shifted_test, trained_cnn
+from examples.taught.parts import Part
 
 LAYERS = ("stem", "context", "shrink", "depthwise", "mix", "head")
 """Of the demo network, in order."""
@@ -38,33 +42,19 @@ def options_of(found: argparse.ArgumentParser) -> None:
     found.add_argument("--pretrained", type=int, default=30, help="epochs of the CNN's own training (default: 30)")
 
 
-def steps_of(options: argparse.Namespace) -> int:
-    """Epochs of all runs together."""
-    longer = sum(WAYS[way].longer for way in set(options.ways))
-    return len(set(options.seeds)) * len(set(options.tasks)) * longer * options.epochs
+def parts_of(options: argparse.Namespace) -> list[Part]:
+    """For every seed a part for what its network is before anything learns, and one for every task and way.
 
-
-def runs_of(
-    options: argparse.Namespace, line: Callable[[dict[str, Any]], None], tell: Callable[[int, str], None]
-) -> dict[str, Any]:
-    """Train the CNN of every seed, convert it, and go on in every way.
-
-    Args:
-        options: of the command.
-        line: writes a record of the metrics.
-        tell: gets the epochs done, of all runs together, and a word.
-
-    Returns:
-        ``first``: every seed's network before anything learns; ``runs``: what became of it.
+    Raises:
+        BadInput: more pictures than there are.
     """
     if options.train > 1437:
         raise BadInput(f"--train is {options.train}, and there are 1437 train pictures")
-    firsts, runs, done = [], [], 0
+    parts = []
     for seed in dict.fromkeys(options.seeds):
-        tell(done, f"seed {seed}: the CNN's own training")
-        cnn, (x, test, labels, test_labels) = trained_cnn(seed, options.pretrained)
-        firsts.append({"seed": seed, "ladder": day_one(cnn, test, test_labels)})
-        for task in dict.fromkeys(options.tasks):
+        about = {"command": "cnn", "seed": seed, "pretrained": options.pretrained}
+        parts.append(Part(f"seed {seed}, before anything learns", 1, about))
+        for task, way in product(dict.fromkeys(options.tasks), dict.fromkeys(options.ways)):
             course = Course(
                 task,
                 options.epochs,
@@ -75,20 +65,47 @@ def runs_of(
                 options.key_dim,
                 tuple(options.content_layers),
             )
-            parts = [x[: options.train], test, labels[: options.train], test_labels]
-            for way in dict.fromkeys(options.ways):
-                about = {"seed": seed, "task": task, "way": way}
+            more = {
+                "way": way,
+                "train": options.train,
+                "course": {**asdict(course), "content_layers": options.content_layers},
+            }
+            parts.append(Part(f"seed {seed}, {task}, {way}", options.epochs * WAYS[way].longer, {**about, **more}))
+    return parts
 
-                def told(epoch: int, word: str, done: int = done, about: dict[str, Any] = about) -> None:
-                    tell(done + epoch, f"seed {about['seed']}, {about['task']}, {about['way']}: {word}")
 
-                network, epochs = gone_on(cnn, parts, way, course, seed, told)
-                done += options.epochs * WAYS[way].longer
-                for row in epochs:
-                    line({**about, **row})
-                given = shifted_test(test) if task == "shifted" else test
-                runs.append({**about, "epochs": epochs, "layers": layers_of(network, given)})
-    return {"first": firsts, "runs": runs}
+_first = lru_cache(maxsize=1)(trained_cnn)
+"""The CNN of a seed, which several parts begin with; none of them changes it."""
+
+
+def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
+    """Train the CNN of a seed, convert it, and go on in one way.
+
+    Args:
+        part: one of those that :func:`parts_of` makes.
+        tell: gets the epochs done, and a word.
+
+    Returns:
+        ``first``: the network of a seed before anything learns; or ``run``: what became of it.
+    """
+    about = part.about
+    tell(0, "the CNN's own training")
+    cnn, (x, test, labels, test_labels) = _first(about["seed"], about["pretrained"])
+    if "way" not in about:
+        return {"first": {"seed": about["seed"], "ladder": day_one(cnn, test, test_labels)}}
+    course = Course(**{**about["course"], "content_layers": tuple(about["course"]["content_layers"])})
+    parts, way, seed = [x[: about["train"]], test, labels[: about["train"]], test_labels], about["way"], about["seed"]
+    network, epochs = gone_on(cnn, parts, way, course, seed, tell)
+    tell(part.steps, "audit")
+    layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test)
+    return {"run": {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}}
+
+
+def gathered(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary, and the lines of the metrics, of all parts."""
+    runs = [part["run"] for part in found if "run" in part]
+    lines = [{**{key: run[key] for key in ("seed", "task", "way")}, **row} for run in runs for row in run["epochs"]]
+    return {"first": [part["first"] for part in found if "first" in part], "runs": runs}, lines
 
 
 def table(found: dict[str, Any]) -> str:

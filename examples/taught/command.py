@@ -3,33 +3,37 @@
 import argparse
 import json
 import math
-import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.learned.command import machine
 from examples.learned.data import BadInput
 from examples.learned.outcome import ended
+from examples.learned.progress import bars
+from examples.learned.several import cores
 from examples.taught import cnn, plots, teacher
+from examples.taught.parts import all_done, replaced
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
 COMMANDS = {"teacher": teacher, "cnn": cnn}
+MOST = {"alpha": 2**20, "alphas": 2**20, "sharpen": 2**20, "threads": 1024}
+"""Attention is one-hot long before, and no machine has more cores."""
 
 
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     found = argparse.ArgumentParser(
         prog="python -m examples.taught",
-        description="Does gradient descent find the theorem (teacher), and where does a converted network go (cnn)?",
+        description="Does gradient descent find the theorem (teacher), and where does a converted network go (cnn)?  "
+        "A command that was stopped does what is left when it is given again.",
     )
     commands = found.add_subparsers(dest="command", required=True)
     about = {
@@ -42,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--out", type=Path, default=Path(f"taught-{name}"), help="folder of all output (default: %(default)s)"
         )
-        one.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+        one.add_argument("--threads", type=int, default=1, help="of torch, for each process (default: %(default)s)")
+        one.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one for each CPU core)")
         one.add_argument("--no-plots", action="store_true", help="write numbers alone")
     return found
 
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 if a loss was no number, 2 for bad input, 130 if it was stopped."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
-    stopped = "stopped; what was measured until then is in the folder"
+    stopped = "stopped; the same command does what is left"
     return ended(lambda console: everything(options, given, console), stopped)
 
 
@@ -71,6 +76,8 @@ def checked(options: argparse.Namespace) -> None:
                     raise BadInput(f"{option} has {number}, not a whole number from 0 on")
             elif not (0 < number < math.inf):
                 raise BadInput(f"{option} is {number}, not a positive number")
+            elif name in MOST and number > MOST[name]:
+                raise BadInput(f"{option} is {number}, and more than {MOST[name]} makes no difference")
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
@@ -85,50 +92,34 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     """
     checked(options)
     module = COMMANDS[options.command]
-    total = module.steps_of(options)
+    where = {"threads": options.threads, "torch": torch.__version__}
+    parts = [replace(part, about={**part.about, **where}) for part in module.parts_of(options)]
     torch.set_num_threads(options.threads)
+    jobs = min(len(parts), options.jobs or max(1, cores() // options.threads))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        metrics = (options.out / METRICS).open("w", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--out {options.out}: {error.strerror}") from None
+    before = sum(part.found(options.out) is not None for part in parts)
     stated = {
         "command": shlex.join(["python", "-m", "examples.taught", *given]),
-        "machine": machine("cpu", options.threads),
+        "machine": machine("cpu", options.threads) + (f", {jobs} at once" if jobs > 1 else ""),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     start = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with metrics, Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=total)
-
-        def line(record: dict[str, Any]) -> None:
-            metrics.write(json.dumps(record, allow_nan=False) + "\n")
-            metrics.flush()
-
-        def tell(done: int, word: str) -> None:
-            progress.update(task, completed=done, description=word)
-
-        if options.command == "teacher":
-            found: dict[str, Any] = {"groups": teacher.groups_of(options, line, tell)}
-            text = teacher.table(found["groups"])
-        else:
-            found = cnn.runs_of(options, line, tell)
-            text = cnn.table(found)
+    with bars(console, options.command, len(parts)) as tell:
+        done = all_done(parts, module.done, options.out, jobs, options.threads, tell)
+    found, lines = module.gathered(done)
     stated["seconds"] = str(round(time.monotonic() - start))
-    text += f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s; {stated['machine']}.\n"
-    _replace(
-        options.out / SUMMARY,
-        json.dumps({**stated, "seeds": options.seeds, **found}, allow_nan=False, separators=(",", ":")) + "\n",
+    earlier = f" ({before} of {len(parts)} parts are of an earlier run)" if before else ""
+    text = module.table(found)
+    text += (
+        f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s{earlier}; {stated['machine']}.\n"
     )
-    _replace(options.out / TABLE, text)
+    replaced(options.out / METRICS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    summary = json.dumps({**stated, "seeds": options.seeds, **found}, allow_nan=False, separators=(",", ":"))
+    replaced(options.out / SUMMARY, summary + "\n")
+    replaced(options.out / TABLE, text)
     if not options.no_plots:
         plots.write(plots.FIGURES[options.command], options.out / SUMMARY, options.out)
     return text
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import verify
-from examples import train_digits_cnn
-from examples.learned.outcome import Diverged
+from examples.learned.outcome import Diverged, stepped
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made, softened
 
 TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}
@@ -53,6 +52,8 @@ class Course:
 
 def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
     """The demo network, trained as ``examples/train_digits_cnn.py`` does it, and its data: train and test pictures and labels."""
+    from examples import train_digits_cnn  # and with it scikit-learn, which processes that teach on noise do without
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         parts = train_digits_cnn.digits(seed)
@@ -149,7 +150,10 @@ def gone_on(
                 raise Diverged(f"{told} (try a smaller --rate or --aim-rate)")
             optimiser.zero_grad()
             loss.backward()
-            optimiser.step()
+            stepped(
+                optimiser,
+                f"{way}, {course.task}, seed {seed}: a step is longer than float32 can say (try a smaller --rate)",
+            )
             falling.step()
             total, done = total + value * len(chosen), done + 1
             tell(epoch - 1, f"loss {value:.3f}")

@@ -1,4 +1,4 @@
-"""The command ``teacher``: all groups of students, one after the other, and what is written of them."""
+"""The command ``teacher``: all groups of students, and what is written of them."""
 
 import argparse
 import statistics
@@ -8,11 +8,10 @@ from itertools import product
 from typing import Any
 
 from examples.learned.data import BadInput
+from examples.taught.parts import Part
 from examples.taught.patches import DATA, patches
-from examples.taught.students import Setting
+from examples.taught.students import Setting, Students
 from examples.taught.teaching import measured, taught
-
-Line = Callable[[dict[str, Any]], None]
 
 
 def options_of(found: argparse.ArgumentParser) -> None:
@@ -66,42 +65,48 @@ def settings_of(options: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def steps_of(options: argparse.Namespace) -> int:
-    """Steps of all groups together."""
-    return len(settings_of(options)) * options.steps
+def parts_of(options: argparse.Namespace) -> list[Part]:
+    """A part for every group of students.
+
+    Raises:
+        BadInput: an option is no such thing.
+    """
+    seeds, parts = [*dict.fromkeys(options.seeds)], []
+    for setting in settings_of(options):
+        Students(setting, seeds[:1])  # refuses heads that do not suit the start, before anything takes its time
+        patches(setting.data, setting.side)
+        about = {"command": "teacher", "setting": asdict(setting), "seeds": seeds}
+        parts.append(Part(setting.told, setting.steps, about))
+    return parts
 
 
-def groups_of(options: argparse.Namespace, line: Line, tell: Callable[[int, str], None]) -> list[dict[str, Any]]:
-    """Teach and measure every group.
+def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
+    """Teach and measure a group.
 
     Args:
-        options: of the command.
-        line: writes a record of the metrics.
-        tell: gets the steps taken, of all groups together, and a word.
+        part: one of those that :func:`parts_of` makes.
+        tell: gets the steps taken, and a word.
 
     Returns:
-        A record for every group, with what figures are drawn from.
+        ``group``: a record, with what figures are drawn from; ``lines``: those of the metrics.
     """
-    groups, seeds = [], [*dict.fromkeys(options.seeds)]
-    for number, setting in enumerate(settings_of(options)):
+    setting = Setting(**part.about["setting"])
+    students, looks = taught(setting, part.about["seeds"], patches(setting.data, setting.side), tell)
+    tell(setting.steps, "audit")
+    group = {
+        **asdict(setting),
+        "told": setting.told,
+        "seconds": looks[-1]["seconds"],
+        "students": [rounded(row) for row in measured(students, looks)],
+        "series": series_of(looks),
+    }
+    return {"group": group, "lines": [{**asdict(setting), **look} for look in looks]}
 
-        def told(step: int, word: str, number: int = number, setting: Setting = setting) -> None:
-            tell(number * options.steps + step, f"{setting.told}: {word}")
 
-        students, looks = taught(setting, seeds, patches(setting.data, setting.side), told)
-        for look in looks:
-            line({"group": number, **asdict(setting), **look})
-        rows = [rounded(row) for row in measured(students, looks)]
-        groups.append(
-            {
-                **asdict(setting),
-                "told": setting.told,
-                "seconds": looks[-1]["seconds"],
-                "students": rows,
-                "series": series_of(looks),
-            }
-        )
-    return groups
+def gathered(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary, and the lines of the metrics, of all parts."""
+    lines = [{"group": number, **line} for number, part in enumerate(found) for line in part["lines"]]
+    return {"groups": [part["group"] for part in found]}, lines
 
 
 def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -131,8 +136,9 @@ LEARNED = 0.01
 """A student whose nearest convolution's kernel is as close to the teacher's has learned the convolution."""
 
 
-def table(groups: list[dict[str, Any]]) -> str:
+def table(found: dict[str, Any]) -> str:
     """The groups as a table: medians over seeds, and in brackets the least and the greatest."""
+    groups = found["groups"]
     lines = [
         "| patches | heads | start | asked of centres | found | by nearest shifts | kernel within 1 % | shared, between, outside | "
         "error held out | kernel's distance | on Δ_K | α at last |",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import verify
-from examples.learned.outcome import Diverged
+from examples.learned.outcome import Diverged, stepped
 from examples.taught.counting import NEAREST, count
 from examples.taught.patches import Patches
 from examples.taught.students import Setting, Students, scale_of, teachers_of
@@ -88,7 +88,7 @@ def teach(
             )
         optimiser.zero_grad()
         errors.sum().backward()
-        optimiser.step()
+        stepped(optimiser, f"{setting.told}: a step is longer than float32 can say (try a smaller --rate)")
         done = step + 1
         if (least := setting.least_alpha(done)) > 0:
             with torch.no_grad():

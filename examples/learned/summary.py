@@ -1,0 +1,72 @@
+"""What pictures are drawn from: the accuracy and time of all runs, and where the heads of each variant look."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from examples.learned.data import Pictures
+from examples.learned.measuring import PICTURES, attention_of, centres_of
+from examples.learned.network import AttentionNet
+from examples.learned.training import Run
+
+DIGITS = 4
+"""Of every number that is drawn."""
+
+
+def summary_of(
+    found: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run], pictures: Pictures
+) -> dict[str, Any]:
+    """The summary, in JSON's types.
+
+    Args:
+        found: the results of each variant, a seed each.
+        run_of: the run of a variant and a seed; one at a time, for networks may be large.
+        pictures: whose test pictures attention is averaged over.
+
+    Returns:
+        ``commands`` that made the runs; by variant ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``:
+        what :func:`looks_of` finds with the first seed, None for a network without attention.
+    """
+    variants = {}
+    for variant, results in found.items():
+        accuracy, looks = [], None
+        for place, seed in enumerate(result["seed"] for result in results):
+            run = run_of(variant, seed)
+            accuracy.append([round(line["test_accuracy"], DIGITS) for line in run.metrics()])
+            if place == 0 and isinstance(run.network, AttentionNet):
+                looks = {"seed": seed, **looks_of(run.network, pictures.test[:PICTURES].to(run.device))}
+        variants[variant] = {
+            "seeds": [result["seed"] for result in results],
+            "seconds": [result["seconds"] for result in results],
+            "accuracy": accuracy,
+            "looks": looks,
+        }
+    commands = sorted({result["command"] for results in found.values() for result in results})
+    return {"commands": commands, "variants": variants}
+
+
+def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
+    """Where the heads look from the middle query, averaged over pictures.
+
+    Args:
+        network: in any mode.
+        x: pictures, (B, C, rows, columns).
+
+    Returns:
+        ``grid``, ``pictures``, and for every layer the ``mean`` shift of each head, its ``covariance``, and the ``map``.
+    """
+    rows, columns = network.grid
+    layers = []
+    for attention in attention_of(network, x):
+        mean, covariance = centres_of(attention)
+        middle = attention[:, (rows // 2) * columns + columns // 2]
+        parts = {"mean": mean, "covariance": covariance, "map": middle}
+        layers.append({name: numbers.astype(float).round(DIGITS).tolist() for name, numbers in parts.items()})
+    return {"grid": [rows, columns], "pictures": len(x), "layers": layers}
+
+
+def folder_of(out: Path, variant: str, seed: int) -> Path:
+    """Of the files of one run."""
+    return out / variant / f"seed-{seed}"
