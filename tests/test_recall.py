@@ -221,3 +221,13 @@ def test_smaller_blocks_count_also_after_a_call_that_is_remembered() -> None:
             with smaller_blocks(4):
                 layer(x)
     assert [most for length, most in seen if length == 144] == [gathered.GATHERED // 27, 4]
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
+    """Which torch refuses while anything is a view of a parameter."""
+    layer, x = remembered(name)
+    for tensor in TENSORS:
+        before = getattr(layer, tensor)
+        torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
+        torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
