@@ -231,3 +231,18 @@ def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
         before = getattr(layer, tensor)
         torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
         torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
+def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
+    """One that is converted in every call is a copy, which would be believed after an edit."""
+    torch.manual_seed(1)
+    layer, x = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1)).requires_grad_(False), torch.randn(2, 4, 6, 5)
+    setattr(layer, name, nn.Parameter(getattr(layer, name).double(), requires_grad=False))
+    x = x.to(layer.w_val.dtype)
+    for edit in (lambda t: None, through_data, through_numpy, ones):
+        edit(getattr(layer, name))
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), expected(layer, x))
+    with pytest.raises(RuntimeError, match="must be the same"):
+        layer(x.double() if x.dtype == torch.float32 else x.float())

@@ -86,6 +86,8 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: all that is looked over anew.
     if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
         return
+    if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
+        return  # one of them was converted: what was worked with is a copy
     if not _own(layer) or not blocks_are_usual():
         return
     if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
