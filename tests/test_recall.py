@@ -246,3 +246,17 @@ def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
             torch.testing.assert_close(layer(x), expected(layer, x))
     with pytest.raises(RuntimeError, match="must be the same"):
         layer(x.double() if x.dtype == torch.float32 else x.float())
+
+
+def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
+    """Else its former numbers would be kept as long as the layer: of calls in half precision, nothing is remembered."""
+    layer, x = remembered("3x3")
+    assert layer in recall.KNOWN
+    layer.half()(x.half())
+    assert layer not in recall.KNOWN
+    assert recall.recall(layer.double(), x) is None
+    layer(x)
+    assert recall.recall(layer, x) is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+    assert recall.recall(layer, x) is not None
