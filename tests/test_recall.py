@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.execution import gathered, recall
+from construct.execution import gathered, merging, recall
 from construct.execution.layout import pieces
 from construct.execution.merging import AT_ONCE, is_identity
 
@@ -260,3 +260,13 @@ def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(x)
     assert recall.recall(layer, x) is not None
+
+
+def test_layers_are_called_on_the_processor_whatever_the_default_device() -> None:
+    merging._identities.cache_clear()
+    merging._ones.cache_clear()
+    for channels in (4, 260):
+        layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
+        with torch.device("meta"):
+            found = layer(x)
+        assert torch.equal(found, copy.deepcopy(layer)(x))
