@@ -109,15 +109,17 @@ def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
             total = torch.stack([w[heads[member]] for member in members]).sum(0)
-            return (tokens_of(x, len(total)).unsqueeze(-2) @ total).squeeze(-2)
+            seen = tokens_of(x, len(total)).movedim(-2, 0)  # (groups, B, *o, C)
+            return torch.bmm(seen.flatten(1, -2), total).unflatten(1, seen.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
-        parts = [
-            attend(_along(x, c[group[0] : group[0] + 1], kind, grid, axis), group, axis + 1)
-            for group in shared.values()
-        ]
-        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        y = None
+        for group in shared.values():  # added one after the other, for there may be many
+            seen = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            y = attend(seen, group, axis + 1) if y is None else y + attend(seen, group, axis + 1)
+        assert y is not None
+        return y
 
     return attend(x, list(range(len(heads))), 0)
 
