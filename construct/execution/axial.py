@@ -17,6 +17,7 @@ covariance.
 """
 
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -195,11 +196,19 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
         total += size * holding.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
-        total += 2 * outputs * size
-        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES)
+        total += (1 + len(grid.shape)) * outputs * size
+        total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
+        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES, recorded)
+        if recorded:  # what each head sees is kept, after every axis
+            total += len(plan.soft) * batch * _seen(grid) * groups * channels * size
     elif grid.affine is None:
         total += 2 * batch * grid.keys * groups * channels * stored
     return total
+
+
+def _seen(grid: TokenGrid) -> int:
+    """Tokens of a head after every axis, all of them together."""
+    return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 
 def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
