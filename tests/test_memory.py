@@ -54,3 +54,9 @@ def test_the_estimate_is_above_what_is_taken(name: str, dtype: torch.dtype, grad
         assert real <= estimate
         if name in SOFT:
             assert estimate <= 12 * real + 2**18
+
+
+def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
+    x = torch.randn(1, 2, 5, 6)
+    for conv in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding_mode="reflect")):
+        assert TokenGrid.of(conv_to_mhsa(conv).geometry, (5, 6)).padded(x) is x
