@@ -132,7 +132,8 @@ class TokenGrid:
             n + before + after == length
             for n, (before, after), length in zip(x.shape[2:], self.around, self.shape, strict=True)
         ):
-            return constant_pad_nd(x, [n for sides in reversed(self.around) for n in sides])
+            pads = [n for sides in reversed(self.around) for n in sides]
+            return constant_pad_nd(x, pads) if any(pads) else x  # with nothing to pad, torch copies
         for axis, source in enumerate(self.sources, start=2):
             places = source.numpy()
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.execution import gathered, recall
+from construct.execution import gathered, merging, recall
 from construct.execution.layout import pieces
 from construct.execution.merging import AT_ONCE, is_identity
 
@@ -221,3 +221,52 @@ def test_smaller_blocks_count_also_after_a_call_that_is_remembered() -> None:
             with smaller_blocks(4):
                 layer(x)
     assert [most for length, most in seen if length == 144] == [gathered.GATHERED // 27, 4]
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
+    """Which torch refuses while anything is a view of a parameter."""
+    layer, x = remembered(name)
+    for tensor in TENSORS:
+        before = getattr(layer, tensor)
+        torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
+        torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
+def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
+    """One that is converted in every call is a copy, which would be believed after an edit."""
+    torch.manual_seed(1)
+    layer, x = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1)).requires_grad_(False), torch.randn(2, 4, 6, 5)
+    setattr(layer, name, nn.Parameter(getattr(layer, name).double(), requires_grad=False))
+    x = x.to(layer.w_val.dtype)
+    for edit in (lambda t: None, through_data, through_numpy, ones):
+        edit(getattr(layer, name))
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), expected(layer, x))
+    with pytest.raises(RuntimeError, match="must be the same"):
+        layer(x.double() if x.dtype == torch.float32 else x.float())
+
+
+def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
+    """Else its former numbers would be kept as long as the layer: of calls in half precision, nothing is remembered."""
+    layer, x = remembered("3x3")
+    assert layer in recall.KNOWN
+    layer.half()(x.half())
+    assert layer not in recall.KNOWN
+    assert recall.recall(layer.double(), x) is None
+    layer(x)
+    assert recall.recall(layer, x) is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+    assert recall.recall(layer, x) is not None
+
+
+def test_layers_are_called_on_the_processor_whatever_the_default_device() -> None:
+    merging._identities.cache_clear()
+    merging._ones.cache_clear()
+    for channels in (4, 260):
+        layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
+        with torch.device("meta"):
+            found = layer(x)
+        assert torch.equal(found, copy.deepcopy(layer)(x))

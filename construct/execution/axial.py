@@ -17,6 +17,7 @@ covariance.
 """
 
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -109,15 +110,17 @@ def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
             total = torch.stack([w[heads[member]] for member in members]).sum(0)
-            return (tokens_of(x, len(total)).unsqueeze(-2) @ total).squeeze(-2)
+            seen = tokens_of(x, len(total)).movedim(-2, 0)  # (groups, B, *o, C)
+            return torch.bmm(seen.flatten(1, -2), total).unflatten(1, seen.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
-        parts = [
-            attend(_along(x, c[group[0] : group[0] + 1], kind, grid, axis), group, axis + 1)
-            for group in shared.values()
-        ]
-        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        y = None
+        for group in shared.values():  # added one after the other, for there may be many
+            seen = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            y = attend(seen, group, axis + 1) if y is None else y + attend(seen, group, axis + 1)
+        assert y is not None
+        return y
 
     return attend(x, list(range(len(heads))), 0)
 
@@ -193,11 +196,19 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
         total += size * holding.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
-        total += 2 * outputs * size
-        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES)
+        total += (1 + len(grid.shape)) * outputs * size
+        total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
+        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES, recorded)
+        if recorded:  # what each head sees is kept, after every axis
+            total += len(plan.soft) * batch * _seen(grid) * groups * channels * size
     elif grid.affine is None:
         total += 2 * batch * grid.keys * groups * channels * stored
     return total
+
+
+def _seen(grid: TokenGrid) -> int:
+    """Tokens of a head after every axis, all of them together."""
+    return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 
 def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:

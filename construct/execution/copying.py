@@ -33,6 +33,7 @@ def work_for(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -
         contiguous weights it holds views and no copies: it goes by what they are when it is called.
     """
     _, groups, _, width = w.shape
+    w, b_out = w.detach(), b_out.detach()  # views of these are none of the parameters, which can then be exchanged
     bias = unless_zero(b_out.to(w.dtype).view(groups, width))
     sight, tokens = Sight.of(grid, plan, x.shape[2:]), (len(x), *grid.query_shape, groups * width)
     if not (sight.padded or sight.stuffed) and len(w) and 0 not in tokens:
@@ -106,7 +107,6 @@ def _outputs(x: Tensor, tokens: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
 
 def unless_zero(bias: Tensor) -> Bias:
     """The bias, or None while it is zeros; where to look takes long, the bias."""
-    bias = bias.detach()
     if bias.device.type != "cpu":
         return lambda: bias
     numbers = bias.numpy()

@@ -24,15 +24,19 @@ def fits(grid: TokenGrid, most: int) -> bool:
     return all(8 * n * len(queries) <= most for n, queries in zip(grid.shape, grid.queries, strict=True))
 
 
-def memory(grid: TokenGrid, heads: int, size: int, most: int) -> int:
-    """Bytes of the factors of so many heads, ``size`` bytes a number, and of what is left to be worked out at a time."""
+def memory(grid: TokenGrid, heads: int, size: int, most: int, recorded: bool) -> int:
+    """Bytes of the factors of so many heads, ``size`` bytes a number, and of what is worked out at a time.
+
+    Of scores in float64 there are two terms and their sum for every head, and for all heads the shifts and their squares.
+    ``recorded``: as for factors that do not fit, rows of a single one are held.
+    """
     total = 0
     for n, queries in zip(grid.shape, grid.queries, strict=True):
         entries = n * len(queries)
-        if not fits(grid, most):
-            total += 24 * min(most // 8, entries)
+        if recorded or not fits(grid, most):
+            total += 40 * max(n, min(most // 8, entries))
         else:
-            total += 24 * min(heads * entries, max(entries, AT_ONCE)) + heads * entries * size
+            total += 24 * min(heads * entries, max(entries, AT_ONCE)) + 16 * entries + heads * entries * size
     return total
 
 

@@ -1,7 +1,7 @@
 """How much the ways to copy tokens hold besides their arguments: worked out from shapes and shifts."""
 
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from construct.execution import columns, depthwise, gathered, lines, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
@@ -75,6 +75,8 @@ def memory(
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
         single = len(shifts.offsets) == 1
         plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, run_length(channels))
-        beside = groups * plan.wanted * (len(shifts.offsets) * channels + width) if plan.few(channels) else 0
+        beside = groups * ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
+        if plan.few(channels):
+            beside = groups * plan.wanted * (len(shifts.offsets) * channels + width)
         most = max(most, groups * (plan.tokens * channels + plan.computed * width) + beside)
     return most

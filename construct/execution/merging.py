@@ -60,13 +60,13 @@ def beside_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterat
 @lru_cache(maxsize=32)
 def _identities(count: int, rows: int, dtype: torch.dtype) -> bytearray:
     """So many identities, as they lie in memory."""
-    return bytearray(torch.eye(rows, dtype=dtype).view(torch.uint8).numpy().tobytes() * count)
+    return bytearray(torch.eye(rows, dtype=dtype, device="cpu").view(torch.uint8).numpy().tobytes() * count)
 
 
 @lru_cache(maxsize=32)
 def _ones(times: int, period: int, dtype: torch.dtype) -> bytearray:
     """A one and zeros, so many numbers, so many times, as they lie in memory."""
-    numbers = torch.zeros(times, period, dtype=dtype)
+    numbers = torch.zeros(times, period, dtype=dtype, device="cpu")
     numbers[:, 0] = 1
     return bytearray(numbers.view(torch.uint8).numpy().tobytes())
 

@@ -86,6 +86,8 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: all that is looked over anew.
     if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
         return
+    if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
+        return  # one of them was converted: what was worked with is a copy
     if not _own(layer) or not blocks_are_usual():
         return
     if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
@@ -101,10 +103,14 @@ def remember(layer: MHSA, x: Tensor, grid: TokenGrid, w: Tensor, work: Work) -> 
 def recall(layer: MHSA, x: Tensor) -> Tensor | None:
     """The call once more, without looking the layer over: (B, D_in, *n) → (B, D_out, *o); None if anything is not as it was."""
     known = KNOWN.get(layer)
-    if known is None or type(x) is not Tensor or not x.is_cpu or torch.is_autocast_enabled("cpu"):
+    if known is None or type(x) is not Tensor or torch.is_autocast_enabled("cpu"):
+        return None
+    if not x.is_cpu or x.dtype != known.dtype:
+        if known.lying != _lying(known.tensors):  # the layer was converted or moved: its former numbers are let go
+            KNOWN.pop(layer, None)
         return None
     call = known.calls.get((layer._execution, x.shape, x.stride()))
-    if call is None or x.dtype != known.dtype or not _own(layer):
+    if call is None or not _own(layer):
         return None
     if (
         forward_ad._current_level >= 0 or not blocks_are_usual()

@@ -48,9 +48,7 @@ def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> No
     tokens = flat.shape[2]
     if tokens < SHORT:
         for part in pieces(len(x), images_at_once(tokens)):
-            seen = flat[part].mT.reshape(-1, channels)
-            found = torch.mm(seen, matrix) if bias is None else torch.addmm(bias, seen, matrix)
-            result[part].copy_(found.view(-1, tokens, width).mT)
+            _short(flat[part], matrix, result[part], bias)
         return
     turned = matrix.mT
     for seen, found in zip(flat.unbind(), result.unbind(), strict=True):
@@ -58,6 +56,13 @@ def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> No
             torch.mm(turned, seen, out=found)
         else:
             torch.addmm(bias.mT, turned, seen, out=found)
+
+
+def _short(flat: Tensor, matrix: Tensor, result: Tensor, bias: Tensor | None) -> None:
+    """Some images; what this takes beside its arguments is gone when the next begin."""
+    seen = flat.mT.reshape(-1, len(matrix))
+    found = torch.mm(seen, matrix) if bias is None else torch.addmm(bias, seen, matrix)
+    result.copy_(found.view(len(flat), -1, matrix.shape[1]).mT)
 
 
 def images_at_once(tokens: int) -> int:
