@@ -639,6 +639,7 @@ def test_what_stops_one_of_them_stops_all(number: int, error: type[Exception], w
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.deep
 def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     words = "--variants quadratic --epochs 1000 --checkpoint-every 1".split()
     command = [sys.executable, "-W", "error", "-m", "examples.learned", *words, "--jobs", "2", "--out", str(tmp_path)]

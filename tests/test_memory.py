@@ -37,10 +37,14 @@ SOFT = {
     "soft groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 20, 20)),
 }
 
+SLOW = {"too long an axis"}
+
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", [*SHARP, *SOFT])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] if name in SLOW else []) for name in (*SHARP, *SOFT)]
+)
 def test_the_estimate_is_above_what_is_taken(name: str, dtype: torch.dtype, grad: bool) -> None:
     make, shape = (SHARP | SOFT)[name]
     conv = make().to(dtype)
