@@ -57,16 +57,13 @@ def work_for(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -
 
 def _of_images(x: Tensor, w: Tensor, shifts: Shifts, tokens: tuple[int, ...], bias: Bias) -> Work:
     """One group, which sees the input as it lies."""
-    new, to_tokens = _outputs(x, tokens), (0, *range(2, x.dim()), 1)
-    if not _last(x) and simple.stands(shifts) and x.is_contiguous() and x.dtype == w.dtype:
+    new, to_tokens, to_image = _outputs(x, tokens), (0, *range(2, x.dim()), 1), _to_image(x.dim())
+    if simple.stands(shifts) and x.dtype == w.dtype:
         matrix = w.reshape(w.shape[2:])
-
-        def in_images(x: Tensor) -> Tensor:
-            image = new(x)
-            simple.in_images(x, matrix, image, bias())
-            return image
-
-        return in_images
+        if not _last(x) and x.is_contiguous():
+            return lambda x: simple.in_images(x, matrix, new(x), bias())
+        if x.permute(to_tokens).is_contiguous():
+            return lambda x: simple.of_tokens(x.permute(to_tokens), matrix, bias()).permute(to_image)
     way = shifted.way_alone(x.permute(to_tokens), w, shifts, new(x).permute(to_tokens))
 
     def work(x: Tensor) -> Tensor:
@@ -97,12 +94,16 @@ def _last(x: Tensor) -> bool:
 
 def _outputs(x: Tensor, tokens: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """Room for the outputs (B, D_out, *o), whose tokens are (B, *o, D_out), laid out as the input is."""
-    axes = len(tokens)
-    to_image = (0, axes - 1, *range(1, axes - 1))
+    to_image = _to_image(len(tokens))
     image = tuple(tokens[axis] for axis in to_image)
     if _last(x):
         return lambda x: x.new_empty(tokens).permute(to_image)
     return lambda x: x.new_empty(image)
+
+
+def _to_image(axes: int) -> tuple[int, ...]:
+    """From (B, *o, D) to (B, D, *o)."""
+    return (0, axes - 1, *range(1, axes - 1))
 
 
 def unless_zero(bias: Tensor) -> Bias:

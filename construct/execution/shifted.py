@@ -75,8 +75,8 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
     """
     channels, width = w.shape[2:]
     if w.dtype == out.dtype == x.dtype and simple.stands(shifts) and x.is_contiguous() and out.is_contiguous():
-        matrix, rows = w.reshape(channels, width), room_for(shifts, 1, channels, width, alone=False)
-        return lambda x, out, bias: simple.in_tokens(x, matrix, rows, out, bias)
+        matrix = w.reshape(channels, width)
+        return lambda x, out, bias: simple.in_tokens(x, matrix, out, bias)
     if lines.suits(shifts, channels, width):
         return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
     some = gathered.wide(shifts, len(x), channels, width)

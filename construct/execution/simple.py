@@ -5,7 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.layout import Shifts, pieces
+from construct.execution.layout import BLOCK, Shifts, pieces
 
 AT_ONCE = 2**13
 """Where tokens of a single head have to be copied, this many numbers at a time, or a row."""
@@ -22,40 +22,50 @@ def stands(shifts: Shifts) -> bool:
     return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
 
 
-def in_tokens(x: Tensor, matrix: Tensor, rows: int, out: Tensor, bias: Tensor | None) -> None:
-    """The product as tokens lie, channels last: x (B, *n, C), matrix (C, D), out (B, *n, D), all contiguous; bias (1, D).
+def of_tokens(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """The product as tokens lie, channels last: x (B, *n, C), contiguous, matrix (C, D), bias (1, D) → (B, *n, D)."""
+    if bias is None:
+        return torch.mm(x.view(-1, len(matrix)), matrix).view(*x.shape[:-1], -1)
+    out = x.new_empty(*x.shape[:-1], matrix.shape[1])
+    in_tokens(x, matrix, out, bias)
+    return out
 
-    A bias is added to so many rows at a time, while they are in a core's cache.
-    """
+
+def in_tokens(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """As :func:`of_tokens`, into ``out``, contiguous.  A bias is added to some rows at a time, while a core's cache holds them."""
     flat, result = x.view(-1, len(matrix)), out.view(-1, matrix.shape[1])
     if bias is None:
         torch.mm(flat, matrix, out=result)
         return
-    for part in pieces(len(flat), rows):
+    for part in pieces(len(flat), max(1, BLOCK // sum(matrix.shape))):
         torch.mm(flat[part], matrix, out=result[part])
         result[part] += bias
 
 
-def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
     """The product as images lie, channels as rows: x (B, C, *n), matrix (C, D), out (B, D, *n), all contiguous; bias (1, D).
 
     Of a few tokens an image, tokens as rows are quicker, those of several images below each other, there and back.
+
+    Returns:
+        ``out``.
     """
     if not out.numel():
-        return
+        return out
     channels, width = matrix.shape
     flat, result = x.view(len(x), channels, -1), out.view(len(x), width, -1)
     tokens = flat.shape[2]
     if tokens < SHORT:
         for part in pieces(len(x), images_at_once(tokens)):
             _short(flat[part], matrix, result[part], bias)
-        return
+        return out
     turned = matrix.mT
     for seen, found in zip(flat.unbind(), result.unbind(), strict=True):
         if bias is None:
             torch.mm(turned, seen, out=found)
         else:
             torch.addmm(bias.mT, turned, seen, out=found)
+    return out
 
 
 def _short(flat: Tensor, matrix: Tensor, result: Tensor, bias: Tensor | None) -> None:
