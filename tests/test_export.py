@@ -21,7 +21,7 @@ from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.execution import traced
-from construct.export import to_onnx, to_pt2
+from construct.export import frozen_copy, to_onnx, to_pt2
 from construct.from_conv import main
 from construct.layer_files import GEOMETRY, layers_of, to_safetensors
 from verify.strategies import Case, cases
@@ -302,3 +302,16 @@ def test_formats_that_cannot_be_are_refused(options, words, tmp_path, monkeypatc
     assert main(["m.pt", *options]) == 2
     assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pt"]
+
+
+def test_torch_s_own_export_takes_a_converted_network() -> None:
+    """Strictly as it is, else a copy that carries where its heads look; otherwise refused, and told how."""
+    net = convert(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 3, 3, groups=3))).eval()
+    x = torch.randn(1, 2, 7, 8)
+    with torch.no_grad():
+        expected = net(x)
+        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.export\.frozen_copy"):
+            torch.export.export(net, (x,))
+        for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
+            torch.testing.assert_close(program.module()(x), expected)
+        assert torch.equal(net(x), expected)

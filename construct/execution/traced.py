@@ -86,9 +86,18 @@ def _say_once(message: str) -> None:
 
 
 def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 with attention known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; None if it is not."""
+    """Eq. 3 with attention known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; None if it is not.
+
+    Raises:
+        NotImplementedError: torch.export traces tensors without numbers, from which no one knows where heads look.
+    """
     frozen = layer.__dict__.get(FROZEN)
     if frozen is None:
+        if not torch.compiler.is_dynamo_compiling():
+            raise NotImplementedError(
+                "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
+                "construct.export.frozen_copy(network))"
+            )
         now = _frozen_now(layer)
         if now is None:
             return None
