@@ -6,7 +6,6 @@ loop: the input is then read where it lies, and a head only adds to the queries 
 as many neighbouring queries as make a loop long enough, over tokens that are laid out with the zeros around.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import queries_per_block
-from construct.execution.layout import Ints, Shifts, View, blocks, cut
+from construct.execution.layout import Ints, Shifts, View, Way, blocks, cut
 from construct.execution.scratch import Scratch
 
 BLOCK = 2**18
@@ -89,9 +88,7 @@ def depthwise(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
     way_by_channel(x, w, shifts, out)(x, out, bias)
 
 
-def way_by_channel(
-    x: Tensor, w: Tensor, shifts: Shifts, out: Tensor
-) -> Callable[[Tensor, Tensor, Tensor | None], None]:
+def way_by_channel(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
     """How to compute :func:`depthwise`, for inputs and outputs of the shapes, strides and types of these: (x, out, bias)."""
     channels, by_head = w.shape[1], w.unbind()
     there = in_place(shifts, channels, x.stride(-1) == 1, x.dtype == w.dtype)

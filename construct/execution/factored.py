@@ -95,7 +95,7 @@ def _factors(
     """P_i of every name: (q_i, n_i), rows adding up to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = keys[None, :] - grid.queries[axis].to(c.device).double()[:, None]
-    heads = {name: head for head, name in reversed([*enumerate(names)])}  # one for each name
+    heads = {name: head for head, name in enumerate(names)}  # one for each name: heads of one name have one factor
     found: dict[Name, Tensor] = {}
     for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
         some = [*heads][part]

@@ -7,7 +7,7 @@ and share a product: R tokens in a row are R·C numbers in a row.  Rows of such 
 unless every m-th query is taken at a time, with m·s ≥ R.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, prod
@@ -21,6 +21,9 @@ from construct.execution.scratch import Scratch
 Ints = tuple[int, ...]
 View = tuple[Ints, Ints, int]
 """Shape, strides and offset."""
+Way = Callable[[Tensor, Tensor, Tensor | None], None]
+"""(x, out, bias): y[o] = b + Σ_h x[s·o + e_h] w_h, with the weights and shifts that it was made for.  Of contiguous weights it
+holds views and no copies: it goes by what they are when it is called."""
 
 BLOCK = 2**19
 """Numbers in a block's tokens and outputs together: 2 MiB of float32, about what a core's second cache holds."""

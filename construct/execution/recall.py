@@ -112,9 +112,9 @@ def recall(layer: MHSA, x: Tensor) -> Tensor | None:
     call = known.calls.get((layer._execution, x.shape, x.stride()))
     if call is None or not _own(layer):
         return None
-    if (
-        forward_ad._current_level >= 0 or not blocks_are_usual()
-    ):  # derivatives are carried along; other blocks are asked for
+    if forward_ad._current_level >= 0:  # derivatives are carried along
+        return None
+    if not blocks_are_usual():
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in known.tensors)):
         return None

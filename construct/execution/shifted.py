@@ -10,7 +10,6 @@ The three maps below are linear in both arguments and are each other's derivativ
     weights(x, y)    w_h   = Σ_o x[s·o + e_h]ᵀ y[o]
 """
 
-from collections.abc import Callable
 from itertools import product
 from math import prod
 
@@ -19,12 +18,8 @@ from torch import Tensor
 
 from construct.execution import beside, columns, gathered, lines, simple, stacked
 from construct.execution.depthwise import depthwise
-from construct.execution.layout import Ints, Layout, Shifts, blocks, laid_out, room_for, run_length, through
+from construct.execution.layout import Ints, Layout, Shifts, Way, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
-
-Way = Callable[[Tensor, Tensor, Tensor | None], None]
-"""(x, out, bias): :func:`forward` with the weights and shifts that it was made for.  Of contiguous weights it holds views and no
-copies: it goes by what they are when it is called."""
 
 
 def forward(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | None = None) -> None:

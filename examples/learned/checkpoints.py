@@ -1,6 +1,5 @@
 """Where a run is, written so that it can go on bit for bit: whole or not at all, and read without running anything."""
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from examples.learned.data import BadInput
+from examples.learned.replacing import replacing
 
 
 def random_states() -> dict[str, Any]:
@@ -41,18 +41,9 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """Into a new file beside it, to the disk, and then in one step into place: a run that is killed has the old one or the new."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    """A run that is killed has the old one or the new."""
+    with replacing(path) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)  # noqa: PTH105
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from examples.learned.measuring import distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.outcome import ended
 from examples.learned.progress import bars
+from examples.learned.replacing import replaced
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.several import Tell, beside_each_other, cores
 from examples.learned.summary import folder_of, summary_of
@@ -133,14 +134,14 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     found = table.results_in(options.out, variants, seeds)
     text = table.markdown(found)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "table.md").write_text(text, encoding="utf-8")
+    replaced(options.out / "table.md", text)
 
     def run_of(variant: str, seed: int) -> Run:
         settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
         return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
 
     summary = summary_of(found, run_of, pictures)
-    (options.out / SUMMARY).write_text(json.dumps(summary, separators=(",", ":")) + "\n", encoding="utf-8")
+    replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)
     return text
@@ -200,9 +201,7 @@ def one_run(
         **layers,
         "settings": settings.record(),
     }
-    temporary = folder / f"{RESULT}.part"
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / RESULT)  # noqa: PTH105
+    replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
 
 
 def machine(device: str, threads: int) -> str:

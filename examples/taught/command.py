@@ -18,9 +18,10 @@ from examples.learned.command import machine
 from examples.learned.data import BadInput
 from examples.learned.outcome import ended
 from examples.learned.progress import bars
+from examples.learned.replacing import replaced
 from examples.learned.several import cores
 from examples.taught import cnn, plots, teacher
-from examples.taught.parts import all_done, replaced
+from examples.taught.parts import all_done
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
 COMMANDS = {"teacher": teacher, "cnn": cnn}

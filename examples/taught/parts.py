@@ -6,7 +6,6 @@ one has seeds of its own, and its numbers are those that it has alone.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 
 from examples.learned.data import BadInput
 from examples.learned.outcome import records
+from examples.learned.replacing import replaced
 from examples.learned.several import Tell, beside_each_other
 
 FOLDER = "parts"
@@ -114,13 +114,3 @@ def _done(part: Part, tell: Tell, *, do: Do, folder: Path) -> None:
     tell(0, part.steps, "")
     found = do(part, lambda steps, word: tell(steps, part.steps, word))
     replaced(part.path(folder), json.dumps({"about": part.about, "found": found}, allow_nan=False) + "\n")
-
-
-def replaced(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)  # noqa: PTH105
