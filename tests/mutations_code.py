@@ -301,13 +301,13 @@ for _name in ("dense", "chunked"):
 
 @code("chunked: blocks overlap by one query")
 def _(patch):
-    right = chunked.one_head
+    right = chunked.some_heads
 
-    def late(w_val, w_out, scores, head, queries, values):
+    def late(w_val, w_out, scores, heads, queries, values):
         start = max(0, queries.start - 1)
-        return right(w_val, w_out, scores, head, slice(start, start + queries.stop - queries.start), values)
+        return right(w_val, w_out, scores, heads, slice(start, start + queries.stop - queries.start), values)
 
-    patch.setattr(chunked, "one_head", late)
+    patch.setattr(chunked, "some_heads", late)
 
 
 @code("scores: keys numbered from the end")

@@ -457,13 +457,13 @@ def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
 def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
     """A block holds 32 MiB; on grids where everything fits into one, it is made smaller."""
-    right = chunked.one_head
+    right = chunked.some_heads
 
-    def late(w_val: Any, w_out: Any, scores: Any, head: Any, queries: slice, values: Any) -> torch.Tensor:
+    def late(w_val: Any, w_out: Any, scores: Any, heads: Any, queries: slice, values: Any) -> torch.Tensor:
         back, stop = min(1, queries.start), min(queries.stop, scores.grid.asked)
-        return right(w_val, w_out, scores, head, slice(queries.start - back, stop - back), values)
+        return right(w_val, w_out, scores, heads, slice(queries.start - back, stop - back), values)
 
-    monkeypatch.setattr(chunked, "one_head", late)
+    monkeypatch.setattr(chunked, "some_heads", late)
     conv = nn.Conv2d(2, 2, 3, padding=1)
     assert certify(conv, conv_to_mhsa(conv), grid=grid).verdict.name == "REFUTED"
 

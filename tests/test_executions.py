@@ -72,6 +72,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Executions that work in blocks are to be seen with several of them, though the inputs of tests are small."""
     if request.param == "tiny blocks":
         monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**10)
+        monkeypatch.setattr(chunked, "HEADS_BYTES", 2**10)
     return request.param
 
 

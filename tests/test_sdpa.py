@@ -17,7 +17,7 @@ from truths import random_layer
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from construct.execution import precision, sdpa
+from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
 from verify import certify
@@ -61,16 +61,14 @@ def allowed(layer: MHSA, x: torch.Tensor) -> float:
     """How far two executions in float64 may be apart: scores that round by ρ each, and what softmax and products round."""
     grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
     largest = precision.largest_encoding(layer, grid)
-    tokens = grid.gather(x)
-    total = 0.0
-    for head in range(layer.heads):
-        query, key = tokens @ layer.w_qry[head], tokens @ layer.w_key[head]
-        content = (query, query + layer.u[head], key)
-        rho, _ = precision.precision(layer.v[head], layer.w_key_pos[head], largest, content)
-        # Projections of a float64 layer round too, by D_in operations of sizes that no sum of the projections shows.
-        absolute = [tokens.abs() @ w[head].abs() for w in (layer.w_qry, layer.w_key)]
-        sizes = (absolute[0], absolute[0] + layer.u[head].abs(), absolute[1])
-        sized, _ = precision.precision(layer.v[head], layer.w_key_pos[head], largest, sizes)
+    tokens, total = grid.gather(x)[:, None], 0.0
+    query, key = tokens @ layer.w_qry, tokens @ layer.w_key
+    found = precision.precision(layer.v, layer.w_key_pos, largest, (query, query + layer.u[:, None], key))
+    # Projections of a float64 layer round too, by D_in operations of sizes that no sum of the projections shows.
+    absolute = [tokens.abs() @ w.abs() for w in (layer.w_qry, layer.w_key)]
+    sizes = (absolute[0], absolute[0] + layer.u[:, None].abs(), absolute[1])
+    projected = precision.precision(layer.v, layer.w_key_pos, largest, sizes)
+    for head, ((rho, _), (sized, _)) in enumerate(zip(found, projected, strict=True)):
         rho += sized * 2 * (layer.in_channels + 2)
         operations = 2 * grid.keys + 16 + 12 * layer.geometry.dims + layer.in_channels + layer.w_val.shape[3]
         through = (layer.w_val[head].abs() @ layer.w_out[head].abs()).sum(1).amax().item()
@@ -84,22 +82,28 @@ def allowed(layer: MHSA, x: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["heads together", "one by one"])
 @pytest.mark.parametrize("name", list(SMALL))
-def test_the_fused_kernel_ran_for_every_head_and_nothing_else(name: str, content: bool, dtype: torch.dtype):
+def test_the_fused_kernel_ran_for_every_head_and_nothing_else(
+    name: str, one_by_one: bool, content: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
     """Forward and backward: no map of T × T, by whatever name."""
     geometry, size = SMALL[name]
+    if one_by_one:  # as large ones are
+        monkeypatch.setattr(chunked, "HEADS_BYTES", 1)
     layer = random_layer(geometry, dtype=dtype)
     if not content:
         switch_content_on(layer, 0.0).requires_grad_(False)
     layer.execution = "sdpa"
     x = normal(2, geometry.in_channels, *size).to(dtype).requires_grad_()
+    calls = layer.heads if one_by_one else 1
     with Operators() as forward:
         y = layer(x)
-    assert forward.calls["aten::_scaled_dot_product_flash_attention_for_cpu"] == layer.heads
+    assert forward.calls["aten::_scaled_dot_product_flash_attention_for_cpu"] == calls
     assert not [called for called in forward.calls if "softmax" in called or "_math" in called]
     with Operators() as backward:
         y.float().sum().backward()
-    assert backward.calls["aten::_scaled_dot_product_flash_attention_for_cpu_backward"] == layer.heads
+    assert backward.calls["aten::_scaled_dot_product_flash_attention_for_cpu_backward"] == calls
     assert not [called for called in backward.calls if "softmax" in called or "_math" in called]
 
 
@@ -224,15 +228,12 @@ def scores_of(layer: MHSA, grid: TokenGrid, tokens: torch.Tensor | None) -> list
     keys, queries = precision.coordinates(layer, grid)
     nothing = torch.zeros(1, grid.keys, layer.in_channels, dtype=torch.float64)
     asking = None if tokens is None else tokens[:, grid.query_tokens]
-    found = []
-    for head in range(layer.heads):
-        weights = [w[head] for w in (layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v)]
-        largest = precision.largest_encoding(layer, grid)
-        with pytest.MonkeyPatch.context() as patch:  # the bound holds for what is refused, too
-            patch.setattr(sdpa, "check_precision", lambda *_: None)
-            q, k = sdpa.factors(head, nothing if tokens is None else tokens, asking, keys, queries, largest, *weights)
-        found.append((q[0] @ k[0].T).numpy())
-    return found
+    weights = (layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v)
+    largest, given = precision.largest_encoding(layer, grid), nothing if tokens is None else tokens
+    with pytest.MonkeyPatch.context() as patch:  # the bound holds for what is refused, too
+        patch.setattr(sdpa, "check_precision", lambda *_: None)
+        q, k = sdpa.factors(slice(None), given, asking, keys, queries, largest, *weights)
+    return [scores.numpy() for scores in (q @ k.mT)[0]]
 
 
 def whole(tensor: torch.Tensor) -> Any:
@@ -264,10 +265,10 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
     v, w_key_pos = whole(layer.v[0]), whole(layer.w_key_pos[0])
     content = None
     if tokens is not None:
-        query, key = (tokens[:, grid.query_tokens] @ layer.w_qry[0], tokens @ layer.w_key[0])
+        query, key = (tokens[:, None, grid.query_tokens] @ layer.w_qry, tokens[:, None] @ layer.w_key)  # one head
         content = (query, query + layer.u[0], key)
     largest = precision.largest_encoding(layer, grid)
-    rounding, _ = precision.precision(layer.v[0], layer.w_key_pos[0], largest, content)
+    ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest, content)
     if kind != "content":  # no more than what a certificate allows for
         aimed = aim(Attention.read(layer), 0)
         box = box_of([(int(q[0]), int(q[-1])) for q in grid.queries], list(grid.shape))
@@ -284,8 +285,8 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         r = np.array([Fraction(n) for n in (sum(n * n for n in delta), *delta)])
         if content is None:
             return v @ w_key_pos @ r
-        turned = whole(content[0][0, q]) + v
-        return turned @ w_key_pos @ r + (whole(content[0][0, q]) + whole(layer.u[0])) @ whole(content[2][0, k])
+        asked, seen = whole(content[0][0, 0, q]), whole(content[2][0, 0, k])
+        return (asked + v) @ w_key_pos @ r + (asked + whole(layer.u[0])) @ seen
 
     rng = np.random.default_rng(seed)
     for _ in range(4):
@@ -301,7 +302,7 @@ def test_rounding_is_not_far_above_what_happens():
     grid = TokenGrid.of(layer.geometry, (60, 61))
     (found,) = scores_of(layer, grid, None)
     largest = precision.largest_encoding(layer, grid)
-    rounding, _ = precision.precision(layer.v[0], layer.w_key_pos[0], largest)
+    ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest)
     v, w_key_pos, worst = whole(layer.v[0]), whole(layer.w_key_pos[0]), 0.0
     at = [int(n) for n in np.unravel_index(int(grid.query_tokens[0]), grid.shape)]
     zero = Fraction(float(found[0, int(grid.query_tokens[0])]))

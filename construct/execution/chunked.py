@@ -1,18 +1,29 @@
-"""The numbers of ``dense`` in bounded memory: one head and one block of queries at a time."""
+"""The numbers of ``dense`` in bounded memory: one block of queries at a time, of one head or of as many as a block has room for."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from construct.attention import EXECUTIONS, MHSA, Execution, Scores, queries_per_block, working_dtype
+from construct.attention import (
+    EXECUTIONS,
+    MHSA,
+    Execution,
+    Scores,
+    blocks_are_usual,
+    queries_per_block,
+    working_dtype,
+)
 from construct.execution.memory import of_offsets, operands, products
 from construct.room import require
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25
-"""Aim for blocks of attention of this size (32 MiB); a block is never less than one query."""
+"""Aim for blocks of attention of this size (32 MiB); a block is never less than one query of one head."""
+HEADS_BYTES = 2**20
+"""Heads are evaluated together while they take no more than this (1 MiB); larger ones are no slower one by one."""
 
 
 def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -21,44 +32,75 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     Raises:
         NotEnoughMemory: not even one head and one block fit.
     """
-    require(
-        memory(layer, len(x), grid),
-        x.device,
-        f"chunked attention over {grid.asked} queries and {grid.keys} keys",
-    )
+    content = layer.has_content()
+    needed = partial(_needed, layer, len(x), grid, content)
+    together = heads_per_block(layer, needed)
+    require(needed(together), x.device, f"chunked attention over {grid.asked} queries and {grid.keys} keys")
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     scores, w_val, w_out = Scores(layer, tokens, grid), layer.w_val, layer.w_out
-    step = _queries_per_block(layer, len(tokens), grid)
+    step = _queries_per_block(len(tokens), grid, content)
     blocks = [slice(start, start + step) for start in range(0, grid.asked, step)]
     totals = [layer.b_out.to(tokens.dtype)] * len(blocks)
-    for head in range(layer.heads):
+    for heads in blocks_of_heads(layer, together):
         # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
-        values = None if torch.is_grad_enabled() else values_of(tokens, w_val[head])
+        values = None if torch.is_grad_enabled() else values_of(tokens, w_val[heads])
         for number, queries in enumerate(blocks):
-            seen = bounded(one_head, w_val[head], w_out[head], scores, slice(head, head + 1), queries, values)
+            seen = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
             totals[number] = totals[number] + seen
         del values
     return torch.cat(totals, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
 
+def heads_per_block(layer: MHSA, needed: Callable[[int], int]) -> int:
+    """How many heads are evaluated at once: as many as ``HEADS_BYTES`` hold, or fewer inside of ``smaller_blocks``.
+
+    Args:
+        layer: whose heads.
+        needed: the bytes that so many take.
+    """
+    fitting = HEADS_BYTES // max(1, needed(2) - needed(1))
+    # There, small layers take several blocks too, of unequal lengths.
+    most = layer.heads if blocks_are_usual() else (layer.heads + 1) // 2
+    return max(1, min(fitting, most))
+
+
+def blocks_of_heads(layer: MHSA, together: int) -> list[slice]:
+    """All heads in order, so many at a time."""
+    return [slice(start, start + together) for start in range(0, layer.heads, together)]
+
+
 def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
-    """X W_val^h: tokens (B, T, D_in) and w_val (groups, in/groups, D_h) → (B, T, groups, D_h)."""
-    return torch.einsum("btgi,gie->btge", tokens.unflatten(2, (len(w_val), -1)), w_val.to(tokens.dtype))
+    """X W_val^h: tokens (B, T, D_in) and w_val (heads, groups, in/groups, D_h) → (B, heads, T, groups, D_h)."""
+    return torch.einsum("btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype))
 
 
-def one_head(
-    w_val: Tensor, w_out: Tensor, scores: Scores, head: slice, queries: slice, values: Tensor | None
+def added_up(seen: Tensor, w_out: Tensor) -> Tensor:
+    """Σ_h seen_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
+    return torch.einsum("bhqge,hgeo->bqgo", seen, w_out.to(seen.dtype)).flatten(2)
+
+
+def some_heads(
+    w_val: Tensor, w_out: Tensor, scores: Scores, heads: slice, queries: slice, values: Tensor | None
 ) -> Tensor:
-    """P^h X W_val^h W_out^h for a block of queries, (B, queries, D_out); ``values`` is X W_val^h if it is known already."""
+    """Σ_h P^h X W_val^h W_out^h over a block of heads, for a block of queries: (B, queries, D_out).
+
+    Args:
+        w_val: of these heads.
+        w_out: of these heads.
+        scores: of all.
+        heads: which.
+        queries: which.
+        values: X W_val^h, if it is known already.
+    """
     x = scores.tokens
-    probabilities = torch.softmax(scores(queries, head), dim=-1)[:, 0].to(x.dtype)  # (b or 1, q, t)
+    probabilities = torch.softmax(scores(queries, heads), dim=-1).to(x.dtype)  # (b or 1, h, q, t)
     if values is None:
         values = values_of(x, w_val)
     if len(probabilities) == 1:  # one map for the whole batch
-        attended = torch.einsum("qt,btge->bqge", probabilities[0], values)
+        attended = torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
     else:
-        attended = torch.einsum("bqt,btge->bqge", probabilities, values)
-    return torch.einsum("bqge,geo->bqgo", attended, w_out.to(x.dtype)).flatten(2)
+        attended = torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
+    return added_up(attended, w_out)
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
@@ -70,26 +112,34 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     return function(*args)
 
 
-def _queries_per_block(layer: MHSA, batch: int, grid: TokenGrid) -> int:
-    maps = max(1, batch) if layer.has_content() else 1
+def _queries_per_block(batch: int, grid: TokenGrid, content: bool) -> int:
+    maps = max(1, batch) if content else 1
     return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
 
 
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
-    """Bytes of one block of one head, the values of that head, the table of scores and the output."""
+    """Bytes of one block, the values of its heads, the table of scores and the output."""
+    needed = partial(_needed, layer, batch, grid, layer.has_content())
+    return needed(heads_per_block(layer, needed))
+
+
+def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
+    """As :func:`memory`, with so many heads at once."""
     size = 8 if layer.w_val.dtype == torch.float64 else 4
-    content = layer.has_content()
-    rows = _queries_per_block(layer, batch, grid)
-    block = (batch if content else 1) * rows * grid.keys * (8 + 8 + size + (8 if content else 0)) + 8 * rows * grid.keys
+    rows = _queries_per_block(batch, grid, content)
+    maps = heads * (batch if content else 1)
+    block = maps * rows * grid.keys * (8 + 8 + size + (8 if content else 0)) + 8 * rows * grid.keys
     table = 8 * (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size
-    values = 2 * batch * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
+    values = 2 * batch * heads * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
     output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
-    beside = of_offsets(layer, batch if content else 1, rows, 1, grid)
-    total = block + table + beside + values + output + operands(layer, batch, rows, grid.keys, 1)
+    beside = of_offsets(layer, batch if content else 1, rows, heads, grid, content)
+    total = block + table + beside + values + output + operands(layer, batch, rows, grid.keys, heads, content)
     # Without gradients, W_val is laid out anew before there are scores, and that is gone by then.
-    before = 0 if torch.is_grad_enabled() else 2 * layer.w_val[0].numel() * size
+    before = 0 if torch.is_grad_enabled() else 2 * heads * layer.w_val[0].numel() * size
     first = values + output + before + 2 * batch * grid.keys * layer.in_channels * size
     return max(total - before, first)
 
 
-EXECUTIONS["chunked"] = Execution(run, memory, "the same numbers, a head and a block of queries at a time", products)
+EXECUTIONS["chunked"] = Execution(
+    run, memory, "the same numbers, a block of queries at a time, of as many heads as it has room for", products
+)

@@ -35,17 +35,19 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
     size = 8 if layer.w_val.dtype == torch.float64 else 4
-    maps = batch if layer.has_content() else 1
+    content = layer.has_content()
+    maps = batch if content else 1
     pairs = layer.heads * grid.asked * grid.keys
     # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
-    attention = maps * pairs * (8 + 8 + size + (8 if layer.has_content() else 0))
+    attention = maps * pairs * (8 + 8 + size + (8 if content else 0))
     lookup = 8 * (grid.asked * grid.keys + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
     # Values and attended values, each with the copy that the batched product makes to line up heads and batch.
     width = layer.groups * layer.w_val.shape[3]
     values = 2 * batch * layer.heads * (grid.keys + grid.asked) * width * size
     output = 2 * batch * grid.asked * layer.out_channels * size
-    beside = of_offsets(layer, maps, grid.asked, layer.heads, grid)
-    return attention + lookup + beside + values + output + operands(layer, batch, grid.asked, grid.keys, layer.heads)
+    beside = of_offsets(layer, maps, grid.asked, layer.heads, grid, content)
+    beside += operands(layer, batch, grid.asked, grid.keys, layer.heads, content)
+    return attention + lookup + beside + values + output
 
 
 EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)

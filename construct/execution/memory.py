@@ -7,7 +7,7 @@ from construct.positions import Relative
 from construct.tokens import TokenGrid
 
 
-def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
+def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
     """Bytes of the tokens, as they are gathered and in the working type, and of what batched products make of their operands:
     tokens and weights, cast and laid out anew, and projections.
 
@@ -17,11 +17,12 @@ def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
         rows: queries of one block.
         keys: T.
         heads: evaluated at once.
+        content: whether scores depend on it.
     """
     size = torch.promote_types(layer.w_val.dtype, torch.float32).itemsize
     tokens = batch * keys * layer.in_channels * 2
     weights = 2 * heads * (layer.w_val[0].numel() + layer.w_out[0].numel())
-    if not layer.has_content():
+    if not content:
         return size * (tokens + weights)
     key_dim = layer.w_key_pos.shape[1]
     queries, projected = batch * rows * layer.in_channels, batch * heads * (rows + keys) * key_dim
@@ -30,7 +31,7 @@ def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int) -> int:
     return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
 
 
-def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid) -> int:
+def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
     """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
 
     Args:
@@ -39,6 +40,7 @@ def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid) -
         rows: queries of one block.
         heads: evaluated at once.
         grid: of the call.
+        content: whether scores depend on it.
     """
     kind = layer.encoding
     if not isinstance(kind, Relative):
@@ -46,7 +48,7 @@ def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid) -
     tables = sum(table.numel() for table in kind.tables)
     # Once for each axis and once put together, in the type of the tables and in float64; and the numbers of the rows.
     needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(kind.tables)) + 16 * tables
-    if layer.has_content():
+    if content:
         longest = max(len(table) for table in kind.tables)
         picked = (len(kind.tables) + 2) * rows * grid.keys
         places = layer.w_key_pos.shape[2] * (rows + longest)

@@ -67,44 +67,56 @@ def largest_encoding(layer: MHSA, grid: TokenGrid) -> Tensor:
 @torch.no_grad()
 def precision(
     v: Tensor, w_key_pos: Tensor, largest: Tensor, content: tuple[Tensor, Tensor, Tensor] | None = None
-) -> tuple[float, float]:
-    """ρ of one head, rounded up, and by how much its best shift leads at least, less what content can move.
+) -> list[tuple[float, float]]:
+    """For each head ρ, rounded up, and by how much its best shift leads at least, less what content can move.
 
     The gap is α(1 − 2 max|f_i|) where τ lies f beside whole numbers, and 0 where α is not positive.
 
     Args:
-        v: (D_k,), as all that follows in float64.
-        w_key_pos: (D_k, D_p).
+        v: (heads, D_k), as all that follows in float64.
+        w_key_pos: (heads, D_k, D_p).
         largest: max|r_p|, (D_p,).
-        content: X_q W_qry and X_q W_qry + u, (B, queries, D_k), and X W_key, (B, T, D_k); None without content.
+        content: X_q W_qry and X_q W_qry + u, (B, heads, queries, D_k), and X W_key, (B, heads, T, D_k); None without content.
     """
-    key_dim, pos_dim = w_key_pos.shape
-    size, moved, operations = float((v.abs() @ w_key_pos.abs()) @ largest), 0.0, key_dim + pos_dim + 2
+    _, key_dim, pos_dim = w_key_pos.shape
+    sizes = torch.einsum("hk,hkp->hp", v.abs(), w_key_pos.abs()) @ largest
+    moved, operations = torch.zeros_like(sizes), key_dim + pos_dim + 2
     if content is not None and content[0].numel():
-        query, turned, key = (t.abs().amax((0, 1)) for t in content)
-        moved = float((query @ w_key_pos.abs()) @ largest + turned @ key)
+        query, turned, key = (t.abs().amax((0, 2)) for t in content)
+        moved = torch.einsum("hk,hkp->hp", query, w_key_pos.abs()) @ largest + (turned * key).sum(1)
         operations = 2 * key_dim + pos_dim + 4
     gamma = operations * UNIT / (1 - operations * UNIT)
-    rounding = gamma * (size + moved) * (1 + 2.0**-40) + operations * LEAST * (1 + float(largest.sum()))
-    alpha, *linear = ((-v) @ w_key_pos).tolist()
-    if not alpha > 0:
-        return rounding, 0.0 - 2 * moved
-    tau = [-x / (2 * alpha) for x in linear]
-    aside = max(abs(t - round(t)) if abs(t) < 2**52 else 0.5 for t in tau)
-    return rounding, alpha * (1 - 2 * aside) - 2 * moved
+    least = operations * LEAST * (1 + float(largest.sum()))
+    found = []
+    c = torch.einsum("hk,hkp->hp", -v, w_key_pos)
+    for size, move, (alpha, *linear) in zip(sizes.tolist(), moved.tolist(), c.tolist(), strict=True):
+        rounding = gamma * (size + move) * (1 + 2.0**-40) + least
+        gap = 0.0
+        if alpha > 0:
+            tau = [-x / (2 * alpha) for x in linear]
+            aside = max(abs(t - round(t)) if abs(t) < 2**52 else 0.5 for t in tau)
+            gap = alpha * (1 - 2 * aside)
+        found.append((rounding, gap - 2 * move))
+    return found
 
 
 def check_precision(
-    head: int, v: Tensor, w_key_pos: Tensor, largest: Tensor, content: tuple[Tensor, Tensor, Tensor] | None = None
+    heads: slice, v: Tensor, w_key_pos: Tensor, largest: Tensor, content: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> None:
-    """Refuse a head whose scores are too coarse, as the module's docstring derives; arguments as of :func:`precision`.
+    """Refuse a head whose scores are too coarse, as the module's docstring derives.
+
+    Args:
+        heads: which they are, for messages.
+        v: this and the rest are as of :func:`precision`.
+        w_key_pos: of these heads.
+        largest: of the grid.
+        content: of these heads.
 
     Raises:
-        Coarse: rounding could turn this head to another key.
+        Coarse: rounding could turn a head to another key.
     """
-    rounding, gap = precision(v, w_key_pos, largest, content)
-    # False where something is not a number: that shows in the output.
-    if 2 * rounding >= 0.5 and 4 * rounding >= gap:
-        raise Coarse(
-            f"MHSA: sdpa would round the scores of head {head} by {rounding:.3g}, and its best shift leads by {max(gap, 0.0):.3g}"
-        )
+    for head, (rounding, gap) in enumerate(precision(v, w_key_pos, largest, content), heads.start or 0):
+        # False where something is not a number: that shows in the output.
+        if 2 * rounding >= 0.5 and 4 * rounding >= gap:
+            told = f"the scores of head {head} by {rounding:.3g}, and its best shift leads by {max(gap, 0.0):.3g}"
+            raise Coarse(f"MHSA: sdpa would round {told}")

@@ -18,6 +18,8 @@ the call is refused.  Torch would take a map of T × T without a word where size
 fused kernel is let in.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,7 +27,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct import encoding
 from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
-from construct.execution.chunked import bounded, values_of
+from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
 from construct.room import require
@@ -53,25 +55,24 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     if refusal is not None:
         raise NotImplementedError(f"MHSA: sdpa cannot run this layer: {refusal}")
     require_distinct(layer.radix, grid.box)
-    require(
-        memory(layer, len(x), grid),
-        x.device,
-        f"sdpa attention over {grid.asked} queries and {grid.keys} keys",
-    )
+    content = layer.has_content()
+    needed = partial(_needed, layer, len(x), grid, content)
+    together = heads_per_block(layer, needed)
+    require(needed(together), x.device, f"sdpa attention over {grid.asked} queries and {grid.keys} keys")
     tokens = grid.gather(x).to(working_dtype(x.dtype))
-    asking = tokens[:, grid.query_tokens] if layer.has_content() else None
+    asking = tokens[:, grid.query_tokens] if content else None
     keys, queries = coordinates(layer, grid)
     largest = largest_encoding(layer, grid)
     total = layer.b_out.to(tokens.dtype)
-    for head in range(layer.heads):
-        names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
-        weights = [getattr(layer, name)[head] for name in names]
-        total = total + bounded(one_head, head, tokens, asking, keys, queries, largest, *weights)
+    names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
+    for heads in blocks_of_heads(layer, together):
+        weights = [getattr(layer, name)[heads] for name in names]
+        total = total + bounded(some_heads, heads, tokens, asking, keys, queries, largest, *weights)
     return total.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def one_head(
-    head: int,
+def some_heads(
+    heads: slice,
     tokens: Tensor,
     asking: Tensor | None,
     keys: Tensor,
@@ -85,34 +86,34 @@ def one_head(
     w_val: Tensor,
     w_out: Tensor,
 ) -> Tensor:
-    """P^h X W_val^h W_out^h: (B, queries, D_out).
+    """Σ_h P^h X W_val^h W_out^h over a block of heads: (B, queries, D_out).
 
     Args:
-        head: its number, for messages.
+        heads: which they are, for messages.
         tokens: X, (B, T, D_in) in the working type.
         asking: X_q, (B, queries, D_in); None without content.
         keys: (T, D_p − 1), centred.
         queries: (queries, D_p − 1), centred.
         largest: max|r_p| over the shifts that occur, (D_p,).
-        w_qry: this and the rest are the head's own tensors: (D_in, D_k).
-        w_key: (D_in, D_k).
-        w_key_pos: (D_k, D_p).
-        u: (D_k,).
-        v: (D_k,).
-        w_val: (groups, in/groups, D_h).
-        w_out: (groups, D_h, out/groups).
+        w_qry: this and the rest are of these heads: (heads, D_in, D_k).
+        w_key: (heads, D_in, D_k).
+        w_key_pos: (heads, D_k, D_p).
+        u: (heads, D_k).
+        v: (heads, D_k).
+        w_val: (heads, groups, in/groups, D_h).
+        w_out: (heads, groups, D_h, out/groups).
 
     Raises:
-        Coarse: rounding could turn this head to another key.
+        Coarse: rounding could turn a head to another key.
     """
-    q, k = factors(head, tokens, asking, keys, queries, largest, w_qry, w_key, w_key_pos, u, v)
+    q, k = factors(heads, tokens, asking, keys, queries, largest, w_qry, w_key, w_key_pos, u, v)
     values = values_of(tokens, w_val)
-    seen = fused(q, k, values.flatten(2).double()).to(tokens.dtype).unflatten(2, values.shape[2:])
-    return torch.einsum("bqge,geo->bqgo", seen, w_out.to(tokens.dtype)).flatten(2)
+    seen = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
+    return added_up(seen, w_out)
 
 
 def factors(
-    head: int,
+    heads: slice,
     tokens: Tensor,
     asking: Tensor | None,
     keys: Tensor,
@@ -124,50 +125,52 @@ def factors(
     u: Tensor,
     v: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Q and K of one head, arguments as of :func:`one_head`: float64 (B or 1, queries, rank) and (B or 1, T, rank).
+    """Q and K, arguments as of :func:`some_heads`: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
 
     Raises:
-        Coarse: rounding could turn this head to another key.
+        Coarse: rounding could turn a head to another key.
     """
     w_key_pos, v = w_key_pos.double(), v.double()
-    c = (v @ w_key_pos)[None, None]  # (1, 1, p)
-    places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None]  # (1, t, p)
+    c = torch.einsum("hk,hkp->hp", v, w_key_pos)[None, :, None]  # (1, h, 1, p)
+    places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
     if asking is None:
-        check_precision(head, v, w_key_pos, largest)
+        check_precision(heads, v, w_key_pos, largest)
         return _turned(c, queries), places
-    query = (asking @ w_qry.to(tokens.dtype)).double()
-    key, turned = (tokens @ w_key.to(tokens.dtype)).double(), query + u.double()
-    check_precision(head, v, w_key_pos, largest, (query, turned, key))
-    q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=2)
-    return q, torch.cat([places.expand(len(tokens), -1, -1), key], dim=2)
+    query = torch.einsum("bqi,hik->bhqk", asking, w_qry.to(tokens.dtype)).double()
+    key = torch.einsum("bti,hik->bhtk", tokens, w_key.to(tokens.dtype)).double()
+    turned = query + u.double()[:, None]
+    check_precision(heads, v, w_key_pos, largest, (query, turned, key))
+    q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=3)
+    return q, torch.cat([places.expand(*key.shape[:2], -1, -1), key], dim=3)
 
 
 def _turned(a: Tensor, queries: Tensor) -> Tensor:
-    """(a_0, a − 2 a_0 q): (B or 1, queries or 1, p) → (B or 1, queries, p)."""
+    """(a_0, a − 2 a_0 q): (B or 1, heads, queries or 1, p) → (B or 1, heads, queries, p)."""
     linear = a[..., 1:] - 2 * a[..., :1] * queries
-    return torch.cat([a[..., :1].expand(*linear.shape[:2], 1), linear], dim=2)
+    return torch.cat([a[..., :1].expand(*linear.shape[:-1], 1), linear], dim=-1)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q kᵀ) v by torch's fused kernel and no other.
 
     Args:
-        q: float64 (B or 1, queries, rank).
-        k: float64 (B or 1, T, rank).
-        v: float64 (B, T, width).
+        q: float64 (B or 1, heads, queries, rank).
+        k: float64 (B or 1, heads or 1, T, rank).
+        v: float64 (B, heads, T, width).
 
     Returns:
-        (B, queries, width).
+        (B, heads, queries, width).
 
     Raises:
         RuntimeError: the fused kernel does not take these.
     """
-    batch, width = len(v), v.shape[2]
-    size = max(width, q.shape[2])  # all three alike, or torch takes the map of T × T
-    q, k, v = (pad(t, (0, size - t.shape[2])).contiguous()[:, None] for t in (q, k, v))
+    batch, heads, _, width = v.shape
+    size = max(width, q.shape[3])  # all three alike, or torch takes the map of T × T
+    q, k, v = (pad(t, (0, size - t.shape[3])).contiguous() for t in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        seen = scaled_dot_product_attention(q.expand(batch, -1, -1, -1), k.expand(batch, -1, -1, -1), v, scale=1.0)
-    return seen[:, 0, :, :width]
+        q, k = (t.expand(batch, heads, -1, -1) for t in (q, k))
+        seen = scaled_dot_product_attention(q, k, v, scale=1.0)
+    return seen[..., :width]
 
 
 def runs_on(device: torch.device) -> bool:
@@ -185,44 +188,59 @@ def admits(layer: MHSA, grid: TokenGrid) -> bool:
     """Whether no head is refused as long as content does not move it."""
     if not runs_on(layer.v.device) or refuses(layer) is not None:
         return False
-    largest = largest_encoding(layer, grid)
     try:
-        for head in range(layer.heads):
-            check_precision(head, layer.v[head].double(), layer.w_key_pos[head].double(), largest)
+        check_precision(slice(None), layer.v.double(), layer.w_key_pos.double(), largest_encoding(layer, grid))
     except Coarse:
         return False
     return True
 
 
-def _sizes(layer: MHSA) -> tuple[int, int, int]:
+def _sizes(layer: MHSA, content: bool) -> tuple[int, int, int]:
     """The rank of the scores, the width of the values, and the common head size."""
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    rank = pos_dim + (key_dim if layer.has_content() else 0)
+    rank = pos_dim + (key_dim if content else 0)
     width = layer.groups * layer.w_val.shape[3]
     return rank, width, max(rank, width)
 
 
 def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
-    """Bytes of one head's queries, keys, values and what it saw, of the kernel's blocks, and of the output."""
-    size, content = working_dtype(layer.w_val.dtype).itemsize, layer.has_content()
-    rank, width, head_size = _sizes(layer)
+    """Bytes of the queries, keys, values of a block of heads and what it saw, of the kernel's blocks, and of the output."""
+    needed = partial(_needed, layer, batch, grid, layer.has_content())
+    return needed(heads_per_block(layer, needed))
+
+
+def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
+    """As :func:`memory`, with so many heads at once."""
+    size = working_dtype(layer.w_val.dtype).itemsize
+    rank, width, head_size = _sizes(layer, content)
     # Once as put together, once at the common size; with content, of which the projections are among the operands, once more.
-    pairs = 8 * (batch if content else 1) * (grid.asked + grid.keys) * (rank + head_size + (rank if content else 0))
+    pairs = 8 * (grid.asked * heads + grid.keys) * (rank + head_size)
+    if content:
+        pairs = 8 * batch * heads * (grid.asked + grid.keys) * (2 * rank + head_size)
     positions = 8 * (grid.asked + grid.keys) * 3 * layer.w_key_pos.shape[2]
-    values = batch * grid.keys * (width * (2 * size + 8) + 8 * head_size)
-    seen = batch * grid.asked * (8 * head_size + 8 + width * 2 * size)
+    values = batch * heads * grid.keys * (width * (2 * size + 8) + 8 * head_size)
+    seen = batch * heads * grid.asked * (8 * head_size + 8 + width * 2 * size)
     rows, columns = min(QUERIES_PER_BLOCK, grid.asked), min(KEYS_PER_BLOCK, grid.keys)
     blocks = 8 * torch.get_num_threads() * rows * (columns + head_size + 2)
     output = 2 * batch * grid.asked * layer.out_channels * size
-    return pairs + positions + values + seen + blocks + output + operands(layer, batch, grid.asked, grid.keys, 1)
+    return (
+        pairs
+        + positions
+        + values
+        + seen
+        + blocks
+        + output
+        + operands(layer, batch, grid.asked, grid.keys, heads, content)
+    )
 
 
 def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     """Multiplications: scores and their product with the values, at the common head size, and the projections."""
     heads, groups, channels, head_dim = layer.w_val.shape
-    total = 2 * grid.asked * grid.keys * _sizes(layer)[2]
+    content = layer.has_content()
+    total = 2 * grid.asked * grid.keys * _sizes(layer, content)[2]
     total += groups * head_dim * (grid.keys * channels + grid.asked * layer.w_out.shape[3])
-    if layer.has_content():
+    if content:
         total += layer.w_key_pos.shape[1] * (grid.asked + grid.keys) * layer.in_channels
     return batch * heads * total
 
