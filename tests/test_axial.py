@@ -14,7 +14,7 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, columns, depthwise, gathered, layout, lines, merging, shifted, stacked
+from construct.execution import axial, columns, depthwise, gathered, layout, lines, merging, residues, shifted, stacked
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -260,6 +260,10 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(columns, "ROWS", 10**9 if way == "columns" else 2)
     elif way == "in one":
         patch.setattr(stacked, "SHORTEST", 1)
+    elif way == "all residues at once":
+        patch.setattr(residues, "LEAST", 1)
+        patch.setattr(residues, "WASTE", 1e9)
+        patch.setattr(residues, "NARROW", 2)
     elif way == "as it lies":
         patch.setattr(lines, "LEAST", 1)
         patch.setattr(depthwise, "MANY", 1)
@@ -267,7 +271,7 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         kept.cache_clear()
 
 
-WAYS = (None, "gathered", "columns", "in the output's order", "in one", "as it lies")
+WAYS = (None, "gathered", "columns", "in the output's order", "in one", "all residues at once", "as it lies")
 
 
 @st.composite
@@ -302,8 +306,8 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
         return torch.from_numpy(rng.integers(-4, 5, shape)).double()
 
     x, y = draw(images, *shifts.size, groups, channels), draw(images, *shifts.output, groups, width)
-    w, bias = draw(heads, groups, channels, width), draw(groups, width)
-    forward, backward, weights = torch.zeros_like(y) + bias, torch.zeros_like(x), torch.zeros_like(w)
+    w, bias, back = draw(heads, groups, channels, width), draw(groups, width), draw(groups, channels)
+    forward, backward, weights = torch.zeros_like(y) + bias, torch.zeros_like(x) + back, torch.zeros_like(w)
     for o in np.ndindex(shifts.output):
         for head, offset in enumerate(shifts.offsets):
             t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
@@ -317,8 +321,9 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
         prefer(data.draw(st.sampled_from(WAYS)), patch)
         if data.draw(st.booleans()):  # channels first
             found_y = found_y.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, width))
+            found_x = found_x.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, channels))
         shifted.forward(x, w, shifts, found_y, bias)
-        shifted.adjoint(y, w, shifts, found_x)
+        shifted.adjoint(y, w, shifts, found_x, back)
         found_w = shifted.weights(x, y, shifts, torch.float64)
     assert torch.equal(found_y, forward)
     assert torch.equal(found_x, backward)

@@ -19,6 +19,8 @@ SHARP = {
     "1x1 of short rows": (lambda: nn.Conv2d(64, 64, 1), (40, 64, 5, 5)),
     "lines": (lambda: nn.Conv1d(64, 64, 3, padding=1), (4, 64, 3000)),
     "transposed": (lambda: nn.ConvTranspose2d(64, 512, 3, stride=2), (2, 64, 8, 8)),
+    "transposed, all residues at once": (lambda: nn.ConvTranspose2d(16, 32, 4, stride=2), (2, 16, 28, 28)),
+    "transposed, zeros between heads": (lambda: nn.ConvTranspose2d(32, 2, 3, stride=2), (2, 32, 60, 60)),
     "copied padding": (lambda: nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), (2, 64, 28, 28)),
 }
 SOFT = {

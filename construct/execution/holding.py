@@ -3,7 +3,7 @@
 from itertools import product
 from math import ceil, prod
 
-from construct.execution import columns, depthwise, gathered, lines, stacked
+from construct.execution import columns, depthwise, gathered, lines, residues, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.simple import SHORT, images_at_once, rows_at_once, stands
 
@@ -33,6 +33,9 @@ def memory(
     if not images:
         return 0
     if backwards:
+        some = residues.windows(shifts, images, width, channels) if groups == 1 else None
+        if some is not None:
+            return residues.memory(some, images, width, channels)
         most = 0
         for residue in product(*map(range, shifts.step)):
             there, seen = through(shifts, residue)
