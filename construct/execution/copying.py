@@ -61,6 +61,9 @@ def _of_images(x: Tensor, w: Tensor, shifts: Shifts, tokens: tuple[int, ...], bi
     if simple.stands(shifts) and x.dtype == w.dtype:
         matrix = w.reshape(w.shape[2:])
         if not _last(x) and x.is_contiguous():
+            if len(x) == 1:
+                image = tuple(tokens[axis] for axis in to_image)
+                return lambda x: simple.of_image(x, matrix, image, bias())
             return lambda x: simple.in_images(x, matrix, new(x), bias())
         if x.permute(to_tokens).is_contiguous():
             return lambda x: simple.of_tokens(x.permute(to_tokens), matrix, bias()).permute(to_image)

@@ -5,7 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.layout import BLOCK, Shifts, pieces
+from construct.execution.layout import BLOCK, Ints, Shifts, pieces
 
 AT_ONCE = 2**13
 """Where tokens of a single head have to be copied, this many numbers at a time, or a row."""
@@ -40,6 +40,17 @@ def in_tokens(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> No
     for part in pieces(len(flat), max(1, BLOCK // sum(matrix.shape))):
         torch.mm(flat[part], matrix, out=result[part])
         result[part] += bias
+
+
+def of_image(x: Tensor, matrix: Tensor, image: Ints, bias: Tensor | None) -> Tensor:
+    """As :func:`in_images` for a single image, in as few steps as there can be: x (1, C, *n) → ``image``, (1, D, *n)."""
+    seen = x.view(len(matrix), -1)
+    if seen.shape[1] < SHORT:
+        tokens = seen.mT.contiguous()
+        found = torch.mm(tokens, matrix) if bias is None else torch.addmm(bias, tokens, matrix)
+        return found.mT.contiguous().view(image)
+    found = torch.mm(matrix.mT, seen) if bias is None else torch.addmm(bias.mT, matrix.mT, seen)
+    return found.view(image)
 
 
 def in_images(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
