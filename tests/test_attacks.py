@@ -344,6 +344,28 @@ def test_content_terms_that_are_zero_times_infinity_are_refused():
     assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
 
 
+@pytest.mark.parametrize(
+    ("on", "loud"),
+    [
+        (["w_qry"], True),  # it meets the positions
+        (["w_qry", "w_key"], True),
+        (["u", "w_key"], True),
+        (["w_key"], False),
+        (["u"], False),
+    ],
+    ids=str,
+)
+def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud: bool):
+    """Of the second head alone; and what meets zeros only is silent."""
+    conv = nn.Conv1d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    for name in on:
+        getattr(layer, name).data[1] = 2.0**-40
+    verdict = certify(conv, layer, grid=(5,)).verdict
+    assert verdict.name == ("UNDECIDED" if loud else "PROVED")
+    assert loud == ("head 1 attends by content" in verdict.sentence)
+
+
 def test_scores_that_overflow_are_undecided():
     """α = 2^1010 is exact and one-hot, but α‖δ‖² is not finite on a long grid; small probes cannot see it."""
     conv = nn.Conv1d(1, 1, 21, padding=10, dtype=torch.float64)

@@ -135,6 +135,18 @@ def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: t
     assert "leak" in certificate.verdict.sentence
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_the_gap_is_just_enough_the_rounding_of_the_scores_counts(dtype: torch.dtype):
+    """On a long image scores are large, and round by more than is left of the gap; on a short one they do not."""
+    conv = nn.Conv1d(1, 1, 3, padding=1, dtype=dtype)
+    layer = conv_to_mhsa(conv, alpha=alpha_for(torch.promote_types(dtype, torch.float32)) * (1 + 1e-6))
+    proved(conv, layer, (9,))
+    certificate = certify(conv, layer, grid=(2**16,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "leak" in certificate.verdict.sentence
+    proved(conv, conv_to_mhsa(conv), (2**16,))
+
+
 # ---- refusals ------------------------------------------------------------------------------------------------------------
 
 
