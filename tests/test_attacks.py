@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
+from truths import permuted
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa, convert
 from construct.attention import EXECUTIONS
@@ -439,6 +440,23 @@ def test_a_radix_that_is_none_is_refused(radix: Any):
     layer.radix = radix
     with pytest.raises(Unreadable, match="radix"):
         certify(conv, layer, grid=(4, 4))
+
+
+@pytest.mark.parametrize("between", [-1, 1])
+def test_a_head_between_the_taps_of_a_dilated_kernel_counts(between: int):
+    """There the kernel has nothing, and this head so little that no run shows it."""
+    conv = nn.Conv1d(2, 3, 3, dilation=2, padding=2)
+    plain = conv_to_mhsa(conv)
+    layer = permuted(plain, [*range(plain.heads), 1])  # the last one a copy of that in the middle
+    assert certify(conv, plain, grid=(7,)).verdict.name == "PROVED"
+    layer.v.data[-1, 1] = -2 * between * layer.v.data[-1, 0]
+    layer.w_out.data[-1] *= 2.0**-40
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == "REFUTED"
+    assert certificate.counterexample is not None
+    difference = certify(conv, layer, grid=(7,), within=1.0).taps
+    assert (0 < difference).all()
+    assert (difference < 2.0**-36).all()
 
 
 def test_a_head_off_the_kernel_is_on_some_grids_only():

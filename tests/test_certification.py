@@ -124,6 +124,22 @@ def test_only_the_product_of_position_weights_counts(conv: Any, data: st.DataObj
     proved(conv, altered(layer, v=pad(v, (0, 2), value=7.0), w_key_pos=pad(w_key_pos, (0, 0, 0, 2)), **wide), grid)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_heads_that_cancel_are_allowed_the_rounding_of_their_size(dtype: torch.dtype):
+    """Two heads of any large numbers at one tap, of which nothing is left: runs differ by more than the kernel explains."""
+    generator = torch.Generator().manual_seed(0)
+    conv = nn.Conv2d(3, 2, 3, padding=1, dtype=dtype)
+    plain = conv_to_mhsa(conv)
+    w_val = plain.w_val[[0, *range(plain.heads), 0]].detach()
+    w_val[0] = 1e4 * torch.randn(w_val[0].shape, generator=generator, dtype=dtype)
+    w_val[-1] = -w_val[0]
+    layer = altered(permuted(plain, [0, *range(plain.heads), 0]), w_val=w_val)
+    w_out = layer.w_out.detach().clone()
+    w_out[0] = w_out[-1] = torch.randn(w_out[0].shape, generator=generator, dtype=dtype)
+    certificate = proved(conv, altered(layer, w_out=w_out), (5, 6))
+    assert certificate.observed.max() > proved(conv, plain, (5, 6)).bound.max()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: torch.dtype):
     """α from ``alpha_for``: half precision is computed in single, and every gap is less by the rounding of the scores."""
