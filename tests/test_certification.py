@@ -152,6 +152,17 @@ def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: t
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_may_reach_half_of_the_largest_number(dtype: torch.dtype):
+    """The other half is for rounding on the way."""
+    conv = nn.Conv1d(2, 1, 1, dtype=dtype, bias=False)
+    conv.weight.data.fill_(1)
+    most = torch.finfo(dtype).max / 4  # of each of two channels
+    assert certify(conv, conv_to_mhsa(conv), grid=(3,), input_bound=most * (1 - 2.0**-10)).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="beyond the largest"):
+        certify(conv, conv_to_mhsa(conv), grid=(3,), input_bound=most)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_the_gap_is_just_enough_the_rounding_of_the_scores_counts(dtype: torch.dtype):
     """On a long image scores are large, and round by more than is left of the gap; on a short one they do not."""
     conv = nn.Conv1d(1, 1, 3, padding=1, dtype=dtype)
