@@ -442,14 +442,14 @@ def test_a_radix_that_is_none_is_refused(radix: Any):
         certify(conv, layer, grid=(4, 4))
 
 
-@pytest.mark.parametrize("between", [-1, 1])
-def test_a_head_between_the_taps_of_a_dilated_kernel_counts(between: int):
-    """There the kernel has nothing, and this head so little that no run shows it."""
+@pytest.mark.parametrize("shift", [-1, 0, 1, 2])
+def test_a_head_too_many_counts_wherever_it_looks(shift: int):
+    """At a tap beside another, or between those of a dilated kernel; it has so little that no run shows it."""
     conv = nn.Conv1d(2, 3, 3, dilation=2, padding=2)
     plain = conv_to_mhsa(conv)
     layer = permuted(plain, [*range(plain.heads), 1])  # the last one a copy of that in the middle
     assert certify(conv, plain, grid=(7,)).verdict.name == "PROVED"
-    layer.v.data[-1, 1] = -2 * between * layer.v.data[-1, 0]
+    layer.v.data[-1, 1] = -2 * shift * layer.v.data[-1, 0]
     layer.w_out.data[-1] *= 2.0**-40
     certificate = certify(conv, layer, grid=(7,))
     assert certificate.verdict.name == "REFUTED"
