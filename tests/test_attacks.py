@@ -367,6 +367,38 @@ def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud
     assert loud == ("head 1 attends by content" in verdict.sentence)
 
 
+@pytest.mark.parametrize("name", ["w_val", "w_qry"])
+def test_what_overflows_on_the_way_is_refused(name: str):
+    """Values that w_out makes small again; queries of a head that carries nothing, which meet zeros only."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(name == "w_val")
+    layer = conv_to_mhsa(conv)
+    for part, power in (("w_val", 0), ("w_out", -120), (name, 120)):
+        getattr(layer, part).data.fill_(2.0**power)
+    if name == "w_qry":
+        layer.w_out.data.zero_()
+        layer.w_key_pos.data.zero_()
+    assert certify(conv, layer, grid=(2,), input_bound=2.0**6).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**8)
+
+
+@pytest.mark.parametrize("power", [60, 64])
+def test_factors_that_overflow_when_they_are_folded_are_refused(power: int):
+    """Two heads that cancel: folded, each is a number beyond the largest, and their difference is none."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(0)
+    layer = permuted(conv_to_mhsa(conv), [0, 0])
+    layer.w_val.data[:] = 2.0**power
+    layer.w_out.data[:] = 2.0**power
+    layer.w_out.data[1] *= -1
+    if power == 60:
+        assert certify(conv, layer, grid=(2,), input_bound=2.0**-60).verdict.name == "PROVED"
+        return
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**-60)
+
+
 def test_scores_that_overflow_are_undecided():
     """α = 2^1010 is exact and one-hot, but α‖δ‖² is not finite on a long grid; small probes cannot see it."""
     conv = nn.Conv1d(1, 1, 21, padding=10, dtype=torch.float64)

@@ -772,6 +772,17 @@ def test_certificates_are_used_where_they_fit(monkeypatch):
     assert verdict.sentence.startswith("0 (Conv2d): its certificate says REFUTED")
 
 
+def test_a_certificate_of_a_smaller_image_is_not_used():
+    """That of a larger one is."""
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU())
+    net = convert(model)
+    first = propagate(model, net, torch.rand(1, 2, 8)).certificates
+    for size in (7, 8, 9):
+        found = propagate(model, net, torch.rand(1, 2, size), certificates=first)
+        assert found.verdict.name == "PROVED"
+        assert found.certificates["0"].grid == (max(size, 8),)
+
+
 def test_a_certified_difference_is_pushed_too():
     """Soft attention is not the same function; certified within a tolerance, its leakage is part of the bound."""
     torch.manual_seed(0)
