@@ -491,6 +491,17 @@ def test_a_head_too_many_counts_wherever_it_looks(shift: int):
     assert (difference < 2.0**-36).all()
 
 
+@pytest.mark.parametrize(("alpha", "verdict"), [(1024.0, "REFUTED"), (1.0, "UNDECIDED")])
+def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, verdict: str):
+    """Off the kernel a sharp head reads one input; of a soft one, no output is a rational number."""
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    layer.v.data[0, 1] = -2 * 3 * layer.v.data[0, 0]
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == verdict
+    assert (certificate.counterexample is not None) == (verdict == "REFUTED")
+
+
 def test_a_head_off_the_kernel_is_on_some_grids_only():
     """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
     conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
