@@ -502,6 +502,17 @@ def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, 
     assert (certificate.counterexample is not None) == (verdict == "REFUTED")
 
 
+@pytest.mark.parametrize(("on", "found"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)])
+def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], found: bool):
+    """Other padding is seen by heads that look at positions; of others nobody says what they read."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular"))
+    for name in on:
+        getattr(layer, name).data.fill_(1)
+    layer.b_out.data.copy_(conv.bias)  # type: ignore[arg-type]
+    assert (certify(conv, layer, grid=(7,)).counterexample is not None) == found
+
+
 def test_a_head_off_the_kernel_is_on_some_grids_only():
     """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
     conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
