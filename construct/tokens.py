@@ -148,14 +148,16 @@ class TokenGrid:
 
     @cached_property
     def around(self) -> tuple[tuple[int, int], ...] | None:
-        """The zeros before and behind the input on each axis, if these are all that padding adds; else None."""
+        """The zeros before and behind the input on each axis, if these are all that padding adds; else None.
+
+        Where padding crops, they and the input are longer than the axis.
+        """
         if self.affine is None or any(step > 1 for _, step in self.affine):
             return None
         real = [int((source >= 0).sum()) for source in self.sources]
-        found = tuple(
+        return tuple(
             (begin, n - begin - count) for (begin, _), n, count in zip(self.affine, self.shape, real, strict=True)
         )
-        return found if all(min(sides) >= 0 for sides in found) and min(real) > 0 else None
 
     @cached_property
     def affine(self) -> tuple[tuple[int, int], ...] | None:

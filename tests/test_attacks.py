@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
+from truths import permuted
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa, convert
 from construct.attention import EXECUTIONS
@@ -344,6 +345,60 @@ def test_content_terms_that_are_zero_times_infinity_are_refused():
     assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
 
 
+@pytest.mark.parametrize(
+    ("on", "loud"),
+    [
+        (["w_qry"], True),  # it meets the positions
+        (["w_qry", "w_key"], True),
+        (["u", "w_key"], True),
+        (["w_key"], False),
+        (["u"], False),
+    ],
+    ids=str,
+)
+def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud: bool):
+    """Of the second head alone; and what meets zeros only is silent."""
+    conv = nn.Conv1d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    for name in on:
+        getattr(layer, name).data[1] = 2.0**-40
+    verdict = certify(conv, layer, grid=(5,)).verdict
+    assert verdict.name == ("UNDECIDED" if loud else "PROVED")
+    assert loud == ("head 1 attends by content" in verdict.sentence)
+
+
+@pytest.mark.parametrize("name", ["w_val", "w_qry"])
+def test_what_overflows_on_the_way_is_refused(name: str):
+    """Values that w_out makes small again; queries of a head that carries nothing, which meet zeros only."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(name == "w_val")
+    layer = conv_to_mhsa(conv)
+    for part, power in (("w_val", 0), ("w_out", -120), (name, 120)):
+        getattr(layer, part).data.fill_(2.0**power)
+    if name == "w_qry":
+        layer.w_out.data.zero_()
+        layer.w_key_pos.data.zero_()
+    assert certify(conv, layer, grid=(2,), input_bound=2.0**6).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**8)
+
+
+@pytest.mark.parametrize("power", [60, 64])
+def test_factors_that_overflow_when_they_are_folded_are_refused(power: int):
+    """Two heads that cancel: folded, each is a number beyond the largest, and their difference is none."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(0)
+    layer = permuted(conv_to_mhsa(conv), [0, 0])
+    layer.w_val.data[:] = 2.0**power
+    layer.w_out.data[:] = 2.0**power
+    layer.w_out.data[1] *= -1
+    if power == 60:
+        assert certify(conv, layer, grid=(2,), input_bound=2.0**-60).verdict.name == "PROVED"
+        return
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**-60)
+
+
 def test_scores_that_overflow_are_undecided():
     """α = 2^1010 is exact and one-hot, but α‖δ‖² is not finite on a long grid; small probes cannot see it."""
     conv = nn.Conv1d(1, 1, 21, padding=10, dtype=torch.float64)
@@ -417,6 +472,45 @@ def test_a_radix_that_is_none_is_refused(radix: Any):
     layer.radix = radix
     with pytest.raises(Unreadable, match="radix"):
         certify(conv, layer, grid=(4, 4))
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, 2])
+def test_a_head_too_many_counts_wherever_it_looks(shift: int):
+    """At a tap beside another, or between those of a dilated kernel; it has so little that no run shows it."""
+    conv = nn.Conv1d(2, 3, 3, dilation=2, padding=2)
+    plain = conv_to_mhsa(conv)
+    layer = permuted(plain, [*range(plain.heads), 1])  # the last one a copy of that in the middle
+    assert certify(conv, plain, grid=(7,)).verdict.name == "PROVED"
+    layer.v.data[-1, 1] = -2 * shift * layer.v.data[-1, 0]
+    layer.w_out.data[-1] *= 2.0**-40
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == "REFUTED"
+    assert certificate.counterexample is not None
+    difference = certify(conv, layer, grid=(7,), within=1.0).taps
+    assert (0 < difference).all()
+    assert (difference < 2.0**-36).all()
+
+
+@pytest.mark.parametrize(("alpha", "verdict"), [(1024.0, "REFUTED"), (1.0, "UNDECIDED")])
+def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, verdict: str):
+    """Off the kernel a sharp head reads one input; of a soft one, no output is a rational number."""
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    layer.v.data[0, 1] = -2 * 3 * layer.v.data[0, 0]
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == verdict
+    assert (certificate.counterexample is not None) == (verdict == "REFUTED")
+
+
+@pytest.mark.parametrize(("on", "found"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)])
+def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], found: bool):
+    """Other padding is seen by heads that look at positions; of others nobody says what they read."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular"))
+    for name in on:
+        getattr(layer, name).data.fill_(1)
+    layer.b_out.data.copy_(conv.bias)  # type: ignore[arg-type]
+    assert (certify(conv, layer, grid=(7,)).counterexample is not None) == found
 
 
 def test_a_head_off_the_kernel_is_on_some_grids_only():

@@ -124,6 +124,22 @@ def test_only_the_product_of_position_weights_counts(conv: Any, data: st.DataObj
     proved(conv, altered(layer, v=pad(v, (0, 2), value=7.0), w_key_pos=pad(w_key_pos, (0, 0, 0, 2)), **wide), grid)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_heads_that_cancel_are_allowed_the_rounding_of_their_size(dtype: torch.dtype):
+    """Two heads of any large numbers at one tap, of which nothing is left: runs differ by more than the kernel explains."""
+    generator = torch.Generator().manual_seed(0)
+    conv = nn.Conv2d(3, 2, 3, padding=1, dtype=dtype)
+    plain = conv_to_mhsa(conv)
+    w_val = plain.w_val[[0, *range(plain.heads), 0]].detach()
+    w_val[0] = 1e4 * torch.randn(w_val[0].shape, generator=generator, dtype=dtype)
+    w_val[-1] = -w_val[0]
+    layer = altered(permuted(plain, [0, *range(plain.heads), 0]), w_val=w_val)
+    w_out = layer.w_out.detach().clone()
+    w_out[0] = w_out[-1] = torch.randn(w_out[0].shape, generator=generator, dtype=dtype)
+    certificate = proved(conv, altered(layer, w_out=w_out), (5, 6))
+    assert certificate.observed.max() > proved(conv, plain, (5, 6)).bound.max()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: torch.dtype):
     """α from ``alpha_for``: half precision is computed in single, and every gap is less by the rounding of the scores."""
@@ -133,6 +149,29 @@ def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: t
     certificate = certify(conv, conv_to_mhsa(conv, alpha=alpha * 0.9999), grid=(5, 6))
     assert certificate.verdict.name == "UNDECIDED"
     assert "leak" in certificate.verdict.sentence
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_may_reach_half_of_the_largest_number(dtype: torch.dtype):
+    """The other half is for rounding on the way."""
+    conv = nn.Conv1d(2, 1, 1, dtype=dtype, bias=False)
+    conv.weight.data.fill_(1)
+    most = torch.finfo(dtype).max / 4  # of each of two channels
+    assert certify(conv, conv_to_mhsa(conv), grid=(3,), input_bound=most * (1 - 2.0**-10)).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="beyond the largest"):
+        certify(conv, conv_to_mhsa(conv), grid=(3,), input_bound=most)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_the_gap_is_just_enough_the_rounding_of_the_scores_counts(dtype: torch.dtype):
+    """On a long image scores are large, and round by more than is left of the gap; on a short one they do not."""
+    conv = nn.Conv1d(1, 1, 3, padding=1, dtype=dtype)
+    layer = conv_to_mhsa(conv, alpha=alpha_for(torch.promote_types(dtype, torch.float32)) * (1 + 1e-6))
+    proved(conv, layer, (9,))
+    certificate = certify(conv, layer, grid=(2**16,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "leak" in certificate.verdict.sentence
+    proved(conv, conv_to_mhsa(conv), (2**16,))
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------

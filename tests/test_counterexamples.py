@@ -1,6 +1,7 @@
 """REFUTED: one number one ulp off, and an input that shows it, evaluated here again by other means."""
 
 import copy
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_aliased_taps_cannot_refute():
     assert certify(conv, layer, grid=(1,)).verdict.name == "UNDECIDED"
     assert certify(conv, layer, grid=(2,)).verdict.name == "UNDECIDED"
     assert certify(conv, layer, grid=(3,)).verdict.name == "REFUTED"
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(st.floats(1, 2), st.sampled_from([3.0, 0.1, 1.0, 2.0**40]), st.sampled_from([0, -530]))
+def test_a_weight_that_is_the_rounded_product_of_two_is_another_function(x: float, scale: float, exponent: int):
+    """Also where the product is subnormal: to evaluate the factors in the layer's own type would show nothing."""
+    a, b = math.ldexp(scale, exponent), math.ldexp(x, exponent)
+    conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
+    conv.weight.data.fill_(a * b)
+    same = Fraction(a) * Fraction(b) == Fraction(a * b)
+    for first, second in ((a, b), (b, a)):
+        layer = conv_to_mhsa(conv)
+        layer.w_val.data.fill_(first)
+        layer.w_out.data.fill_(second)
+        assert certify(conv, layer, grid=(2,)).verdict.name == ("PROVED" if same else "REFUTED")
 
 
 @pytest.mark.parametrize("bound", [1e-50, 1e-46])

@@ -27,7 +27,7 @@ from verify.fields import Attention
 from verify.oracle import Convolution
 from verify.propagation import propagate, worst_case
 from verify.rounding import carried_kernel
-from verify.strategies import Case, cases
+from verify.strategies import Case, cases, convolutions, sizes_for
 from verify.wording import from_above
 
 EXAMPLES = settings().max_examples
@@ -240,7 +240,11 @@ def half_the_error(rule: Any) -> Any:
 class Trusting(pair_rule.Certifier):
     """Takes every pair for proved, to test the rule alone."""
 
+    asked = 0.0
+    """For inputs up to this."""
+
     def certificate(self, path: str, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Any:
+        self.asked = bound
         return SimpleNamespace(within=None)
 
 
@@ -255,12 +259,46 @@ def test_rule_of_a_convolution_and_its_attention_holds(case: Case, seed: int, ra
         here, there = conv(a), layer(b)
     ball = balls_of(a, b, known) if a.numel() else Ball.exact(a)
     call = Call(conv, (ball,), {}, here, fmt=FORMATS[NAMES[a.dtype]])
-    found = pair_rule.paired(call, "", conv, layer, Trusting())
+    certifier = Trusting()
+    found = pair_rule.paired(call, "", conv, layer, certifier)
+    assert all(certifier.asked >= float(x.abs().max()) for x in (a, b) if x.numel())
     assert found.error.shape == here.shape
     assert bool(((there.double() - here.double()).abs() <= found.error).all())
     assert bool((here.double().abs() <= found.size).all())
     kernel = pair_rule._absolute_kernel(Attention.read(layer), Convolution.read(conv))
     assert np.allclose(kernel, carried_kernel(layer, absolute=True), rtol=1e-12, atol=0)
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(convolutions(transposed=[False], dtypes=[torch.float32, torch.float64]), st.data())
+def test_of_one_input_both_budgets_are_one(conv: Any, data: st.DataObject):
+    """What rounding does to inputs up to B: as the certificate says, and as the rule says, which works it out by itself."""
+    layer = construct.conv_to_mhsa(conv, head_dim=data.draw(st.sampled_from([None, 40])))
+    if data.draw(st.booleans()):  # two heads that cancel: |W_val||W_out| is more than |W|
+        layer = permuted(layer, [*range(layer.heads), 0, 0])
+        layer.w_val.data[-1] *= -1
+    grid, bound = data.draw(sizes_for(conv, tokens=60)), data.draw(st.sampled_from([1.0, 2.0**-20, 100.0]))
+    certificate = certify(conv, layer, grid=grid, input_bound=bound)
+    output = conv(torch.zeros(1, conv.in_channels, *grid, dtype=conv.weight.dtype))
+    size = torch.full((1, conv.in_channels, *[1] * len(grid)), bound, dtype=torch.float64)  # the same at all places
+    even = Ball(-size, size, 0 * size, (1, conv.in_channels, *grid))
+    call = Call(conv, (even,), {}, output, fmt=FORMATS[NAMES[conv.weight.dtype]])
+    found = pair_rule.paired(call, "", conv, layer, Trusting()).error.flatten().numpy()
+    assert (found >= certificate.rounding * (1 - 1e-6)).all()
+    assert (found <= certificate.rounding * (1 + 1e-3) + 1e-300).all()
+
+
+def test_heads_between_the_taps_that_cancel_have_no_bound():
+    """Together they are nothing, as is proved; but what they round is not known at any tap."""
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, dilation=2), nn.ReLU())
+    net: Any = convert(model)
+    net[0] = permuted(net[0], [0, 1, 2, 1, 1])
+    net[0].v.data[3:, 1] = -2 * net[0].v.data[3:, 0]
+    net[0].w_out.data[4] *= -1
+    assert certify(model[0], net[0], grid=(8,)).verdict.name == "PROVED"
+    verdict = propagate(model, net, torch.rand(1, 2, 8)).verdict
+    assert verdict.name == "UNDECIDED"
+    assert "looks at no tap" in verdict.sentence
 
 
 WRONG = {  # fault → (which of ONE, the rule with the fault)
@@ -770,6 +808,17 @@ def test_certificates_are_used_where_they_fit(monkeypatch):
     verdict = propagate(model, net, x, certificates=first.certificates).verdict
     assert verdict.name == "UNDECIDED"
     assert verdict.sentence.startswith("0 (Conv2d): its certificate says REFUTED")
+
+
+def test_a_certificate_of_a_smaller_image_is_not_used():
+    """That of a larger one is."""
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU())
+    net = convert(model)
+    first = propagate(model, net, torch.rand(1, 2, 8)).certificates
+    for size in (7, 8, 9):
+        found = propagate(model, net, torch.rand(1, 2, size), certificates=first)
+        assert found.verdict.name == "PROVED"
+        assert found.certificates["0"].grid == (max(size, 8),)
 
 
 def test_a_certified_difference_is_pushed_too():

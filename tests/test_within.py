@@ -176,6 +176,17 @@ def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
     return [bound * x for x in error.ravel()]
 
 
+def test_a_difference_that_underflows_is_no_less_than_it_is():
+    """B·|ΔW| below half of the smallest number is not 0."""
+    conv = nn.Conv1d(1, 2, 1, bias=False, dtype=torch.float64)
+    conv.weight.data.fill_(0)
+    layer = conv_to_mhsa(conv)
+    layer.w_val.data.fill_(1)
+    layer.w_out.data[..., 0], layer.w_out.data[..., 1] = 2.0**-1074, 0
+    certificate = certify(conv, layer, grid=(3,), input_bound=0.25, within=1.0)
+    assert certificate.taps[0] > 0 == certificate.taps[1]
+
+
 def test_all_parts_together():
     """Soft, off the lattice, truncated, another bias: each part is there, and the sum covers what is seen."""
     conv = nn.Conv2d(4, 4, 3, padding=1, dtype=torch.float64)
