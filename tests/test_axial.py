@@ -15,7 +15,7 @@ from truths import random_layer
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import axial, columns, depthwise, gathered, layout, lines, merging, residues, shifted, stacked
-from construct.execution.layout import Shifts
+from construct.execution.layout import Shifts, through
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
@@ -328,6 +328,46 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_y, forward)
     assert torch.equal(found_x, backward)
     assert torch.equal(found_w, weights)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(st.data())
+def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):
+    """In integers: x[t] = b + Σ y[o] w_hᵀ over s·o + e_h = t; whichever residues have heads, and few of them or all."""
+    d, images, channels, width = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3))
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(data.draw(st.integers(least, most)) for _ in range(d))
+
+    shifts = Shifts(data.draw(aims(d)), vector(1, 3), vector(1, 6), vector(0, 5))
+    todo = residues._windows(shifts)
+    chosen = [through(shifts, r) for r in np.ndindex(shifts.step)]
+    twice = any(len(set(there.offsets)) < len(there.offsets) and min(there.output) > 0 for _, there in chosen)
+    seen = any(heads and min(there.output) > 0 for heads, there in chosen)
+    several = sum(min(there.output) > 0 for _, there in chosen) > 1
+    assert (todo is None) == (twice or not seen or not several or 0 in shifts.output)
+    if todo is None:
+        return
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-4, 5, shape)).double()
+
+    y, w, bias = draw(images, *shifts.output, width), draw(len(shifts.offsets), width, channels), draw(1, channels)
+    expected = bias.expand(images, *shifts.size, channels).clone()
+    for o in np.ndindex(shifts.output):
+        for head, offset in enumerate(shifts.offsets):
+            t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
+            if all(0 <= p < n for p, n in zip(t, shifts.size, strict=True)):
+                expected[(slice(None), *t)] += y[(slice(None), *o)] @ w[head]
+    found = torch.full_like(expected, torch.nan, dtype=data.draw(st.sampled_from([torch.float64, torch.float32])))
+    if data.draw(st.booleans()):  # channels first
+        found = found.movedim(-1, 1).contiguous().movedim(1, -1)
+    given = bias if data.draw(st.booleans()) else None
+    with pytest.MonkeyPatch.context() as patch, smaller_blocks(data.draw(st.sampled_from([1, 2, 10**9]))):
+        patch.setattr(residues, "NARROW", data.draw(st.sampled_from([1, 16])))
+        residues.by_residues(y, w, todo, shifts.step, found, given)
+    assert torch.equal(found.double(), expected if given is not None else expected - bias)
 
 
 @pytest.mark.parametrize("way", WAYS)
