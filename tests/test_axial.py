@@ -1,6 +1,7 @@
 """Attention factorised over the axes: the same function as the paper's, whatever v and w_key_pos say."""
 
 import copy
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -330,7 +331,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_w, weights)
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=6 * EXAMPLES)
 @given(st.data())
 def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):
     """In integers: x[t] = b + Σ y[o] w_hᵀ over s·o + e_h = t; whichever residues have heads, and few of them or all."""
@@ -339,7 +340,8 @@ def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):
     def vector(least: int, most: int) -> tuple[int, ...]:
         return tuple(data.draw(st.integers(least, most)) for _ in range(d))
 
-    shifts = Shifts(data.draw(aims(d)), vector(1, 3), vector(1, 6), vector(0, 5))
+    step = data.draw(st.sampled_from([step for step in product((1, 2, 3), repeat=d) if max(step) > 1]))
+    shifts = Shifts(data.draw(aims(d)), step, vector(1, 6), vector(0, 5))
     todo = residues._windows(shifts)
     chosen = [through(shifts, r) for r in np.ndindex(shifts.step)]
     twice = any(len(set(there.offsets)) < len(there.offsets) and min(there.output) > 0 for _, there in chosen)
@@ -368,6 +370,14 @@ def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):
         patch.setattr(residues, "NARROW", data.draw(st.sampled_from([1, 16])))
         residues.by_residues(y, w, todo, shifts.step, found, given)
     assert torch.equal(found.double(), expected if given is not None else expected - bias)
+
+
+def test_heads_far_from_each_other_are_not_brought_together():
+    """All windows between would be laid out: one residue looks 10 000 tokens away from where the other does."""
+    near = Shifts(((0,), (1,)), (2,), (400,), (200,))
+    assert residues.windows(near, 1, 4, 4) is not None
+    far = Shifts(((0,), (20_001,)), (2,), (400,), (200,))
+    assert residues.windows(far, 1, 4, 4) is None
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -35,7 +35,7 @@ def memory(
     if backwards:
         some = residues.windows(shifts, images, width, channels) if groups == 1 else None
         if some is not None:
-            return residues.memory(some, images, width, channels)
+            return residues.memory(some, shifts.output, images, width, channels)
         most = 0
         for residue in product(*map(range, shifts.step)):
             there, seen = through(shifts, residue)

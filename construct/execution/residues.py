@@ -52,20 +52,24 @@ class Windows:
     """The windows of y, and what each residue makes of them.
 
     Attributes:
-        pads: zeros around y, as torch takes them: from the last axis, which is that of channels; cropped where negative.
+        pads: zeros around y, as torch takes them: from the last axis, which is that of channels.
+        start: of y with these, the first token of the first window, an axis each.
         count: how many windows, an axis each.
         length: tokens of a window, an axis each.
         first: for each residue, the residue, its first window, and how many follow, an axis each.
         places: of each head, among the tokens of the windows of all residues; those of heads that see nothing are left out.
         heads: which have places; in order.
+        needed: pairs of a token that is found and a head that it is seen by; made are as many as windows times ``made``.
     """
 
     pads: Ints
+    start: Ints
     count: Ints
     length: Ints
     first: tuple[tuple[Ints, Ints, Ints], ...]
     places: Ints
     heads: Ints
+    needed: int
 
     @property
     def slots(self) -> int:
@@ -90,9 +94,9 @@ def windows(shifts: Shifts, images: int, channels: int, width: int) -> Windows |
     found = _windows(shifts)
     if found is None:
         return None
-    many = images * prod(found.count)
-    vain = many * (found.made - len(found.heads)) * channels * width
-    return found if many >= LEAST and found.made <= WASTE * len(found.heads) and vain <= WASTED else None
+    many, products = images * prod(found.count), prod(found.count) * found.made
+    vain = images * (products - found.needed) * channels * width
+    return found if many >= LEAST and products <= WASTE * found.needed and vain <= WASTED else None
 
 
 @lru_cache(maxsize=1024)
@@ -118,9 +122,13 @@ def _windows(shifts: Shifts) -> Windows | None:
     count = tuple(max(first[axis] + n[axis] for _, first, n in residues) for axis in range(len(start)))
     pads = [0, 0]
     for begin, n, along, size in reversed([*zip(start, count, length, shifts.output, strict=True)]):
-        pads += [-begin, begin + n + along - 1 - size]
+        pads += [max(0, -begin), max(0, begin + n + along - 1 - size)]
     heads = tuple(sorted(places))
-    return Windows(tuple(pads), count, length, tuple(residues), tuple(places[head] for head in heads), heads)
+    ahead = tuple(max(0, begin) for begin in start)
+    needed = sum(len(heads) * prod(there.output) for _, heads, there in seen)
+    return Windows(
+        tuple(pads), ahead, count, length, tuple(residues), tuple(places[head] for head in heads), heads, needed
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +139,8 @@ def _blocks(todo: Windows, step: Ints, rows: int) -> tuple[Block, ...]:
         count = (some.stop - some.start, *todo.count[1:])
         slots = []
         for ahead in product(*map(range, todo.length)):
-            begin = (some.start + ahead[0], *ahead[1:])
+            begin = [n + m for n, m in zip(todo.start, ahead, strict=True)]
+            begin[0] += some.start
             slots.append(tuple(slice(n, n + m) for n, m in zip(begin, count, strict=True)))
         parts = []
         for number, (residue, first, n) in enumerate(todo.first):
@@ -157,9 +166,18 @@ def _rows(todo: Windows, width: int) -> int:
     return queries_per_block(max(1, BLOCK // (prod(todo.count[1:]) * todo.slots * width)))
 
 
-def memory(todo: Windows, images: int, channels: int, width: int) -> int:
-    """Numbers that :func:`by_residues` holds besides its arguments: y, once more with zeros around, windows, products, weights."""
-    around = prod(n + m - 1 for n, m in zip(todo.count, todo.length, strict=True))
+def memory(todo: Windows, output: Ints, images: int, channels: int, width: int) -> int:
+    """Numbers that :func:`by_residues` holds besides its arguments: y, once more with zeros around, windows, products, weights.
+
+    Args:
+        todo: from :func:`windows`.
+        output: the spatial size of y.
+        images: B.
+        channels: C.
+        width: D.
+    """
+    zeros = zip(reversed(todo.pads[2::2]), reversed(todo.pads[3::2]), strict=True)
+    around = prod(before + n + after for n, (before, after) in zip(output, zeros, strict=True))
     rows = min(_rows(todo, width), todo.count[0]) * prod(todo.count[1:])
     return (
         2 * images * around * width
