@@ -331,7 +331,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_w, weights)
 
 
-@settings(max_examples=6 * EXAMPLES)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.data())
 def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):
     """In integers: x[t] = b + Σ y[o] w_hᵀ over s·o + e_h = t; whichever residues have heads, and few of them or all."""
