@@ -285,6 +285,24 @@ def test_row_15_bombs(tmp_path: Path, capsys: Any) -> None:
     error(path, capsys=capsys)
 
 
+def test_row_15_modules_that_hold_each_other(tmp_path: Path, capsys: Any) -> None:
+    """Forty of them have 2^40 names, each of which would stand in the state dict, or in a line that shows the module."""
+    path, model = tmp_path / "m.pt", nn.Conv2d(1, 1, 1)
+    bomb: nn.Module = model
+    for _ in range(40):
+        bomb = nn.Sequential(bomb, bomb)
+    torch.save(bomb, path)
+    assert "names" in error(path, capsys=capsys)
+    lying: Any = nn.Sequential(model)
+    model.in_channels = lying.layers = [bomb]  # type: ignore[assignment]
+    torch.save(lying, path)
+    assert "names" in error(path, capsys=capsys)
+    model.in_channels = 1
+    model.add_module("again", nn.Sequential(model))
+    torch.save(model, path)
+    assert "holds itself" in error(path, capsys=capsys)
+
+
 def test_row_16_a_kernel_of_too_many_taps(tmp_path: Path, capsys: Any) -> None:
     """Refused with the numbers; in Python it converts, and runs in seconds."""
     path, conv = tmp_path / "m.pt", nn.Conv2d(1, 1, 201)
