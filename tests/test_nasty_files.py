@@ -276,6 +276,8 @@ def test_row_15_bombs(tmp_path: Path, capsys: Any) -> None:
     assert "entries" in error(path, capsys=capsys)
     repickled(path, b"\x80\x02" + b"]" * 100_001 + b"a" * 100_000 + b".")
     assert "nested" in error(path, capsys=capsys)
+    repickled(path, b"\x80\x02](" + b"K\1" * 1_000_000 + b"e.")
+    assert "instructions" in error(path, capsys=capsys)
     torch.save({"weight": torch.ones(1).expand(10**6, 9 * 10**6)}, path)
     assert "stored" in error(path, capsys=capsys)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
