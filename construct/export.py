@@ -67,10 +67,17 @@ def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export
     else:
         first = one_line(str(errors[-1]).strip().split("\n")[0])
         raise ValueError(f"the network cannot be exported: {first}") from errors[-1]
+    if not _returned(program):
+        raise ValueError("the network cannot be exported: it returns no tensor")
     shape = _input_shape(program)
     names = ["batch", "channels", *(f"axis {axis}" for axis in range(1, len(shape) - 1))]
     static = tuple(name for name, n in zip(names, shape, strict=True) if n is not None and name != "channels")
     return program, static
+
+
+def _returned(program: "torch.export.ExportedProgram") -> list[torch.fx.Node]:
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return output.all_input_nodes
 
 
 def _input_shape(program: "torch.export.ExportedProgram") -> list[int | None]:

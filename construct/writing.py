@@ -205,5 +205,6 @@ class _Stream:
 
 
 def _temporary(path: Path) -> Path:
-    """A name in the same folder that no other run uses."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    """A name in the same folder that no other run uses, and that is not too long wherever the path's own is not."""
+    start = os.fsencode(path.name)[:100].decode(errors="ignore")  # what is too long is counted in bytes
+    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

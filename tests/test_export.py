@@ -250,6 +250,11 @@ def test_several_tensors_in_onnx():
     assert made.difference < 1e-5
 
 
+def test_a_network_that_returns_no_tensor_is_no_program():
+    with pytest.raises(ValueError, match="returns no tensor"):
+        to_pt2(convert(Returning(lambda y, z: None)), (1, 6, 6))
+
+
 class Sized(nn.Module):
     """A network that asks for the size of its output, in a way that takes numbers and no symbols."""
 

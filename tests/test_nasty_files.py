@@ -390,6 +390,15 @@ def test_row_21_odd_names_of_files_work(name: str, tmp_path: Path, capsys: Any, 
     assert isinstance(construct.load(tmp_path / f"out {name}"), construct.MHSA)
 
 
+def test_row_21_a_name_as_long_as_names_may_be(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """In bytes: sixty of these letters have 240, and the output's ending adds eight."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Conv2d(1, 1, 1), "\N{WATER WAVE}" * 60 + ".pt")
+    assert main(["\N{WATER WAVE}" * 60 + ".pt"]) == 0
+    assert Path("\N{WATER WAVE}" * 60 + ".mhsa.json").is_file()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_row_52_the_certificate_does_not_replace_the_output(tmp_path: Path, capsys: Any) -> None:
     torch.save(nn.Conv2d(1, 1, 1), tmp_path / "m.pt")
     assert "where the certificate goes" in error(tmp_path / "m.pt", "-o", str(tmp_path / "o.json"), capsys=capsys)

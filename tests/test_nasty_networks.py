@@ -30,6 +30,25 @@ class Counting(nn.Module):
 class Plain(nn.Conv2d):
     "Inherits both forwards."
 
+class Choosy(nn.Module):
+    "Asks what its layers are."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.wide = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 4, 1)
+    def forward(self, x):
+        for layer in self.children():
+            if isinstance(layer, nn.Conv2d):
+                x = layer(x)
+        return x
+
+class Sized(nn.Module):
+    "Asks, and returns less."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+    def forward(self, x):
+        return self.conv(x)[:, : 4 if isinstance(self.conv, nn.Conv2d) else 2]
+
 def lazy():
     return nn.Sequential(nn.LazyConv2d(4, 3))
 
@@ -73,6 +92,18 @@ def test_what_is_written_has_not_been_run(nets: Any, capsys: Any):
     before, after = (construct.load(name, allow=["own_nets.Counting"]) for name in ("m.pt", "m.mhsa.pt"))
     assert (after.seen, float(after.last)) == (before.seen, float(before.last)) == (0, 0.0)
     assert torch.allclose(before(x), after(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "told"), [("Choosy", "calls conv 0 times, not 2"), ("Sized", "(1, 2, 6, 6)")])
+@pytest.mark.parametrize("options", [(), ("--no-certify",)])
+def test_a_network_that_goes_another_way_when_converted_is_refused(
+    name: str, told: str, options: tuple[str, ...], nets: Any, capsys: Any
+):
+    torch.save(getattr(nets, name)().state_dict(), "m.pt")
+    code, line = run(capsys, "m.pt", "--arch", f"own_nets:{name}", "--input-size", 3, 8, 8, *options)
+    assert (code, line.count("\n")) == (2, 1), line
+    assert told in line
+    assert not Path("m.mhsa.pt").exists()
 
 
 @pytest.mark.nasty(22)
