@@ -99,10 +99,12 @@ def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
             place = root
             *outer, last = path.split(".")
             for step in outer:
-                if step not in dict(place.named_children()):
-                    place.add_module(step, nn.Module())
-                place = place.get_submodule(step)
-            place.add_module(last, layer)
+                inner = place._modules.setdefault(step, nn.Module())
+                assert inner is not None
+                place = inner
+            place._modules[last] = layer  # not add_module: networks hold layers under names that it refuses
+    except RecursionError as error:
+        raise BadModelFile("its geometry is nested too deep") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error
     return root

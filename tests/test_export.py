@@ -181,11 +181,29 @@ def test_safetensors_of_a_network_give_every_layer_back_at_its_place(tmp_path):
     assert torch.equal(again.get_submodule("2.0")(x), converted.get_submodule("2.0")(x))
 
 
+@pytest.mark.parametrize("name", ["forward", "training", "_modules", "weight."])
+def test_layers_under_any_name_are_given_back(tmp_path, name: str):
+    network = nn.Module()
+    network._modules[name] = conv_to_mhsa(nn.Conv1d(1, 2, 3))
+    again = layers_of(*safetensors_of(network, tmp_path / "net.safetensors"))
+    x = torch.randn(1, 1, 4)
+    ours, theirs = ([m for m in net.modules() if isinstance(m, MHSA)] for net in (network, again))
+    assert torch.equal(theirs[0](x), ours[0](x))
+
+
+def test_geometry_that_is_nested_too_deep_is_refused(tmp_path):
+    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv1d(1, 2, 3)), tmp_path / "layer.safetensors")
+    for deep in ("[" * 100_000, metadata.replace('"groups": 1', '"groups": ' + "[" * 50_000 + "]" * 50_000)):
+        with pytest.raises(BadModelFile, match="nested too deep"):
+            layers_of(tensors, deep)
+
+
 def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
     tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv2d(2, 2, 3)), tmp_path / "layer.safetensors")
     for changed in (
         metadata.replace('"groups": 1', '"groups": 2'),
         metadata.replace("MHSA", "Conv2d"),
+        metadata.replace('"transposed": false', '"transposed": []'),
         "[]",
         "{",
         "{}",

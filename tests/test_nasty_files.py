@@ -174,6 +174,15 @@ def test_row_11_kernels_alone(tmp_path: Path, capsys: Any) -> None:
     assert torch.allclose(layer(x), conv(x), atol=1e-5)
 
 
+def test_row_11_geometry_that_has_no_meaning_is_not_passed_over(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(nn.Conv2d(2, 3, 3).state_dict(), path)
+    told = error(path, "--stride", "2", "--output-padding", "1", capsys=capsys)
+    assert "--output-padding is for transposed" in told
+    told = error(path, "--stride", "1", "--transposed", "--padding", "same", capsys=capsys)
+    assert "--padding same is for plain" in told
+
+
 def test_row_12_wrapped_checkpoints(tmp_path: Path, capsys: Any) -> None:
     model = nn.Conv2d(1, 2, 3)
     state = {f"module._orig_mod.{key}": value for key, value in model.state_dict().items()}
