@@ -107,7 +107,9 @@ def test_a_network_that_goes_another_way_when_converted_is_refused(
 
 
 @pytest.mark.nasty(22)
-@pytest.mark.parametrize("odd", [{"stride": 2}, {"padding": 1, "dilation": 1}, {"stride": [1, 2]}], ids=str)
+@pytest.mark.parametrize(
+    "odd", [{"stride": 2}, {"padding": 1, "dilation": 1}, {"stride": [1, 2]}, {"stride": (2,), "padding": [1]}], ids=str
+)
 def test_one_number_for_all_axes_is_rechecked_too(odd: dict, nets: Any, capsys: Any):
     torch.save(with_odd(**odd), "m.pt")
     assert run(capsys, "m.pt")[0] == 0
@@ -120,6 +122,9 @@ def test_one_number_for_all_axes_is_rechecked_too(odd: dict, nets: Any, capsys: 
     [
         ({"stride": (torch.tensor(2), 1)}, "0: Conv2d: stride is (tensor(2), 1), not 2 whole numbers"),
         ({"dilation": (True, True)}, "0: Conv2d: dilation is (True, True), not 2 whole numbers"),
+        ({"in_channels": torch.ones(2)}, "0: Conv2d: its attributes contradict each other: RuntimeError: Boolean"),
+        ({"output_padding": None}, "0: Conv2d: output_padding is None, not 2 whole numbers"),
+        ({"_forward_hooks": None}, "0: Conv2d: its attributes contradict each other: AttributeError"),
     ],
 )
 def test_numbers_that_are_none_are_named(odd: dict, words: str, nets: Any, capsys: Any):
