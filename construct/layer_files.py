@@ -27,7 +27,10 @@ def to_safetensors(model: nn.Module) -> bytes:
 
     layers = {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
     # Tied tensors are written once for each name: the format has no notion of sharing.
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
+    state = {
+        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
+    }  # no extra state
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})
 
 

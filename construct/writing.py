@@ -111,7 +111,7 @@ def check_destination(
         temporary = _temporary(path.resolve())
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.unlink()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for a link that leads to itself
         if isinstance(error, BadModelFile):
             raise
         what = one_line(getattr(error, "strerror", None) or error)

@@ -49,6 +49,13 @@ class Sized(nn.Module):
     def forward(self, x):
         return self.conv(x)[:, : 4 if isinstance(self.conv, nn.Conv2d) else 2]
 
+class Extra(nn.Sequential):
+    "Keeps more than tensors in its state dict."
+    def get_extra_state(self):
+        return {"epoch": 3}
+    def set_extra_state(self, state):
+        pass
+
 def lazy():
     return nn.Sequential(nn.LazyConv2d(4, 3))
 
@@ -161,6 +168,18 @@ def test_shapes_alone_take_the_weights_of_the_file(nets: Any, capsys: Any):
     found.load_state_dict(torch.load("m.mhsa.pt", weights_only=True))
     x = torch.randn(2, 3, 8, 8)
     assert torch.allclose(found(x), model(x), atol=1e-5)
+
+
+def test_extra_state_is_no_tensor(nets: Any, capsys: Any):
+    model = nets.Extra(nn.Conv2d(3, 4, 3))
+    torch.save(model, "m.pt")
+    code, told = run(capsys, "m.pt", "--allow", "own_nets.Extra", "--format", "safetensors")
+    assert code == 0, told
+    assert isinstance(construct.load("m.mhsa.safetensors").get_submodule("0"), construct.MHSA)
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3)).state_dict(), "n.pt")
+    nets.made = lambda: model
+    code, told = run(capsys, "n.pt", "--arch", "own_nets:made")
+    assert (code, "_extra_state" in told) == (2, True), told
 
 
 @pytest.mark.nasty(9)
