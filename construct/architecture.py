@@ -74,7 +74,7 @@ def with_state(
             if name in state and not is_lazy(tensor):
                 tensor.data = tensor.data.to(state[name].dtype)
         # Weights on the meta device are shapes alone: they become those of the file.
-        hollow = any(tensor.is_meta for tensor in model.state_dict().values())
+        hollow = any(isinstance(value, Tensor) and value.is_meta for value in model.state_dict().values())
         model.load_state_dict(state, strict=True, assign=hollow)
     except Exception as error:
         raise BadModelFile(

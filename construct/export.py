@@ -4,6 +4,7 @@ A ``.pt2`` or ONNX file holds plain tensor operations, and runs without this pro
 padded tokens times its matrix.  Where the heads look is frozen in it.
 """
 
+import contextlib
 import copy
 import io
 import logging
@@ -14,9 +15,11 @@ from importlib.util import find_spec
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.execution.traced import FROZEN, freeze
+from construct.plain_text import one_line
 from construct.walk import every_module
 
 
@@ -50,36 +53,56 @@ def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export
         ValueError: some layer cannot be traced, or the network itself cannot be.
     """
     network = frozen_copy(model)
-    example = torch.ones(2, *input_size, dtype=_dtype(network))
-    free = torch.export.Dim.AUTO
-    try:
-        with warnings.catch_warnings(), torch.no_grad(), _quiet():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                network, (example,), dynamic_shapes=({0: free, **dict.fromkeys(range(2, example.dim()), free)},)
-            )
-    except Exception as error:  # whatever the tracer meets in a user's network
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(f"the network cannot be exported: {first}") from error
-    own = program.graph_signature.user_inputs
-    (taken,) = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in own)
-    shape = taken.meta["val"].shape
+    free, axes = torch.export.Dim.AUTO, range(2, len(input_size) + 1)
+    errors: list[Exception] = []
+    # Every axis is free where the network allows that; else the batch alone, else one example and no other size.
+    for batch, dynamic in ((2, {0: free, **dict.fromkeys(axes, free)}), (2, {0: free}), (1, {})):
+        example = torch.ones(batch, *input_size, dtype=_dtype(network))
+        try:
+            with torch.no_grad(), _quiet():
+                program = torch.export.export(network, (example,), dynamic_shapes=(dynamic,))
+            break
+        except Exception as error:  # whatever the tracer meets in a user's network
+            errors.append(error)
+    else:
+        first = one_line(str(errors[-1]).strip().split("\n")[0])
+        raise ValueError(f"the network cannot be exported: {first}") from errors[-1]
+    if not _returned(program):
+        raise ValueError("the network cannot be exported: it returns no tensor")
+    shape = _input_shape(program)
     names = ["batch", "channels", *(f"axis {axis}" for axis in range(1, len(shape) - 1))]
-    # An axis that the network fixes is a number, or a symbol that was found to be one.
-    fixed = [isinstance(n, int) or n.node.expr.is_number for n in shape]
-    static = tuple(name for name, is_fixed in zip(names, fixed, strict=True) if is_fixed and name != "channels")
+    static = tuple(name for name, n in zip(names, shape, strict=True) if n is not None and name != "channels")
     return program, static
 
 
-class _quiet:
-    """Keeps the tracer's own log from the terminal."""
+def _returned(program: "torch.export.ExportedProgram") -> list[torch.fx.Node]:
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return output.all_input_nodes
 
-    def __enter__(self) -> None:
-        self.level = logging.getLogger("torch").level
-        logging.getLogger("torch").setLevel(logging.ERROR)
 
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("torch").setLevel(self.level)
+def _input_shape(program: "torch.export.ExportedProgram") -> list[int | None]:
+    """The shape that a program takes, None for an axis that is free."""
+    own = program.graph_signature.user_inputs
+    (taken,) = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in own)
+    # An axis that the network fixes is a number, or a symbol that was found to be one.
+    return [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in taken.meta["val"].shape]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep from the terminal what the tracer has to say, and what the network prints while it is traced."""
+    level = logging.getLogger("torch").level
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.getLogger("torch").setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -113,11 +136,10 @@ def to_pt2(model: nn.Module, input_size: Sequence[int]) -> Program:
     """
     program, static = exported(model, input_size)
     stream = io.BytesIO()
-    with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
+    with _quiet():
         torch.export.save(program, stream)
         again = torch.export.load(io.BytesIO(stream.getvalue())).module()  # our own file, made just now
-    return Program(stream.getvalue(), static, _difference(model, input_size, again))
+    return Program(stream.getvalue(), static, _difference(model, input_size, program, again))
 
 
 def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
@@ -133,8 +155,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
         )
     program, static = exported(model, input_size)
     stream = io.BytesIO()
-    with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
+    with _quiet():
         made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
         assert made is not None
         made.save(stream)  # type: ignore[arg-type]
@@ -144,18 +165,32 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
 
         session = onnxruntime.InferenceSession(content)
 
-        def run(x: torch.Tensor) -> torch.Tensor:
-            return torch.as_tensor(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        def run(x: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
 
-        difference = _difference(model, input_size, run)
+        difference = _difference(model, input_size, program, run)
     return Program(content, static, difference)
 
 
-def _difference(model: nn.Module, input_size: Sequence[int], program: Callable[[torch.Tensor], torch.Tensor]) -> float:
+def _difference(
+    model: nn.Module,
+    input_size: Sequence[int],
+    program: "torch.export.ExportedProgram",
+    call: Callable[[torch.Tensor], object],
+) -> float:
+    """Between what the network returns and what its program, called from its file, does."""
     network = copy.deepcopy(model).eval()
-    x = torch.randn(2, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
+    batch = _input_shape(program)[0] or 2
+    x = torch.randn(batch, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return float((program(x).double() - network(x).double()).abs().max())
+        found, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in (call(x), network(x)))
+    if [y.shape for y in found] != [y.shape for y in expected]:
+        raise ValueError(f"the program returns {len(found)} tensors, not the {len(expected)} of the network")
+    return max((_furthest(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
+
+
+def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0
 
 
 def _dtype(network: nn.Module) -> torch.dtype:

@@ -26,11 +26,11 @@ from construct.containers import check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
 from construct.layer_files import GEOMETRY, encoding_of, layers_of
-from construct.network import every_module
 from construct.pickle_walk import Odd, walk_bytes, walk_legacy
 from construct.pickles import allowing, foreign_names, imported
 from construct.plain_text import described, one_line, shown
 from construct.trusted import trusted
+from construct.walk import bounded
 from construct.weights import NAMES, MHSAWeights
 
 log = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
     """Hold what was read to what it claims to be: a file can name allowed classes and still lie about what is in them."""
     if isinstance(content, nn.Module):
         try:
-            for path, module in every_module(content):
+            for path, module in bounded(content):
                 if isinstance(module, MHSA):
                     _check_attention(module, path)
             content.state_dict()

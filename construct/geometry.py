@@ -45,6 +45,8 @@ class ConvGeometry:
     output_padding: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.transposed, bool):
+            raise ValueError(f"transposed is {self.transposed!r}, neither True nor False")
         if not self.output_padding:
             object.__setattr__(self, "output_padding", (0,) * len(self.kernel_size))
         _check_vector("kernel_size", self.kernel_size, len(self.kernel_size) or 1, least=1)

@@ -16,7 +16,7 @@ from construct.room import require
 from construct.sharpness import alpha_for
 from construct.table import LayerRow, NetworkRow
 from construct.terminal import Advance
-from construct.trial import end_to_end, inputs_for, network_row, outputs_and_calls, within_room
+from construct.trial import counting, end_to_end, inputs_for, network_row, outputs_and_calls, same_way, within_room
 from construct.walk import every_module
 
 
@@ -51,7 +51,10 @@ def judged(
             before = outputs_and_calls(model, inputs, call, calls, options)
             what = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
             checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
-            after = outputs_and_calls(converted, inputs, call, calls, options)
+            with counting(pairs) as counts:
+                after = outputs_and_calls(converted, inputs, call, calls, options)
+            called = {path: (checks[path].calls if path in checks else 0, counts[path]) for path in pairs}
+            same_way(before[0], after[0], called, options)
     rows = []
     for path, (conv, layer) in pairs.items():
         if path not in checks:

@@ -36,6 +36,12 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> 
         raise BadModelFile(
             f"{name}: kernels alone are no network that could be run (leave out --input-size and --example-inputs)"
         )
+    if options.output_padding and not options.transposed:
+        raise BadModelFile(
+            f"{name}: --output-padding is for transposed convolutions (give --transposed, or leave it out)"
+        )
+    if options.transposed and isinstance(options.padding, str):
+        raise BadModelFile(f"{name}: --padding {options.padding} is for plain convolutions (give --padding in numbers)")
     geometry = {flag: getattr(options, flag) for flag in FLAGS}
     geometry = {flag: _USUAL[flag] if value in (None, False) else value for flag, value in geometry.items()}
     kernels = {

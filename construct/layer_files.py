@@ -27,7 +27,10 @@ def to_safetensors(model: nn.Module) -> bytes:
 
     layers = {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
     # Tied tensors are written once for each name: the format has no notion of sharing.
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in model.state_dict().items()}
+    state = {
+        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
+    }  # no extra state
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})
 
 
@@ -99,10 +102,12 @@ def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
             place = root
             *outer, last = path.split(".")
             for step in outer:
-                if step not in dict(place.named_children()):
-                    place.add_module(step, nn.Module())
-                place = place.get_submodule(step)
-            place.add_module(last, layer)
+                inner = place._modules.setdefault(step, nn.Module())
+                assert inner is not None
+                place = inner
+            place._modules[last] = layer  # not add_module: networks hold layers under names that it refuses
+    except RecursionError as error:
+        raise BadModelFile("its geometry is nested too deep") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error
     return root

@@ -23,6 +23,7 @@ from construct.positions import CLASSICAL
 from construct.projections import read_kernel
 from construct.room import require
 from construct.shifts import shift_of_number, shifts_are_distinct
+from construct.support import HOOKS
 from construct.tokens import TokenGrid
 
 
@@ -254,6 +255,8 @@ def from_torch_mha(
         same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
         if type(module) is not StockAttention or not same:
             refuse(module, "its tokens are not those of its grid, or its class is not the one that was built")
+        if any(vars(module).get(hooks) for hooks in HOOKS) or {"forward", "tokens"} & vars(module).keys():
+            refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
     elif isinstance(module, nn.MultiheadAttention):
         if geometry is None or grid is None:
             raise ValueError(

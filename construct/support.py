@@ -57,15 +57,17 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     Raises:
         UnsupportedLayer: with the one reason why this module cannot be.
     """
-    reason = _class_reason(conv)
-    if reason is None:
-        try:
+    try:
+        reason = _class_reason(conv)
+        if reason is None:
             with settled(conv) as still:
                 reason = _value_reason(still)
                 if reason is None:
                     return _read_geometry(still)
-        except ValueError as error:
-            reason = str(error)
+    except ValueError as error:
+        reason = str(error)
+    except (TypeError, LookupError, AttributeError, RuntimeError) as error:  # attributes may be of any type at all
+        reason = f"its attributes contradict each other: {described(error)}"
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
 
 
@@ -144,6 +146,9 @@ def _read_geometry(conv: Any) -> ConvGeometry:
     if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
         raise ValueError(f"groups is {groups!r}, not a positive whole number")
     groups = index(groups)
+    output_padding = _tuple(conv.output_padding, dims)
+    if not output_padding:  # which would stand for zeros
+        raise ValueError(f"output_padding is {conv.output_padding!r}, not {dims} whole numbers")
     first, second = weight.shape[:2]
     d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
     geometry = ConvGeometry(
@@ -156,7 +161,7 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         dilation=_tuple(conv.dilation, dims),
         groups=groups,
         transposed=transposed,
-        output_padding=_tuple(conv.output_padding, dims),
+        output_padding=output_padding,
     )
     stated = {
         "in_channels": d_in,

@@ -94,6 +94,53 @@ def outputs_and_calls(
     return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
 
 
+@contextlib.contextmanager
+def counting(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[dict[str, int]]:
+    """While active, count the calls of every attention layer, by its path."""
+    counts = dict.fromkeys(pairs, 0)
+
+    def counter(path: str) -> Callable[..., None]:
+        def counted(*_: Any) -> None:
+            counts[path] += 1
+
+        return counted
+
+    handles = [layer.register_forward_pre_hook(counter(path)) for path, (_, layer) in pairs.items()]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def same_way(
+    before: list[Tensor], after: list[Tensor], calls: Mapping[str, tuple[int, int]], options: Namespace
+) -> None:
+    """Make sure that a network takes the same way when it is converted: the same layers are called, the same sizes come out.
+
+    Args:
+        before: what the network returned.
+        after: what its conversion returned.
+        calls: of every layer, in both.
+        options: of the command.
+
+    Raises:
+        BadModelFile: it does not, as where a forward asks of what class its layers are.
+    """
+    ours, theirs = ([tuple(y.shape) for y in outputs] for outputs in (before, after))
+    other = [(path, *both) for path, both in calls.items() if both[0] != both[1]]
+    if not other and ours == theirs:
+        return
+    told = f"returns tensors of sizes {theirs}, not {ours}"
+    if other:
+        path, called, again = other[0]
+        told = f"calls {shown(path) or 'its layer'} {again} times, not {called}"
+    raise BadModelFile(
+        f"{shown(str(options.model))}: converted, the network {one_line(told, 300)} "
+        "(its forward may ask for the class of a layer, or depend on the last bit of an activation: change that)"
+    )
+
+
 def _tensors(output: Any) -> Iterator[Tensor]:
     """Every tensor in what a network returns."""
     if isinstance(output, Tensor):

@@ -31,6 +31,38 @@ def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 found += fresh
 
 
+MOST_NAMES = 100_000
+"""Of the modules of a network, as the checker's reader has it."""
+
+
+def bounded(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module, as :func:`every_module` has them, of a network that may mean harm.
+
+    What is held in two places has two names, each of which would stand in the state dict: 40 modules can have 2^40.
+
+    Raises:
+        ValueError: they have too many, or a module holds itself.
+    """
+    modules = list(every_module(model))
+    counts: dict[nn.Module, int] = {}
+    above: set[nn.Module] = set()
+    stack = [(module, False) for _, module in modules]
+    while stack:  # no recursion: modules may lie deep
+        module, ready = stack.pop()
+        children = [child for child in module._modules.values() if child is not None]
+        if ready:
+            above.discard(module)
+            counts[module] = 1 + sum(counts[child] for child in children)
+        elif module in above:
+            raise ValueError("a module holds itself")
+        elif module not in counts:
+            above.add(module)
+            stack += [(module, True), *((child, False) for child in children)]
+    if (names := max(counts.values())) > MOST_NAMES:
+        raise ValueError(f"its modules hold each other, and have {names:.3g} names, more than {MOST_NAMES}")
+    return modules
+
+
 def memo_for(model: nn.Module) -> dict[int, object]:
     """What ``copy.deepcopy`` has to be told before it can copy a network.
 

@@ -111,7 +111,7 @@ def check_destination(
         temporary = _temporary(path.resolve())
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.unlink()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for a link that leads to itself
         if isinstance(error, BadModelFile):
             raise
         what = one_line(getattr(error, "strerror", None) or error)
@@ -205,5 +205,6 @@ class _Stream:
 
 
 def _temporary(path: Path) -> Path:
-    """A name in the same folder that no other run uses."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    """A name in the same folder that no other run uses, and that is not too long wherever the path's own is not."""
+    start = os.fsencode(path.name)[:100].decode(errors="ignore")  # what is too long is counted in bytes
+    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

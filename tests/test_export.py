@@ -181,11 +181,29 @@ def test_safetensors_of_a_network_give_every_layer_back_at_its_place(tmp_path):
     assert torch.equal(again.get_submodule("2.0")(x), converted.get_submodule("2.0")(x))
 
 
+@pytest.mark.parametrize("name", ["forward", "training", "_modules", "weight."])
+def test_layers_under_any_name_are_given_back(tmp_path, name: str):
+    network = nn.Module()
+    network._modules[name] = conv_to_mhsa(nn.Conv1d(1, 2, 3))
+    again = layers_of(*safetensors_of(network, tmp_path / "net.safetensors"))
+    x = torch.randn(1, 1, 4)
+    ours, theirs = ([m for m in net.modules() if isinstance(m, MHSA)] for net in (network, again))
+    assert torch.equal(theirs[0](x), ours[0](x))
+
+
+def test_geometry_that_is_nested_too_deep_is_refused(tmp_path):
+    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv1d(1, 2, 3)), tmp_path / "layer.safetensors")
+    for deep in ("[" * 100_000, metadata.replace('"groups": 1', '"groups": ' + "[" * 50_000 + "]" * 50_000)):
+        with pytest.raises(BadModelFile, match="nested too deep"):
+            layers_of(tensors, deep)
+
+
 def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
     tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv2d(2, 2, 3)), tmp_path / "layer.safetensors")
     for changed in (
         metadata.replace('"groups": 1', '"groups": 2'),
         metadata.replace("MHSA", "Conv2d"),
+        metadata.replace('"transposed": false', '"transposed": []'),
         "[]",
         "{",
         "{}",
@@ -209,6 +227,96 @@ def test_what_cannot_be_traced_is_named():
         layer.w_key.fill_(1)
     with pytest.raises(ValueError, match=r"^the layer: MHSA: attention to content"):
         to_pt2(layer, (1, 9))
+
+
+class Returning(nn.Module):
+    """A network that returns what is asked for."""
+
+    def __init__(self, wrap: Any):
+        super().__init__()
+        self.wrap, self.first, self.second = wrap, nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.first(x)
+        return self.wrap(y, self.second(y))
+
+
+RETURNED = {
+    "tuple": lambda y, z: (y, z),
+    "dict": lambda y, z: {"y": y, "more": [z, 3, None]},
+    "mask": lambda y, z: (y > 0, z.flatten(1)),
+}
+
+
+@pytest.mark.parametrize("wrap", RETURNED.values(), ids=RETURNED)
+def test_networks_that_return_several_tensors_are_exported(wrap: Any):
+    torch.manual_seed(0)
+    model = Returning(wrap).eval()
+    made = to_pt2(convert(model), (1, 6, 6))
+    assert made.difference is not None
+    assert made.difference < 1e-5
+    again, x = torch.export.load(io.BytesIO(made.content)).module(), torch.randn(3, 1, 8, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.deep
+def test_several_tensors_in_onnx():
+    torch.manual_seed(0)
+    made = to_onnx(convert(Returning(RETURNED["tuple"])), (1, 6, 6))
+    assert made.difference is not None
+    assert made.difference < 1e-5
+
+
+def test_a_network_that_returns_no_tensor_is_no_program():
+    with pytest.raises(ValueError, match="returns no tensor"):
+        to_pt2(convert(Returning(lambda y, z: None)), (1, 6, 6))
+
+
+class Sized(nn.Module):
+    """A network that asks for the size of its output, in a way that takes numbers and no symbols."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x, output_size=[2 * n for n in x.shape[2:]])
+
+
+class Counting(nn.Module):
+    """A network that only works on one example at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * [0.0, 1.0][len(x)]
+
+
+@pytest.mark.parametrize(("net", "fixed"), [(Sized(), {"axis 1", "axis 2"}), (Counting(), {"batch"})])
+def test_what_cannot_be_free_is_as_in_the_example_and_it_is_said(net: nn.Module, fixed: set[str]):
+    made = to_pt2(convert(net), (1, 6, 7))
+    assert fixed <= set(made.fixed)
+    assert any("takes only inputs of the size" in note for note in made.notes())
+    x = torch.randn(1, 1, 6, 7)
+    with torch.no_grad():
+        within_rounding(torch.export.load(io.BytesIO(made.content)).module()(x), net(x))
+
+
+class Printing(nn.Conv1d):
+    """A network that prints, and cannot be traced."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        print("on my way")
+        return super().forward(input) * float(self.weight.data.mul_(1).sum())
+
+
+def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match="cannot be exported"):
+        to_pt2(nn.Sequential(Printing(1, 1, 1), conv_to_mhsa(nn.Conv1d(1, 1, 1))), (1, 4))
+    assert capfd.readouterr() == ("", "")
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------------

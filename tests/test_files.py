@@ -443,6 +443,7 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign.txt").write_text("precious")
     (tmp_path / "link.pt").symlink_to(saved)
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     before = sorted(tmp_path.iterdir())
     assert "is the input itself" in why(saved, force=True)
     assert "is the input itself" in why(tmp_path / "link.pt", force=True)
@@ -450,6 +451,7 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     assert "there is no folder" in why(tmp_path / "none" / "out.pt")
     assert "is not a file" in why(tmp_path, force=True)
     assert "is not a file" in why(tmp_path / "pipe", force=True)
+    assert "loop: cannot be written" in why(tmp_path / "loop")
     assert "cannot be written" in why(tmp_path / "foreign.txt" / "out.pt") or "no folder" in why(
         tmp_path / "foreign.txt" / "o"
     )

@@ -174,6 +174,15 @@ def test_row_11_kernels_alone(tmp_path: Path, capsys: Any) -> None:
     assert torch.allclose(layer(x), conv(x), atol=1e-5)
 
 
+def test_row_11_geometry_that_has_no_meaning_is_not_passed_over(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(nn.Conv2d(2, 3, 3).state_dict(), path)
+    told = error(path, "--stride", "2", "--output-padding", "1", capsys=capsys)
+    assert "--output-padding is for transposed" in told
+    told = error(path, "--stride", "1", "--transposed", "--padding", "same", capsys=capsys)
+    assert "--padding same is for plain" in told
+
+
 def test_row_12_wrapped_checkpoints(tmp_path: Path, capsys: Any) -> None:
     model = nn.Conv2d(1, 2, 3)
     state = {f"module._orig_mod.{key}": value for key, value in model.state_dict().items()}
@@ -276,6 +285,8 @@ def test_row_15_bombs(tmp_path: Path, capsys: Any) -> None:
     assert "entries" in error(path, capsys=capsys)
     repickled(path, b"\x80\x02" + b"]" * 100_001 + b"a" * 100_000 + b".")
     assert "nested" in error(path, capsys=capsys)
+    repickled(path, b"\x80\x02](" + b"K\1" * 1_000_000 + b"e.")
+    assert "instructions" in error(path, capsys=capsys)
     torch.save({"weight": torch.ones(1).expand(10**6, 9 * 10**6)}, path)
     assert "stored" in error(path, capsys=capsys)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -283,6 +294,24 @@ def test_row_15_bombs(tmp_path: Path, capsys: Any) -> None:
     assert "compressed" in error(path, capsys=capsys)
     torch.save(nn.Conv2d(1, 1, 3, padding=10**6), path)
     error(path, capsys=capsys)
+
+
+def test_row_15_modules_that_hold_each_other(tmp_path: Path, capsys: Any) -> None:
+    """Forty of them have 2^40 names, each of which would stand in the state dict, or in a line that shows the module."""
+    path, model = tmp_path / "m.pt", nn.Conv2d(1, 1, 1)
+    bomb: nn.Module = model
+    for _ in range(40):
+        bomb = nn.Sequential(bomb, bomb)
+    torch.save(bomb, path)
+    assert "names" in error(path, capsys=capsys)
+    lying: Any = nn.Sequential(model)
+    model.in_channels = lying.layers = [bomb]  # type: ignore[assignment]
+    torch.save(lying, path)
+    assert "names" in error(path, capsys=capsys)
+    model.in_channels = 1
+    model.add_module("again", nn.Sequential(model))
+    torch.save(model, path)
+    assert "holds itself" in error(path, capsys=capsys)
 
 
 def test_row_16_a_kernel_of_too_many_taps(tmp_path: Path, capsys: Any) -> None:
@@ -368,6 +397,15 @@ def test_row_21_odd_names_of_files_work(name: str, tmp_path: Path, capsys: Any, 
     # And as the name of the output.
     assert main([name if not name.startswith("-") else f"./{name}", "-o", f"./out {name}", "--seed", "1"]) == 0
     assert isinstance(construct.load(tmp_path / f"out {name}"), construct.MHSA)
+
+
+def test_row_21_a_name_as_long_as_names_may_be(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """In bytes: sixty of these letters have 240, and the output's ending adds eight."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Conv2d(1, 1, 1), "\N{WATER WAVE}" * 60 + ".pt")
+    assert main(["\N{WATER WAVE}" * 60 + ".pt"]) == 0
+    assert Path("\N{WATER WAVE}" * 60 + ".mhsa.json").is_file()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_row_52_the_certificate_does_not_replace_the_output(tmp_path: Path, capsys: Any) -> None:

@@ -30,6 +30,32 @@ class Counting(nn.Module):
 class Plain(nn.Conv2d):
     "Inherits both forwards."
 
+class Choosy(nn.Module):
+    "Asks what its layers are."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.wide = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 4, 1)
+    def forward(self, x):
+        for layer in self.children():
+            if isinstance(layer, nn.Conv2d):
+                x = layer(x)
+        return x
+
+class Sized(nn.Module):
+    "Asks, and returns less."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+    def forward(self, x):
+        return self.conv(x)[:, : 4 if isinstance(self.conv, nn.Conv2d) else 2]
+
+class Extra(nn.Sequential):
+    "Keeps more than tensors in its state dict."
+    def get_extra_state(self):
+        return {"epoch": 3}
+    def set_extra_state(self, state):
+        pass
+
 def lazy():
     return nn.Sequential(nn.LazyConv2d(4, 3))
 
@@ -75,8 +101,22 @@ def test_what_is_written_has_not_been_run(nets: Any, capsys: Any):
     assert torch.allclose(before(x), after(x), atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "told"), [("Choosy", "calls conv 0 times, not 2"), ("Sized", "(1, 2, 6, 6)")])
+@pytest.mark.parametrize("options", [(), ("--no-certify",)])
+def test_a_network_that_goes_another_way_when_converted_is_refused(
+    name: str, told: str, options: tuple[str, ...], nets: Any, capsys: Any
+):
+    torch.save(getattr(nets, name)().state_dict(), "m.pt")
+    code, line = run(capsys, "m.pt", "--arch", f"own_nets:{name}", "--input-size", 3, 8, 8, *options)
+    assert (code, line.count("\n")) == (2, 1), line
+    assert told in line
+    assert not Path("m.mhsa.pt").exists()
+
+
 @pytest.mark.nasty(22)
-@pytest.mark.parametrize("odd", [{"stride": 2}, {"padding": 1, "dilation": 1}, {"stride": [1, 2]}], ids=str)
+@pytest.mark.parametrize(
+    "odd", [{"stride": 2}, {"padding": 1, "dilation": 1}, {"stride": [1, 2]}, {"stride": (2,), "padding": [1]}], ids=str
+)
 def test_one_number_for_all_axes_is_rechecked_too(odd: dict, nets: Any, capsys: Any):
     torch.save(with_odd(**odd), "m.pt")
     assert run(capsys, "m.pt")[0] == 0
@@ -89,6 +129,9 @@ def test_one_number_for_all_axes_is_rechecked_too(odd: dict, nets: Any, capsys: 
     [
         ({"stride": (torch.tensor(2), 1)}, "0: Conv2d: stride is (tensor(2), 1), not 2 whole numbers"),
         ({"dilation": (True, True)}, "0: Conv2d: dilation is (True, True), not 2 whole numbers"),
+        ({"in_channels": torch.ones(2)}, "0: Conv2d: its attributes contradict each other: RuntimeError: Boolean"),
+        ({"output_padding": None}, "0: Conv2d: output_padding is None, not 2 whole numbers"),
+        ({"_forward_hooks": None}, "0: Conv2d: its attributes contradict each other: AttributeError"),
     ],
 )
 def test_numbers_that_are_none_are_named(odd: dict, words: str, nets: Any, capsys: Any):
@@ -125,6 +168,18 @@ def test_shapes_alone_take_the_weights_of_the_file(nets: Any, capsys: Any):
     found.load_state_dict(torch.load("m.mhsa.pt", weights_only=True))
     x = torch.randn(2, 3, 8, 8)
     assert torch.allclose(found(x), model(x), atol=1e-5)
+
+
+def test_extra_state_is_no_tensor(nets: Any, capsys: Any):
+    model = nets.Extra(nn.Conv2d(3, 4, 3))
+    torch.save(model, "m.pt")
+    code, told = run(capsys, "m.pt", "--allow", "own_nets.Extra", "--format", "safetensors")
+    assert code == 0, told
+    assert isinstance(construct.load("m.mhsa.safetensors").get_submodule("0"), construct.MHSA)
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3)).state_dict(), "n.pt")
+    nets.made = lambda: model
+    code, told = run(capsys, "n.pt", "--arch", "own_nets:made")
+    assert (code, "_extra_state" in told) == (2, True), told
 
 
 @pytest.mark.nasty(9)

@@ -1,8 +1,8 @@
 """End-to-end bounds: each rule alone against random errors, whole networks, planted faults, and what is refused by name."""
 
 import copy
-from collections import OrderedDict
-from dataclasses import replace
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -610,7 +610,7 @@ def test_a_run_over_the_bound_is_refuted(wrong, monkeypatch):
         "value": lambda call: replace(right(call), high=right(call).low),
     }
     monkeypatch.setattr(pushing, "RULES", {**rule_table.RULES, F.batch_norm: spoilt[wrong]})
-    net[0].execution = "chunked"
+    net[0].execution = "axial"  # which adds in another order than the convolution; others may agree with it to the bit
     result = propagate(model, net, x)
     assert result.verdict.name == "REFUTED"
     assert result.verdict.sentence.startswith("1 (batch_norm)")
@@ -855,3 +855,81 @@ def test_parabola_is_bounded_too():
     net[0] = construct.conv_to_mhsa(model[0], encoding="parabola")
     x = torch.randn(1, 2, 6, 5)
     assert_sound(model, x, propagate(model, net, x))
+
+
+@dataclass
+class Answer:
+    """A network's output, as people like to have it."""
+
+    scores: Tensor
+    name: str = "answer"
+
+
+class Opaque:
+    """Another, which nobody can look into."""
+
+    def __init__(self, scores: Tensor):
+        self.scores = scores
+
+
+@pytest.mark.parametrize(
+    ("wrap", "verdict"),
+    [
+        (Answer, "PROVED"),
+        (lambda y: [Answer(y), None, 3], "PROVED"),
+        (lambda y: UserDict(scores=y), "PROVED"),
+        (Opaque, "UNDECIDED"),
+        (lambda y: (y, Opaque(y)), "UNDECIDED"),
+        (lambda y: {y}, "UNDECIDED"),
+        (lambda y: None, "UNDECIDED"),
+        (lambda y: [], "UNDECIDED"),
+    ],
+)
+def test_what_a_network_returns_is_looked_into_or_nothing_is_claimed(wrap: Any, verdict: str) -> None:
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Any:
+            return wrap(self.conv(x))
+
+    torch.manual_seed(0)
+    model = Network()
+    converted = construct.convert(model)
+    x = torch.randn(1, 2, 6, 6)
+    for bound in (propagate(model, converted, [x]), worst_case(model, converted, (2, 6, 6), 3.0)):
+        assert bound.verdict.name == verdict, bound.verdict
+        if verdict == "PROVED":
+            assert bound.per_output.size == 3 * 6 * 6
+            assert bound.bound > 0
+
+
+def test_plain_values_that_differ_are_told() -> None:
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.calls = nn.Conv2d(1, 1, 1), [0]
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls[0] += 1
+            return self.conv(x), self.calls[0]
+
+    model = Network()
+    converted = construct.convert(model)
+    model.calls[0] = 5
+    verdict = propagate(model, converted, [torch.ones(1, 1, 2, 2)]).verdict
+    assert verdict.name == "UNDECIDED"
+    assert "different constants" in verdict.sentence
+
+
+def test_a_run_in_inference_mode_is_undecided() -> None:
+    class Network(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            with torch.inference_mode():
+                return super().forward(input)
+
+    model = Network(nn.Conv2d(1, 1, 3), nn.ReLU())
+    verdict = propagate(model, construct.convert(model), [torch.ones(1, 1, 4, 4)]).verdict
+    assert verdict.name == "UNDECIDED"
+    assert "inference mode" in verdict.sentence

@@ -499,6 +499,13 @@ def test_what_computes_something_else_is_refused():
     a.register_forward_hook(lambda module, args, out: None)
     with refused("hooks"):
         construct.from_torch_mha(a, layer.geometry, (4, 4))
+    doubled = fresh()
+    doubled.register_forward_hook(lambda *_: torch.zeros(()))
+    shadowed: Any = fresh()
+    shadowed.forward = lambda x: x
+    for module in (doubled, shadowed):
+        with refused("it has hooks, or a forward of its own"):
+            construct.from_torch_mha(module)
     for name in ("positions", "sources", "query_tokens"):
         moved = fresh()
         getattr(moved, name)[0] += 1

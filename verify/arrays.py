@@ -245,11 +245,11 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
             raise Rejected(f"{path!r} has a geometry whose vectors are no tuples")
         if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
             raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
-    # torch reads one number for all axes.
-    kernel = _plain(source["kernel_size"])
-    axes = len(kernel) if isinstance(kernel, list) else 0
-    spread = {name: (source[name],) * axes for name in GEOMETRY_VECTORS if type(source[name]) is int}
-    geometry = {name: _plain(spread.get(name, source[name])) for name in GEOMETRY}
+    geometry = {name: _plain(source[name]) for name in GEOMETRY}
+    axes = len(geometry["kernel_size"]) if isinstance(geometry["kernel_size"], list) else 0
+    for name in GEOMETRY_VECTORS:  # torch reads one number, also one in a list, for all axes
+        value = [geometry[name]] if type(geometry[name]) is int else geometry[name]
+        geometry[name] = value * axes if isinstance(value, list) and len(value) == 1 else value
     geometry |= {} if radix is None else {"radix": _plain(radix)}
     return Layer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
 

@@ -219,8 +219,9 @@ def stated_geometry(layer: Any) -> dict[str, Any]:
         stated[name] = list(value) if isinstance(value, tuple | list) else value
     dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
     for name in ("stride", "dilation", "padding", "output_padding"):
-        if _whole(stated[name]):
-            stated[name] = [stated[name]] * dims
+        value = [stated[name]] if _whole(stated[name]) else stated[name]
+        # torch reads one number, also one in a list, for all axes.
+        stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
     if getattr(layer, "radix", None) is not None:
         stated["radix"] = list(layer.radix)
     return stated

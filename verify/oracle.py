@@ -50,7 +50,8 @@ class Convolution:
         dims = conv.weight.dim() - 2
 
         def vector(value: Any) -> tuple[int, ...]:
-            return (value,) * dims if isinstance(value, int) else tuple(value)
+            values = (value,) if isinstance(value, int) else tuple(value)
+            return values * dims if len(values) == 1 else values
 
         return cls(
             weight=conv.weight.detach().cpu().double().numpy() if weight is None else weight,

@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode):
         own = tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, inputs)
         for part, tensor in enumerate(_tensors(own)):
             if tensor.is_floating_point():
-                self._active[tensor] = (Activation(0, part), tensor._version)
+                self._remember(tensor, Activation(0, part))
             else:
                 self._constants[tensor] = True
         self.calls = 1
@@ -211,8 +211,14 @@ class Recorder(TorchFunctionMode):
         finally:
             self._inside -= 1
         for part, tensor in enumerate(outputs):
-            self._active[tensor] = (Activation(self.calls, part), tensor._version)
+            self._remember(tensor, Activation(self.calls, part))
         self.calls += 1
+
+    def _remember(self, tensor: Tensor, activation: Activation) -> None:
+        if tensor.is_inference():
+            self.failure = self.failure or "it runs in inference mode, in which nobody counts what is changed in place"
+        else:
+            self._active[tensor] = (activation, tensor._version)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

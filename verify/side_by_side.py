@@ -22,6 +22,7 @@ from verify.balls import NoBound
 from verify.pair_rule import Certifier
 from verify.pushing import Claim, Pairs, Push, Pushing, matching, tensors
 from verify.recording import Event, Recorder
+from verify.returned import laid_out
 
 
 @dataclass
@@ -70,12 +71,13 @@ def run_both(
         events.append(Event(event.path, event.function, event.args, event.kwargs, outputs))
 
     theirs = Recorder(converted, {layer: path for path, (_, layer) in replaced.items()}, remember)
-    found = theirs.run(inputs)
-    failed = theirs.failure
+    found, odd = laid_out(theirs.run(inputs))
+    failed = theirs.failure or odd
     pushed = [Claim(inputs, bound, certifier, replaced) for bound, certifier in claims]
     pushing = Pushing(replaced, events, theirs.returned(found), pushed)
     ours = Recorder(model, {conv: path for path, (conv, _) in replaced.items()}, pushing)
-    expected = ours.run(inputs)
+    expected, odd = laid_out(ours.run(inputs))
+    failed = failed or odd
     observed = _by_input([_difference(a, b) for a, b in matching(expected, found)], inputs)
     returned = ours.returned(expected)
     outcomes = []

@@ -227,7 +227,8 @@ def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | tuple[in
 
 
 def _tuple(value: int | Sequence[int], d: int) -> tuple[int, ...]:
-    return (value,) * d if isinstance(value, int) else tuple(value)
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * d if len(values) == 1 else values
 
 
 @st.composite
