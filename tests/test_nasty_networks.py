@@ -1,5 +1,6 @@
 """What a second look at real files found: networks with a state of their own, odd attributes, lazy and meta factories."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import construct
 from construct.from_conv import main
 from construct.stock import to_torch_mha
 from verify.__main__ import main as recheck
+from verify.sampling import check_on_activations
 
 NETS = """
 import torch
@@ -48,6 +50,15 @@ class Sized(nn.Module):
         self.conv = nn.Conv2d(3, 4, 3)
     def forward(self, x):
         return self.conv(x)[:, : 4 if isinstance(self.conv, nn.Conv2d) else 2]
+
+class Mixed(nn.Module):
+    "Runs its convolution in bfloat16."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 2, 3, stride=2)
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.up(self.conv(input=x), output_size=(18, 18)).float()
 
 class Extra(nn.Sequential):
     "Keeps more than tensors in its state dict."
@@ -111,6 +122,21 @@ def test_a_network_that_goes_another_way_when_converted_is_refused(
     assert (code, line.count("\n")) == (2, 1), line
     assert told in line
     assert not Path("m.mhsa.pt").exists()
+
+
+def test_a_network_that_mixes_precision_is_judged_in_the_format_of_its_layers(nets: Any, capsys: Any):
+    """Autocast rounds by far more than a layer in its own format may."""
+    net = nets.Mixed()
+    torch.save(net.state_dict(), "m.pt")
+    code, told = run(capsys, "m.pt", "--arch", "own_nets:Mixed", "--input-size", 3, 8, 8, "--json")
+    assert code == 0, told
+    found = json.loads(told)
+    assert [layer["verdict"]["name"] for layer in found["layers"]] == ["PROVED", "PROVED"]
+    layer = construct.conv_to_mhsa(net.conv)
+    layer.w_val.data[0, 0, 0, 0] += 1e-3  # less than bfloat16 rounds
+    (check,) = check_on_activations(net, {"conv": (net.conv, layer)}, [torch.ones(1, 3, 8, 8)], "ones").values()
+    assert check.verdict.name == "REFUTED"
+    assert "without the network's autocast" in check.verdict.sentence
 
 
 @pytest.mark.nasty(22)
