@@ -16,6 +16,10 @@ KEYS = (
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """What wrappers (DataParallel, torch.compile, training frameworks) put in front of every name."""
+WRAPPERS = ("module", "_orig_mod")
+"""What they put into the names of what is inside, where parts of a network are wrapped."""
+AVERAGED = "n_averaged"
+"""The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
 def unwrap(content: object, name: str) -> tuple[object, tuple[str, ...]]:
@@ -67,12 +71,16 @@ def _holds_model(value: object, depth: int = 3) -> bool:
 
 
 def fitting(state: dict[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """A state dict without the prefix that keeps it from fitting its network, and what was taken off.
+    """A state dict without the names of wrappers that keep it from fitting its network, and what was done, a sentence each.
 
     Args:
         state: the state dict.
         wanted: the names in the network.
     """
+    notes: list[str] = []
+    if AVERAGED in state and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in state):
+        state = {key: value for key, value in state.items() if key != AVERAGED}
+        notes.append(f"passed over: {AVERAGED!r}, how many were averaged")
     taken, known = "", {key.partition(".")[0] for key in wanted}
     while state and not known & {key.partition(".")[0] for key in state}:
         prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in state)), None)
@@ -80,4 +88,9 @@ def fitting(state: dict[str, Tensor], wanted: Collection[str]) -> tuple[dict[str
             break
         state = {key.removeprefix(prefix): value for key, value in state.items()}
         taken += prefix
-    return state, (f"the prefix {taken!r} was taken off every name",) if taken else ()
+    notes += [f"the prefix {taken!r} was taken off every name"] if taken else []
+    bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): value for key, value in state.items()}
+    if not all(key in wanted for key in state) and len(bare) == len(state) and all(key in wanted for key in bare):
+        state = bare
+        notes.append("the names of wrappers were taken out of its names")
+    return state, tuple(notes)

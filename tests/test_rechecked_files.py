@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import verify
 from construct.from_conv import main
@@ -19,6 +20,7 @@ NETWORKS = """
 import warnings
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 def net():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 1))
@@ -80,6 +82,8 @@ FORMS: dict[str, Callable[[nn.Module], Any]] = {
     "module.": lambda m: under("module.", m.state_dict()),
     "_orig_mod.": lambda m: under("_orig_mod.", m.state_dict()),
     "both, wrapped": lambda m: {"model": under("module._orig_mod.", m.state_dict()), "ema_decay": 0.9},
+    "averaged": lambda m: AveragedModel(m).state_dict(),
+    "a part compiled": lambda m: {name.replace(".", "._orig_mod.", 1): t for name, t in m.state_dict().items()},
     "lightning": lambda m: {"state_dict": under("model.", m.state_dict()), "callbacks": {"Best": {"score": torch.ones(())}}},
 }  # fmt: skip
 
