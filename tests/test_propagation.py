@@ -20,7 +20,7 @@ from truths import permuted
 import construct
 import construct.demo
 from verify import elementwise_rules, linear_rules, pair_rule, pushing, rule_table
-from verify.balls import Ball, Call
+from verify.balls import Ball, Call, NoBound
 from verify.budget import FORMATS
 from verify.certification import certify
 from verify.fields import Attention
@@ -223,6 +223,49 @@ def test_rounding_alone_has_room_for_both_evaluations(name):
         assert bool((rounding <= bound).all())
         assert float(rounding.max()) > 0
         assert float(bound.max()) < 1e-4  # and is of the size of rounding
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("function", [torch.conv1d, torch.conv_transpose1d])
+def test_a_convolution_may_be_stored_once_a_tap_and_twice_more(name: str, function: Any):
+    """In half precision, by either network, as the budget of a certificate takes it."""
+    fmt = FORMATS[name]
+    x, weight = (torch.ones(1, 1, n, dtype=getattr(torch, name)) for n in (9, 5))
+    call = Call(function, (Ball.exact(x), weight), {}, function(x, weight), fmt=fmt)
+    error = float(rule_table.RULES[function](call).error.max())  # of an output that meets every tap
+    least = 2 * 5 * (6 * fmt.u + (5 + 2) * fmt.stored_u)
+    assert least <= error <= 1.1 * least
+
+
+@pytest.mark.parametrize(
+    ("variance", "held"), [(0.0, True), (2.0**-40, True), (-(2.0**-40), False), (float("nan"), False)]
+)
+def test_a_negative_variance_has_no_bound(variance: float, held: bool):
+    """Though with ε it is a number whose root is real: what the sum rounds away may be all of it."""
+    x = torch.ones(1, 2, 3)
+    mean, spread = torch.zeros(2), torch.tensor([1.0, variance])
+    output = F.batch_norm(x, mean, spread, eps=1.0)
+    call = Call(F.batch_norm, (Ball.exact(x), mean, spread), {"eps": 1.0}, output, fmt=FORMATS["float32"])
+    if held:
+        assert bool((linear_rules.batch_norm(call).size >= output).all())
+        return
+    with pytest.raises(NoBound, match="a running variance is"):
+        linear_rules.batch_norm(call)
+
+
+@pytest.mark.parametrize("name", ["mean", "mean of all", "avg_pool2d", "adaptive_avg_pool2d"])
+@pytest.mark.parametrize("held", [True, False])
+def test_the_sum_of_a_mean_may_overflow(name: str, held: bool):
+    """Though the mean itself is far from it."""
+    function, args, kwargs = ONE[name]
+    x = torch.full((2, 3, 4, 6), 1.0 if held else FORMATS["float32"].largest / 8)
+    output = function(x, *args, **kwargs)
+    call = Call(function, (Ball.exact(x), *args), kwargs, output, fmt=FORMATS["float32"])
+    if held:
+        assert bool((rule_table.RULES[function](call).size >= output).all())
+        return
+    with pytest.raises(NoBound, match="an intermediate may reach"):
+        rule_table.RULES[function](call)
 
 
 def with_curve(*numbers: float) -> Any:
