@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from dataclasses import replace
+from itertools import product
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +267,48 @@ def test_the_sum_of_a_mean_may_overflow(name: str, held: bool):
         return
     with pytest.raises(NoBound, match="an intermediate may reach"):
         rule_table.RULES[function](call)
+
+
+SUBNORMAL = {  # name → function of torch, further arguments
+    "times a number": (Tensor.mul, (1e-42,), {}),
+    "times a constant": (torch.mul, (CONSTANT * 2.0**-140,), {}),
+    "take a multiple": (torch.rsub, (CONSTANT * 2.0**-60,), {"alpha": 1e-42}),
+    "leaky_relu": (F.leaky_relu, (1e-42,), {}),
+}
+
+
+@pytest.mark.parametrize("name", SUBNORMAL)
+def test_a_factor_that_is_subnormal_loses_as_much_as_what_it_meets_is_large(name: str):
+    """A Python number is rounded first: what that loses is multiplied by the activation."""
+    function, args, kwargs = SUBNORMAL[name]
+    for seed, spread in product(range(4), (2.0**60, 2.0**110)):
+        assert judge(function, [activations(seed, torch.float32, spread, 0.0)], args, kwargs, True) <= 1
+
+
+@pytest.mark.parametrize("divisor", [1e-42, 1e-45, 0.0])
+def test_division_by_what_is_subnormal_or_nothing_has_no_bound(divisor: float):
+    x = torch.ones(1)
+    call = Call(Tensor.div, (Ball.exact(x), divisor), {}, x / divisor, fmt=FORMATS["float32"])
+    with pytest.raises(NoBound, match="it divides by"):
+        elementwise_rules.divided(call)
+
+
+# What these functions work out on the way may overflow where they do not.
+OVERFLOW = ["hardswish", "silu", "selu", "softmax", "log_softmax", "add a number", "batch_norm", "bilinear", "sum"]
+
+
+@pytest.mark.parametrize("name", OVERFLOW)
+@pytest.mark.parametrize("part", ["value", "error"])
+def test_what_is_near_the_largest_number_has_no_bound(name: str, part: str):
+    """In either network."""
+    function, args, kwargs = ONE[name]
+    x = torch.ones(2, 3, 4, 6)
+    call = Call(function, (Ball.exact(x), *args), kwargs, function(x, *args, **kwargs), fmt=FORMATS["float32"])
+    rule, most = rule_table.RULES[function], 0.9 * FORMATS["float32"].largest * torch.ones_like(x, dtype=torch.float64)
+    assert bool(rule(call).error.isfinite().all())
+    ball = Ball.around_zero(most, 0 * most) if part == "value" else Ball.around_zero(0 * most, most)
+    with pytest.raises(NoBound, match="an intermediate may reach"):
+        rule(replace(call, args=(ball, *args)))
 
 
 def with_curve(*numbers: float) -> Any:
