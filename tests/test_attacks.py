@@ -502,6 +502,16 @@ def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, 
     assert (certificate.counterexample is not None) == (verdict == "REFUTED")
 
 
+@pytest.mark.parametrize(("alpha", "found"), [(1024.0, True), (1.0, False)])
+def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, found: bool):
+    """On either side an output is a sum of all inputs, and no input is read."""
+    conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+    circular = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+    certificate = certify(conv, conv_to_mhsa(circular, alpha=alpha), grid=(7,))
+    assert certificate.verdict.name != "PROVED"
+    assert (certificate.counterexample is not None) == found
+
+
 @pytest.mark.parametrize(("on", "found"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)])
 def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], found: bool):
     """Other padding is seen by heads that look at positions; of others nobody says what they read."""

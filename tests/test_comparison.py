@@ -18,8 +18,17 @@ from truths import excess, permuted
 import verify
 from construct import conv_to_mhsa
 from verify.calls import convolution_calls
+from verify.fields import Attention
 from verify.oracle import Convolution
-from verify.rounding import OffTheKernel, attention_bound, carried_kernel, convolution_bound, difference_bound, gamma
+from verify.rounding import (
+    OffTheKernel,
+    attention_bound,
+    carried_kernel,
+    carries_as_stored,
+    convolution_bound,
+    difference_bound,
+    gamma,
+)
 from verify.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
@@ -214,6 +223,26 @@ def test_heads_at_one_tap_add_up_in_the_carried_kernel():
     layer.v[1] = layer.v[0]
     assert carried_kernel(layer).tolist() == layer.weight.tolist() == [[[-2.0, 0.0]]]
     assert carried_kernel(layer, absolute=True).tolist() == [[[8.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("order", "held"),
+    [([0, 1, 2], True), ([2, 0, 1], True), ([0, 1], False), ([0, 1, 2, 0, 0], False), ([0, 0, 0, 1, 2], False)],
+)
+def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[int], held: bool):
+    """Of three heads at a tap two cancel: the kernel is the same, and what may be rounded is three times as much."""
+    conv = nn.Conv1d(2, 3, 3, bias=False)
+    layer = permuted(conv_to_mhsa(conv), order)
+    if len(order) > 3:
+        last = max(head for head, tap in enumerate(order) if tap == 0)
+        layer.w_val.data[last] *= -1
+        assert torch.equal(layer.weight, conv.weight)
+    fields, x = Convolution.read(conv), torch.ones(1, 2, 5)
+    assert carries_as_stored(Attention.read(layer), fields) == held
+    assert np.array_equal(carried_kernel(layer, absolute=True), np.abs(fields.weight)) == held
+    if len(order) >= 3:
+        both = convolution_bound(conv, x) + attention_bound(layer, conv, x)
+        np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

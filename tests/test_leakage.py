@@ -226,6 +226,19 @@ def test_alpha_for_nonsense(arguments: dict, complaint: str):
         alpha_for(**arguments)
 
 
+@given(st.floats(-2, 2.3).map(lambda exponent: float(10**exponent)), OFFSETS)
+def test_what_lies_beyond_the_last_term_is_counted(alpha: float, offset: Fraction):
+    """Beside a double it vanishes; in numbers of 500 bits it does not."""
+    a, f = exact(alpha), exact(offset)
+    truth = mp.fsum(mp.exp(-a * (n * n + sign * 2 * n * f)) for n in range(1, 4 * wide(alpha)) for sign in (1, -1))
+    before, leakages.iv.prec = leakages.iv.prec, 500
+    try:
+        found = mp.mpf(leakages.tail(alpha, offset).b)
+    finally:
+        leakages.iv.prec = before
+    assert truth <= found <= truth * (1 + mp.mpf(10) ** -20)
+
+
 def test_interval_arithmetic_rounds_outwards():
     """What all of this stands on: mpmath's intervals contain the exponential, and ``upper`` does not come down."""
     assert mpmath.iv.exp(-1).a < mp.exp(-1) < mpmath.iv.exp(-1).b

@@ -1,0 +1,130 @@
+"""The runs of a certificate: which inputs, how much each output is allowed, and that a run can fail."""
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from truths import permuted
+
+from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.aims import aim
+from verify.budget import FORMATS
+from verify.certification import certify
+from verify.fields import Attention, Geometry
+from verify.oracle import Convolution
+from verify.probing import _judged, impulse_bound, impulses, run_executions
+from verify.reading import token_count
+from verify.rounding import difference_bound
+from verify.strategies import convolutions, sizes_for
+
+FLOATS = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@given(convolutions(), st.data())
+def test_impulses_are_alone_and_of_full_size(conv: Any, data: st.DataObject):
+    """The first input is zero; of every other, all channels of one place are ±B."""
+    grid, bound = data.draw(sizes_for(conv)), data.draw(st.sampled_from([1.0, 0.1, 2.0**20]))
+    zero, *others = impulses(Convolution.read(conv), grid, bound)
+    assert not zero.any()
+    assert others
+    for x in others:
+        assert x.shape == (conv.in_channels, *grid)
+        assert sorted({*np.abs(x).flat} - {0.0}) == [bound]
+        assert (np.count_nonzero(x.reshape(len(x), -1), axis=1) == 1).all()
+        assert np.count_nonzero(x.any(axis=0)) == 1
+
+
+def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) -> np.ndarray | None:
+    """What a certificate allows a run on these inputs."""
+    attention = Attention.read(layer)
+    aims = [aim(attention, head) if carries else None for head, carries in enumerate(attention.carrying)]
+    shifts = [None if aimed is None else aimed.shift for aimed in aims]
+    tokens = token_count(Geometry.read(layer), inputs.shape[2:])
+    fmt = FORMATS[FLOATS[conv.weight.dtype]]
+    return impulse_bound(Convolution.read(conv), attention, shifts, inputs, fmt, tokens, as_stored)
+
+
+@given(convolutions(dtypes=list(FLOATS), padding_modes=["zeros"]), st.data())
+def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st.DataObject):
+    """Not less than the bound of that input, which is worked out apart; and little more."""
+    layer = conv_to_mhsa(conv)
+    cancels = data.draw(st.booleans())
+    if cancels:  # |W_val||W_out| is more than |W|
+        layer = permuted(layer, [*range(layer.heads), 0, 0])
+        layer.w_val.data[-1] *= -1
+    inputs = impulses(Convolution.read(conv), data.draw(sizes_for(conv, tokens=60)), 1.0)
+    found = allowed(conv, layer, inputs, as_stored=not cancels and data.draw(st.booleans()))
+    wanted = difference_bound(conv, layer, torch.from_numpy(inputs).to(conv.weight.dtype))
+    assert found is not None
+    assert found.shape == wanted.shape
+    assert (found >= wanted * (1 - 1e-5) - 1e-38).all()
+    assert (found <= wanted * (1 + 1e-3) + 1e-38).all()
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_of_a_head_between_the_taps_no_impulse_is_judged(carries: bool):
+    """Unless it carries nothing."""
+    conv = nn.Conv1d(1, 1, 3, dilation=2)
+    layer = permuted(conv_to_mhsa(conv), [0, 1, 2, 1])
+    layer.v.data[3, 1] = -2 * layer.v.data[3, 0]
+    if not carries:
+        layer.w_out.data[3] = 0
+    found = allowed(conv, layer, impulses(Convolution.read(conv), (7,), 1.0))
+    assert (found is None) == carries
+
+
+# Difference, bound, and whether the run is over it.
+JUDGED = [
+    ([1.0, 1.0], [1.0, 2.0], False),
+    ([2.0, 1.0], [1.0, 2.0], True),
+    ([2.0, 1.0], [1.0, 0.0], True),
+    ([2.0, 1.0], [1.0, inf], True),
+    ([0.0, 1.0], [0.0, 1.0], False),
+    ([5e-324, 1.0], [0.0, 1.0], True),
+    ([1e300, nan], [inf, inf], False),
+    ([0.0, nan], [1.0, 1.0], True),
+    ([0.0, nan], [inf, 1.0], True),
+    ([nan, 0.0], [0.0, 1.0], True),
+    ([inf, 0.0], [1.0, 1.0], True),
+    ([0.0, 0.0], [nan, 1.0], False),
+    ([1.0, 0.0], [nan, 1.0], True),
+]
+
+
+@pytest.mark.parametrize(("difference", "bound", "over"), JUDGED)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_what_is_over_a_bound(difference: list[float], bound: list[float], over: bool, everywhere: bool):
+    """One bound a channel, or one for every output of every input: whatever is not a number is over it."""
+    seen = np.array(difference).reshape(1, 2, 1)
+    limits = np.array(bound)
+    per_channel, worst = _judged(seen, limits.reshape(1, 2, 1) if everywhere else limits)
+    np.testing.assert_array_equal(per_channel, difference)
+    assert (not worst <= 1) == over
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+@pytest.mark.parametrize("value", [nan, 1.0])
+def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatch: pytest.MonkeyPatch):
+    """Where one is wrong, that one is told, with the input and what it made of it."""
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    inputs, bound = np.ones((1, 2, 4, 4)), np.full(2, 1e-3)
+    right = EXECUTIONS[name]
+    probes = run_executions(conv, layer, inputs, bound)
+    assert [probe.execution for probe in probes] == list(EXECUTIONS)
+    assert all(probe.over is None for probe in probes)
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + value))
+    found = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
+    over = found[name].over
+    assert over is not None
+    np.testing.assert_array_equal(over[0], inputs[0])
+    assert not found[name].worst <= 1
+    certificate = certify(conv, layer, grid=(4, 4))
+    assert certificate.verdict.name == "REFUTED"
