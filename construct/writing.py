@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -206,5 +207,6 @@ class _Stream:
 
 def _temporary(path: Path) -> Path:
     """A name in the same folder that no other run uses, and that is not too long wherever the path's own is not."""
-    start = os.fsencode(path.name)[:100].decode(errors="ignore")  # what is too long is counted in bytes
+    # What is too long is counted in bytes.
+    start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
     return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

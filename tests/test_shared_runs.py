@@ -281,10 +281,9 @@ def test_a_run_over_either_bound_is_refuted(monkeypatch):
 
     def spoilt(call: Call) -> Ball:
         ball = right(call)
-        return Ball(ball.low, ball.high, ball.error * 0, ball.over)
+        return Ball(ball.low, ball.high, ball.error * 0 - 1, ball.over)  # both may round alike
 
     monkeypatch.setattr(pushing, "RULES", {**rule_table.RULES, F.batch_norm: spoilt})
-    net[0].execution = "chunked"
     for result in both_cases(model, net, [x], 8.0):
         assert result.verdict.name == "REFUTED"
         assert result.verdict.sentence.startswith("1 (batch_norm)")
