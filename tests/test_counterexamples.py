@@ -68,6 +68,7 @@ def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certifi
             assert doubled(image)[0][counter.output] != expected
 
 
+@pytest.mark.deep
 def test_one_ulp_of_a_tap_or_a_bias_is_refuted_wherever_it_can_be_seen():
     """In every format; where a tap reads padding only, no input can show it, and the word is UNDECIDED."""
     verdicts: dict[tuple[str, str], int] = {}

@@ -248,6 +248,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wrap", RETURNED.values(), ids=RETURNED)
 def test_networks_that_return_several_tensors_are_exported(wrap: Any):
     torch.manual_seed(0)

@@ -584,6 +584,7 @@ def test_a_stopped_command_says_how_to_go_on(
 # ---- runs beside each other ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sizes = (
         "--variants quadratic --seeds 0 1 2 --epochs 1 --layers 1 --heads 1 --width 4 --batch 300 --no-plots".split()
