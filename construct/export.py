@@ -184,8 +184,9 @@ def _difference(
     x = torch.randn(batch, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in (call(x), network(x)))
-    if [y.shape for y in found] != [y.shape for y in expected]:
-        raise ValueError(f"the program returns {len(found)} tensors, not the {len(expected)} of the network")
+    ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (found, expected))
+    if ours != theirs:
+        raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
     return max((_furthest(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
 
 

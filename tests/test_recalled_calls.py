@@ -110,16 +110,17 @@ def test_any_number_of_images_is_gathered_a_few_at_a_time(
                 assert torch.equal(layer(x), conv(x))
 
 
+@pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("side", [7, 8, 20])
 @pytest.mark.parametrize("lying", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_a_pointwise_layer_adds_the_bias_as_it_is_now(side: int, lying: torch.memory_format) -> None:
+def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, lying: torch.memory_format) -> None:
     """For images of few tokens and of many; after edits that leave no trace, to zeros and back."""
     conv, generator = nn.Conv2d(3, 4, 1), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in conv.parameters():
             p.copy_(torch.randint(1, 9, p.shape, generator=generator))
         layer = conv_to_mhsa(conv).requires_grad_(False)
-        x = torch.randint(-4, 5, (3, 3, side, side), generator=generator).float().contiguous(memory_format=lying)
+        x = torch.randint(-4, 5, (images, 3, side, side), generator=generator).float().contiguous(memory_format=lying)
         for change in (1, 2, 0, -3):
             for bias in (conv.bias, layer.b_out):
                 bias.data.mul_(change).add_(change)  # type: ignore[union-attr]

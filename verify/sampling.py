@@ -212,15 +212,14 @@ def check_on_activations(
 
     def hook(path: str, layer: nn.Module) -> Callable[..., None]:
         def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            x = args[0] if args else kwargs["input"]
-            where = what
-            if torch.is_autocast_enabled(x.device.type):  # what is claimed of a layer is claimed in its own format
+            x, *others = args or (kwargs["input"],)
+            named = {key: value for key, value in kwargs.items() if key != "input"}
+            mixed, where = torch.is_autocast_enabled(x.device.type), what
+            if mixed:  # what is claimed of a layer is claimed in its own format
                 x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
-                rest = args[1:], {key: value for key, value in kwargs.items() if key != "input"}
-                with torch.autocast(x.device.type, enabled=False):
-                    output, found = conv.forward(x, *rest[0], **rest[1]), layer(x, *rest[0], **rest[1])
-            else:
-                found = layer(*args, **kwargs)
+            with torch.autocast(x.device.type, enabled=False):
+                found = layer(x, *others, **named)
+                output = conv.forward(x, *others, **named) if mixed else output
             check = check_outputs(conv, layer, x, output, found, where)
             checks[path] = checks[path].merged(check) if path in checks else check
             progress(path)

@@ -1,4 +1,4 @@
-"""The numbers of ``dense`` in bounded memory: one block of queries at a time, of one head or of as many as a block has room for."""
+"""The numbers of ``dense`` in bounded memory: a block of queries at a time, of one head, or of several small ones together."""
 
 from collections.abc import Callable
 from functools import partial
@@ -141,5 +141,5 @@ def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int)
 
 
 EXECUTIONS["chunked"] = Execution(
-    run, memory, "the same numbers, a block of queries at a time, of as many heads as it has room for", products
+    run, memory, "the same numbers, a block of queries at a time, of one head, or of several small ones", products
 )

@@ -22,8 +22,6 @@ WASTED = 2**24
 """... as long as those in vain are no more than this many multiplications."""
 BLOCK = 2**18
 """Numbers of windows that are laid out at a time: 1 MiB of float32, which stays in a core's cache."""
-
-
 LEAST = 2**7
 """Fewer windows than this are not worth laying out the weights anew."""
 NARROW = 16
@@ -140,25 +138,21 @@ def _blocks(todo: Windows, step: Ints, rows: int) -> tuple[Block, ...]:
         slots = []
         for ahead in product(*map(range, todo.length)):
             begin = [n + m for n, m in zip(todo.start, ahead, strict=True)]
-            begin[0] += some.start
-            slots.append(tuple(slice(n, n + m) for n, m in zip(begin, count, strict=True)))
+            slots.append(_box((begin[0] + some.start, *begin[1:]), count))
         parts = []
         for number, (residue, first, n) in enumerate(todo.first):
             low, high = max(some.start, first[0]), min(some.stop, first[0] + n[0])
             if low < high:
-                wanted = (low - some.start, *first[1:]), (high - low, *n[1:])
-                begin = [low - first[0], *(0 for _ in n[1:])]
-                ends = [(b + m - 1) * s + r + 1 for b, m, s, r in zip(begin, wanted[1], step, residue, strict=True)]
-                starts = [b * s + r for b, s, r in zip(begin, step, residue, strict=True)]
-                parts.append(
-                    (
-                        number,
-                        tuple(slice(b, b + m) for b, m in zip(*wanted, strict=True)),
-                        tuple(map(slice, starts, ends, step)),
-                    )
-                )
+                size = (high - low, *n[1:])
+                starts = ((low - first[0]) * step[0] + residue[0], *residue[1:])
+                place = (slice(b, b + s * (m - 1) + 1, s) for b, s, m in zip(starts, step, size, strict=True))
+                parts.append((number, _box((low - some.start, *first[1:]), size), tuple(place)))
         found.append(Block(count, tuple(slots), tuple(parts)))
     return tuple(found)
+
+
+def _box(begin: Ints, size: Ints) -> Box:
+    return tuple(slice(n, n + m) for n, m in zip(begin, size, strict=True))
 
 
 def _rows(todo: Windows, width: int) -> int:
