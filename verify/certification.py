@@ -22,6 +22,7 @@ from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
 from verify.precision import flushes_to_zero, winograd_may_run
 from verify.probing import (
+    HEAVY,
     Probe,
     adversarial_inputs,
     impulse_bound,
@@ -217,28 +218,32 @@ def _positive(value: float, what: str) -> float:
 
 
 def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
-    layer, w_val = argument.layer, argument.attention.w_val
+    layer = argument.layer
     if not isinstance(layer, MHSA):
         argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
         return []
-    module, bound = argument.conv_module, argument.bound
-    small, other = probe_grids(argument.geometry, argument.grid, w_val.size // max(1, w_val.shape[2]))
-    probes = run_executions(module, layer, adversarial_inputs(argument.conv, small, bound), total)
-    # On the other grid, where tokens come from: random signs and magnitudes show that, and impulses what each head carries.
+    module, conv, bound = argument.conv_module, argument.conv, argument.bound
+    small, other = probe_grids(argument.geometry, argument.grid, argument.attention)
     shape = (argument.geometry.in_channels, *other)
-    random, alone = random_inputs(shape, bound, np.random.default_rng(0)), impulses(argument.conv, other, bound)
+    if conv.weight.size < HEAVY:
+        probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
+        # On the other grid, where tokens come from: random signs and magnitudes show that.
+        inputs = np.stack(random_inputs(shape, bound, np.random.default_rng(0)))
+    else:
+        probes, inputs = [], adversarial_inputs(conv, other, bound)
+    alone = impulses(conv, other, bound)  # show what each head carries
     allowed = total
     if argument.aims is not None and argument.same_taps and argument.one_hot:
         shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
         local = impulse_bound(
-            argument.conv, argument.attention, shifts, alone, argument.fmt, argument.tokens, argument.as_stored
+            conv, argument.attention, shifts, alone, argument.fmt, argument.tokens, argument.as_stored
         )
         if local is not None:
             whole = total.reshape(-1, *(1,) * len(other))
-            allowed = np.concatenate([np.broadcast_to(whole, (len(random), *local.shape[1:])), local])
+            allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
     # There with several blocks, as on large inputs; of unequal lengths.
     queries = max(1, 2 * math.prod(output_size(argument.geometry, other)) // 5)
-    probes += run_executions(module, layer, np.concatenate([random, alone]), allowed, queries=queries)
+    probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
     broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
     told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"

@@ -23,7 +23,7 @@ from verify.taps import scaled_permutation_product
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
-"""Weights from which on a layer is run on fewer inputs: each of them adds up that many terms already."""
+"""Weights from which on a layer is run on fewer inputs, of one size: each of them adds up that many terms already."""
 LABOUR = 2**33
 """Multiplications of one run beyond which an execution is not run but noted: some ten seconds of one core."""
 
@@ -53,7 +53,9 @@ class Probe:
     over: tuple[np.ndarray, tuple[int, ...], float] | None = None
 
 
-def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def probe_grids(
+    g: Geometry, grid: tuple[int, ...], attention: Attention
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
 
     That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
@@ -62,11 +64,13 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], cost: int) -> tuple[tuple[in
     Args:
         g: the convolution's geometry.
         grid: the grid of the claim.
-        cost: about how many multiplications a pair of a query and a key costs.
+        attention: the attention layer's fields, whose sizes say what a run costs.
     """
     small = probe_grid(g, grid)
     longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
-    return small, grid if token_count(g, grid) ** 2 * cost <= CHEAP else longer
+    tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
+    cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
+    return small, grid if cost <= CHEAP else longer
 
 
 def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
