@@ -329,7 +329,7 @@ class Trusting(pair_rule.Certifier):
     asked = 0.0
     """For inputs up to this."""
 
-    def certificate(self, path: str, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Any:
+    def certificate(self, path: str, pair: pair_rule.Pair, grid: tuple[int, ...], bound: float) -> Any:
         self.asked = bound
         return SimpleNamespace(within=None)
 

@@ -21,6 +21,7 @@ from verify import budget, leakage
 from verify.aims import Aim, aim, box_of, exact_integer_scores, largest_score, numbers_are_distinct, score_rounding
 from verify.certificate import Step
 from verify.fields import Attention, Geometry, read_convolution
+from verify.oracle import Convolution
 from verify.reading import (
     output_size,
     query_places,
@@ -36,6 +37,8 @@ from verify.taps import TapDifference, compare_taps
 from verify.wording import from_above
 
 Shift = tuple[int, ...]
+Fields = tuple[Convolution, Geometry, Attention]
+"""The raw fields of a convolution and of an attention layer."""
 LN2 = Fraction(693147180559945310, 10**18)
 """Just above ln 2."""
 
@@ -59,12 +62,14 @@ class Argument:
     grid: tuple[int, ...]
     bound: float
     within: float | None
+    read: Fields | None = None
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.conv, self.geometry = read_convolution(self.conv_module)
-        self.attention = Attention.read(self.layer)
+        if self.read is None:
+            self.read = (*read_convolution(self.conv_module), Attention.read(self.layer))
+        self.conv, self.geometry, self.attention = self.read
         self.outputs = output_size(self.geometry, self.grid)
         require_readable(self.geometry, self.grid)
         self.dtype = str(self.layer.w_val.dtype).removeprefix("torch.")

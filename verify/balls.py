@@ -203,12 +203,14 @@ class Call:
             here: of the original, at ``size``.
             there: of the converted, at ``size + moved``.
         """
-        self.must_not_overflow(size, moved)
         # All of these are sums and products of numbers that are not negative: widened once, in the end, and no exact 0
         # among them, so that the speck may go to all.  The error is moved + here(size) + there(size + moved).
         grown = (size * (WIDEN * (1 + here[0]))).add_(WIDEN * here[1] + SPECK)
         error = (moved * (WIDEN * (1 + there[0]))).add_(size, alpha=WIDEN * (here[0] + there[0]))
-        return Ball.around_zero(grown, error.add_(WIDEN * (here[1] + there[1]) + SPECK))
+        ball = Ball.around_zero(grown, error.add_(WIDEN * (here[1] + there[1]) + SPECK))
+        if not 2 * sum(ball.greatest) < self.fmt.largest:  # no less than size and moved, and asked for again
+            self.must_not_overflow(size, moved)
+        return ball
 
     def must_not_overflow(self, *sizes: Tensor) -> None:
         """Refuse where an intermediate as large as the sum of these, and rounding on the way, may leave the format.
@@ -238,5 +240,6 @@ def up(bound: Tensor) -> Tensor:
 
 def above(value: Tensor, error: Tensor, constant: float = 0.0) -> Tensor:
     """a + e + c from above, where the terms may cancel: the sum, and a multiple of their sizes."""
-    total = value.abs().add_(error).add_(abs(constant)).mul_(2.0**-48)
-    return total.add_(value).add_(error).add_(constant)
+    small = 2.0**-48
+    total = torch.add(value, error).add_(value.abs(), alpha=small).add_(error, alpha=small)
+    return total.add_(constant + small * abs(constant)) if constant else total

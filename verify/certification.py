@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.argument import Argument
+from verify.argument import Argument, Fields
 from verify.certificate import Certificate, Overrun, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
@@ -127,7 +127,9 @@ def certify(
     )
 
 
-def for_larger_inputs(known: Certificate, conv: Any, mhsa: Any, input_bound: float) -> Certificate:
+def for_larger_inputs(
+    known: Certificate, conv: Any, mhsa: Any, input_bound: float, read: Fields | None = None
+) -> Certificate:
     """The argument of a certificate once more, for inputs up to a larger bound; its runs are taken over.
 
     That both layers are one exact function, and what executions compute, does not depend on how large inputs are; rounding
@@ -138,11 +140,13 @@ def for_larger_inputs(known: Certificate, conv: Any, mhsa: Any, input_bound: flo
         conv: as given to :func:`certify`.
         mhsa: as given to :func:`certify`.
         input_bound: B.
+        read: the raw fields of both, where they were read already.
 
     Raises:
         ValueError: as :func:`certify`.
     """
-    argument = Argument(conv, mhsa, known.grid, _positive(input_bound, "the input bound"), None).again(known.steps[:5])
+    larger = _positive(input_bound, "the input bound")
+    argument = Argument(conv, mhsa, known.grid, larger, None, read).again(known.steps[:5])
     total = _total(argument)
     runs = known.steps[-1]
     argument.steps.append(

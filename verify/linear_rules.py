@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from math import ceil, prod
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from verify.balls import Ball, Call, NoBound, up
 from verify.oracle import Convolution, matmul
+from verify.rounding import single_sum
 
 
 def dense(call: Call) -> Ball:
@@ -163,8 +165,26 @@ def spread(fields: Convolution, parts: Sequence[Tensor], even: bool = False) -> 
     """
     batched = parts[0].dim() == fields.weight.ndim
     together = np.concatenate([(x if batched else x[None]).numpy() for x in parts])  # one pass over the weights
-    found = torch.from_numpy(_spread_evenly(fields, together) if even else fields.spread(together))
+    spread_over = _spread_evenly(fields, together) if even else _in_single(fields, together)
+    found = torch.from_numpy(fields.spread(together) if spread_over is None else spread_over)
     return [y if batched else y[0] for y in found.split([len(x) if batched else 1 for x in parts])]
+
+
+def _in_single(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
+    """Σ|W|x from above, summed in float32, twice as fast; None where W is not float32, or that may overflow or says little.
+
+    A number x ≥ 0 is at most (y + η/2)/(1 − u), y the nearest float32, so that Σ|W|x ≤ (Σ|W|y)(1 + 2u) + ηΣ|W|.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight, y = fields.weight.astype(np.float32), x.astype(np.float32)
+    if not np.array_equal(weight, fields.weight):
+        return None
+    found = single_sum(replace(fields, weight=weight, bias=None), y)
+    if found is not None:
+        single = np.finfo(np.float32)
+        found *= 1 + float(single.eps)
+        found += float(single.smallest_subnormal) * float(fields.sizes.max(initial=0.0))
+    return found
 
 
 def _spread_evenly(fields: Convolution, x: np.ndarray) -> np.ndarray:

@@ -116,8 +116,7 @@ class Convolution:
 
     def spread(self, x: np.ndarray) -> np.ndarray:
         """|W| applied, without the bias: what becomes of bounds x ≥ 0, Σ|W|x."""
-        sizes = np.abs(self.matrices)
-        return self._scatter(x, sizes) if self.transposed else self._gather(x, sizes)
+        return self._scatter(x, self.magnitudes) if self.transposed else self._gather(x, self.magnitudes)
 
     def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
@@ -166,6 +165,11 @@ class Convolution:
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
+
+    @cached_property
+    def magnitudes(self) -> np.ndarray:
+        """|W|, laid out as :attr:`matrices`."""
+        return np.abs(self.matrices)
 
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
         """Which outputs read real positions only, no padding: bool, of shape ``output``."""

@@ -11,6 +11,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from verify.aims import aim
+from verify.argument import Fields
 from verify.balls import Ball, Call, NoBound, up
 from verify.budget import attention_size, operations, underflows
 from verify.certificate import Certificate
@@ -28,6 +30,31 @@ from verify.oracle import Convolution
 from verify.reading import tap_of_shift, token_count
 from verify.rounding import carries_as_stored
 from verify.taps import products
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A convolution and its attention layer at one call.
+
+    Attributes:
+        conv: the convolution.
+        layer: the attention layer.
+        fields: of the convolution.
+    """
+
+    conv: Any
+    layer: Any
+    fields: Convolution
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The raw fields of the attention layer."""
+        return Attention.read(self.layer)
+
+    @property
+    def read(self) -> Fields:
+        """What an argument reads of both."""
+        return self.fields, Geometry.read(self.conv), self.attention
 
 
 class Certifier:
@@ -45,44 +72,42 @@ class Certifier:
         self.carried: dict[str, Carried] = {} if first is None else first.carried
         """What each layer carries, worked out at its first call."""
 
-    def certificate(self, path: str, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> Certificate:
+    def certificate(self, path: str, pair: Pair, grid: tuple[int, ...], bound: float) -> Certificate:
         """A PROVED certificate for inputs of this grid up to this bound.
 
         Raises:
             NoBound: there is none; the message says what became of it.
         """
         known = self.used.get(path)
-        if known is None or not _covers(known, conv, layer, grid, bound):
-            given = self._of_these(path, conv, layer)
-            fits = given is not None and _covers(given, conv, layer, grid, bound)
-            known = given if given is not None and fits else self._worked_out(conv, layer, grid, bound, given)
-        if known.verdict.name != "PROVED" or not _covers(known, conv, layer, grid, bound):
+        if known is None or not _covers(known, pair, grid, bound):
+            given = self._of_these(path, pair)
+            fits = given is not None and _covers(given, pair, grid, bound)
+            known = given if given is not None and fits else self._worked_out(pair, grid, bound, given)
+        if known.verdict.name != "PROVED" or not _covers(known, pair, grid, bound):
             raise NoBound(f"its certificate says {known.verdict}")
         self.used[path] = known
         return known
 
-    def _of_these(self, path: str, conv: Any, layer: Any) -> Certificate | None:
+    def _of_these(self, path: str, pair: Pair) -> Certificate | None:
         """A certificate of these very layers, of whatever inputs."""
         found = None if self.first is None else self.first.used.get(path)
         if found is None:
             found = self.given.get(path)
-            if found is not None and not _same_layers(found, conv, layer):
+            if found is not None and not _same_layers(found, pair):
                 found = None
         return found
 
-    def _worked_out(
-        self, conv: Any, layer: Any, grid: tuple[int, ...], bound: float, given: Certificate | None
-    ) -> Certificate:
+    def _worked_out(self, pair: Pair, grid: tuple[int, ...], bound: float, given: Certificate | None) -> Certificate:
         """For other inputs than ``given``, which is of these very layers, speaks of; of a difference only if that is what it is."""
         leaking = given is not None and given.within is not None
         proved = given is not None and not leaking and given.verdict.name == "PROVED"
 
         def certified(most: float) -> Certificate:
-            if given is not None and proved and _covers(given, conv, layer, grid, 0.0):
-                return for_larger_inputs(given, conv, layer, most)
-            return _certified(conv, layer, grid, most, leaking)
+            if given is not None and proved and _covers(given, pair, grid, 0.0):
+                return for_larger_inputs(given, pair.conv, pair.layer, most, pair.read)
+            return _certified(pair, grid, most, leaking)
 
-        largest = float(torch.finfo(layer.w_val.dtype).max)
+        largest = float(torch.finfo(pair.layer.w_val.dtype).max)
         wider = 2.0 ** np.ceil(np.log2(max(bound, 2.0**-10)))  # for later inputs too
         try:
             return certified(min(wider, largest))
@@ -93,32 +118,35 @@ class Certifier:
                 raise NoBound(f"no certificate: {error}") from error
 
 
-def _certified(conv: Any, layer: Any, grid: tuple[int, ...], bound: float, leaking: bool) -> Certificate:
+def _certified(pair: Pair, grid: tuple[int, ...], bound: float, leaking: bool) -> Certificate:
     """A certificate of the same function; or, of attention that may leak, of a difference within its bound."""
-    found = certify(conv, layer, grid=grid, input_bound=bound)
+    found = certify(pair.conv, pair.layer, grid=grid, input_bound=bound)
     most = float(found.bound.max(initial=0.0))
     if leaking and found.verdict.name == "UNDECIDED" and found.leakage.any() and np.isfinite(most):
-        return certify(conv, layer, grid=grid, input_bound=bound, within=most)
+        return certify(pair.conv, pair.layer, grid=grid, input_bound=bound, within=most)
     return found
 
 
-def _covers(known: Certificate, conv: Any, layer: Any, grid: tuple[int, ...], bound: float) -> bool:
+def _covers(known: Certificate, pair: Pair, grid: tuple[int, ...], bound: float) -> bool:
     """Whether it speaks of this geometry, of inputs of this size and as large as this."""
     return (
         len(known.grid) == len(grid)
         and all(n <= most for n, most in zip(grid, known.grid, strict=True))
         and bound <= known.input_bound
-        and known.conv_geometry == stated_geometry(conv)
-        and known.mhsa_geometry == stated_geometry(layer)
+        and known.conv_geometry == stated_geometry(pair.conv)
+        and known.mhsa_geometry == stated_geometry(pair.layer)
     )
 
 
-def _same_layers(known: Certificate, conv: Any, layer: Any) -> bool:
+def _same_layers(known: Certificate, pair: Pair) -> bool:
     """Whether it speaks of these numbers."""
-    return known.conv_sha256 == digest(conv, ("weight", "bias")) and known.mhsa_sha256 == digest(layer, TENSORS)
+    same = known.conv_sha256 == digest(pair.conv, ("weight", "bias"))
+    return same and known.mhsa_sha256 == digest(pair.layer, TENSORS)
 
 
-def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -> Ball:
+def paired(
+    call: Call, path: str, conv: Any, layer: Any, certifier: Certifier, fields: Convolution | None = None
+) -> Ball:
     """The rule, for one call of a convolution.
 
     Args:
@@ -127,6 +155,7 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
         conv: the convolution.
         layer: the attention layer in its place.
         certifier: for its certificate.
+        fields: of the convolution at this call, where they were read already.
 
     Raises:
         NoBound: there is no certificate.
@@ -136,12 +165,12 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
         raise NoBound("its input is no activation")
     dims = conv.weight.dim() - 2
     grid, output = tuple(ball.shape[-dims:]), tuple(call.output.shape[-dims:])
-    fields = Convolution.read(conv)
+    fields = Convolution.read(conv) if fields is None else fields
     if call.get(1, "output_size") is not None:
         fields = fields.reaching(grid, output)
-    conv, layer = _bare(conv, layer, fields.output_padding)
+    pair = Pair(*_bare(conv, layer, fields.output_padding), fields)
     largest = ball.farthest
-    certificate = certifier.certificate(path, conv, layer, grid, largest)
+    certificate = certifier.certificate(path, pair, grid, largest)
     moved, size = spread(fields, (ball.error, ball.size), ball.even)
     if fields.bias is not None:
         size += _by_channel(np.abs(fields.bias), dims)
@@ -153,10 +182,10 @@ def paired(call: Call, path: str, conv: Any, layer: Any, certifier: Certifier) -
     ):  # through the convolution of b: its rounding, and the bound between the two there
         return call.evaluated(moved, size, here, (here[0], here[1] + _by_channel(certificate.bound, dims)))
     if path not in certifier.carried:
-        certifier.carried[path] = Carried.read(layer, fields)
+        certifier.carried[path] = Carried.of(pair.attention, fields)
     carried = certifier.carried[path]
     # A softmax may return η where 0 is meant: (T − 1)·η·max|b|·Σ|W_val||W_out|.
-    tokens = token_count(Geometry.read(layer), grid)
+    tokens = token_count(Geometry.read(pair.layer), grid)
     underflow = carried.underflow + (carried.underflow_of_one + tokens * carried.outward) * largest
     slope, rest = call.line(carried.operations, up(_by_channel(underflow, dims)), stores=1)
     if carried.kernel is None:
@@ -192,13 +221,12 @@ class Carried:
     bias: np.ndarray
 
     @classmethod
-    def read(cls, layer: Any, fields: Convolution) -> "Carried":
-        """From a layer, and the fields of the convolution of which it is the same function.
+    def of(cls, attention: Attention, fields: Convolution) -> "Carried":
+        """From the fields of a layer, and of the convolution of which it is the same function.
 
         Raises:
             NoBound: a head that carries something looks at no tap.
         """
-        attention = Attention.read(layer)
         bias = np.abs(attention.b_out)
         theirs = np.zeros_like(bias) if fields.bias is None else np.abs(fields.bias)
         same = np.array_equal(bias, theirs) and carries_as_stored(attention, fields)

@@ -104,7 +104,7 @@ class Claim:
         call = Call(event.function, args, kwargs, event.result, fmt=FORMATS[names[0]])
         try:
             if isinstance(event.function, nn.Module):
-                results = [paired(call, event.path, *self.replaced[event.path], self.certifier)]
+                results = [paired(call, event.path, *self.replaced[event.path], self.certifier, event.fields)]
             else:
                 assert rule is not None
                 results = tree_leaves(rule(call), is_leaf=lambda value: isinstance(value, Ball))

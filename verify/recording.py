@@ -9,6 +9,7 @@ constants; they must be the network's own, or come from functions seen here.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from verify.balls import NoBound
+from verify.oracle import Convolution
 from verify.rule_table import SILENT, changes_its_argument
 
 
@@ -47,6 +49,11 @@ class Event:
     kwargs: dict[str, Any]
     outputs: tuple[Tensor, ...] = ()
     result: Any = None
+
+    @cached_property
+    def fields(self) -> Convolution:
+        """Of a replaced convolution, its raw fields at this call: read once, whatever is claimed."""
+        return Convolution.read(self.function)
 
     @property
     def name(self) -> str:

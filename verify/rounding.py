@@ -183,7 +183,8 @@ def _contraction(fields: Convolution) -> int:
 
 def _sum_of_sizes(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     """Σ|W||x| + |b| for every output, or little more, in a new array."""
-    size = _single_sum(fields, x) if fields.weight.dtype == np.float32 and x.dtype == torch.float32 else None
+    single = fields.weight.dtype == np.float32 and x.dtype == torch.float32
+    size = single_sum(fields, x.detach().cpu().abs().numpy()) if single else None
     if size is None:
         wide = fields if fields.weight.dtype == np.float64 else replace(fields, weight=fields.weight.astype(np.float64))
         size = wide.spread(x.detach().cpu().double().abs().numpy())
@@ -192,8 +193,8 @@ def _sum_of_sizes(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     )
 
 
-def _single_sum(fields: Convolution, x: torch.Tensor) -> np.ndarray | None:
-    """Σ|W||x| of float32 numbers from above, summed in float32; None where that may overflow or says little.
+def single_sum(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
+    """Σ|W|x of float32 numbers x ≥ 0 from above, summed in float32; None where that may overflow or says little.
 
     A term passes a product and fewer than n additions, nothing cancels, and a product that underflows loses less than η:
     the sum found is at least (1 − (n + 1)u)Σ − n·η, so that Σ is at most (found + n·η)(1 + 2(n + 1)u) as long as (n + 1)u ≤ ½.
@@ -203,7 +204,7 @@ def _single_sum(fields: Convolution, x: torch.Tensor) -> np.ndarray | None:
     if lost > 2.0**-8:
         return None
     with np.errstate(over="ignore"):
-        found = fields.spread(x.detach().cpu().abs().numpy())
+        found = fields.spread(x)
     if not np.isfinite(found.max(initial=0.0)):
         return None
     size = found.astype(np.float64)
