@@ -53,9 +53,7 @@ class Probe:
     over: tuple[np.ndarray, tuple[int, ...], float] | None = None
 
 
-def probe_grids(
-    g: Geometry, grid: tuple[int, ...], attention: Attention
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
 
     That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
