@@ -63,7 +63,7 @@ def any_aim_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...
         size = np.broadcast_to(size.reshape(1, -1, *(1,) * len(keys)), theirs.shape)
         attended = size * ((1 + moved) * (1 + summed))
         lost = tokens * working.tiny * working.eps * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
-        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound_of(layer, x, attended) + lost
+        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound_of(attention, x, attended) + lost
     return np.where(np.isnan(total), np.inf, total)
 
 

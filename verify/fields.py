@@ -177,7 +177,8 @@ class Attention:
     @cached_property
     def outward(self) -> np.ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
-        return np.abs(self.w_out).sum(axis=(0, 2)).reshape(-1)
+        with np.errstate(over="ignore"):
+            return np.abs(self.w_out).sum(axis=(0, 2)).reshape(-1)
 
     @property
     def carrying(self) -> np.ndarray:

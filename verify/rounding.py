@@ -123,21 +123,21 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
     fields = _fields(conv, x, output)
     bias = layer.b_out.detach().cpu().double().numpy()
     return _along(
-        _of_attention(layer, x),
+        _of_attention(Attention.read(layer), x),
         _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x),
     )
 
 
-def attention_bound_of(layer: Any, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
+def attention_bound_of(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
     """As :func:`attention_bound`, where Σ_h |W_val^h||W_out^h||x| + |b_out| is known to be at most ``size``."""
-    return _along(_of_attention(layer, x), size.copy())
+    return _along(_of_attention(attention, x), size.copy())
 
 
-def _of_attention(layer: Any, x: torch.Tensor) -> tuple[float, float]:
-    heads, _, d_in, head_dim = layer.w_val.shape
+def _of_attention(attention: Attention, x: torch.Tensor) -> tuple[float, float]:
+    heads, _, d_in, head_dim = attention.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
     # An underflow in the first contraction is multiplied by W_out in the second; one in a folded matrix by x.
-    outward = float(layer.w_out.detach().cpu().double().abs().sum(dim=(0, 2)).max())
+    outward = float(attention.outward.max(initial=0.0))
     largest = float(x.detach().abs().max()) if x.numel() else 0.0
     underflows = d_in * outward + heads * head_dim + heads * d_in * (1 + head_dim * largest)
     return _line(n, underflows=underflows, dtype=x.dtype, half_roundings=1)
@@ -161,7 +161,7 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     fields, attention = _fields(conv, x, output), Attention.read(layer)
     bias = np.abs(attention.b_out)
     theirs = _sum_of_sizes(fields, x)
-    here, there = _of_convolution(fields, x), _of_attention(layer, x)
+    here, there = _of_convolution(fields, x), _of_attention(attention, x)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
     if same_bias and carries_as_stored(attention, fields):
         return _along((here[0] + there[0], here[1] + there[1]), theirs)
