@@ -1,6 +1,9 @@
 """The runs of a certificate: which inputs, how much each output is allowed, and that a run can fail."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -12,14 +15,14 @@ from hypothesis import strategies as st
 from torch import nn
 from truths import permuted
 
-from construct import conv_to_mhsa
+from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.aims import aim
 from verify.budget import FORMATS
 from verify.certification import certify
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
-from verify.probing import _judged, impulse_bound, impulses, run_executions
+from verify.probing import HEAVY, _judged, impulse_bound, impulses, run_executions
 from verify.reading import token_count
 from verify.rounding import difference_bound
 from verify.strategies import convolutions, sizes_for
@@ -128,3 +131,77 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     assert not found[name].worst <= 1
     certificate = certify(conv, layer, grid=(4, 4))
     assert certificate.verdict.name == "REFUTED"
+
+
+# ---- heavy layers: fewer inputs, of one size -------------------------------------------------------------------------------
+
+
+def without_head(number: int) -> Callable[..., Any]:
+    """One head's values are left out."""
+
+    def wrong(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+        less = copy.deepcopy(layer)
+        with torch.no_grad():
+            less.w_out[number] = 0
+        return right(less, x, grid)
+
+    return wrong
+
+
+def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The last position gives what the one before it gives."""
+    found = right(layer, x, grid).clone()
+    found[..., -1, -1] = found[..., -1, -2]
+    return found
+
+
+def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """Two channels of the output change places."""
+    return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
+
+
+def coarse(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The input is rounded to half precision first."""
+    return right(layer, x.bfloat16().to(x.dtype), grid)
+
+
+def of_one_image(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """All images of a batch are taken for the first."""
+    return right(layer, x[:1].expand_as(x), grid)
+
+
+FAULTS = {
+    "a corner head": without_head(0),
+    "the middle head": without_head(4),
+    "the last head": without_head(8),
+    "the last output": next_output,
+    "channels": other_channel,
+    "half precision": coarse,
+    "images": of_one_image,
+}
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, monkeypatch: pytest.MonkeyPatch):
+    """In the one execution that has it."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
+    assert conv.weight.numel() >= HEAVY
+    layer = conv_to_mhsa(conv)
+    right = EXECUTIONS[name]
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=partial(FAULTS[fault], right.run)))
+    certificate = certify(conv, layer, grid=(20, 20))
+    assert certificate.verdict.name == "REFUTED"
+    over = {probe["execution"] for probe in certificate.probes if not probe["ratio"] <= 1}
+    assert over == {name}
+
+
+def test_heavy_layers_are_run_by_every_execution():
+    """On more than one image, some of them impulses; within the bound."""
+    conv = nn.Conv2d(116, 64, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
+    assert certificate.verdict.name == "PROVED"
+    assert [probe["execution"] for probe in certificate.probes] == list(EXECUTIONS)
+    assert all(probe["inputs"] == 7 and probe["ratio"] <= 1 for probe in certificate.probes)

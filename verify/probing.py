@@ -87,8 +87,8 @@ def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
     """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
 
-    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs, random
-    magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
+    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs (but of
+    light layers alone), random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
     """
     rng = np.random.default_rng(seed)
     d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
@@ -97,7 +97,7 @@ def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, s
         bound * sign_pattern(conv, channel, grid)
         for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
     ]
-    inputs += random_inputs(shape, bound, rng)[: 2 if conv.weight.size < HEAVY else 1]
+    inputs += random_inputs(shape, bound, rng)[0 if conv.weight.size < HEAVY else 1 :]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
         bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
