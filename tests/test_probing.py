@@ -22,10 +22,25 @@ from verify.budget import FORMATS
 from verify.certification import certify
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
-from verify.probing import HEAVY, _judged, impulse_bound, impulses, run_executions
+from verify.probe_inputs import HEAVY, impulses, sign_pattern
+from verify.probing import _judged, impulse_bound, run_executions
 from verify.reading import token_count
 from verify.rounding import difference_bound
 from verify.strategies import convolutions, sizes_for
+
+
+@given(convolutions(padding_modes=["zeros"], dtypes=[torch.float64]), st.data())
+def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
+    """With any stride, transposed or not: |W| over all taps that read an input there."""
+    fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
+    channel = data.draw(st.integers(0, conv.out_channels - 1))
+    signs = sign_pattern(fields, channel, grid)
+    assert set(np.unique(signs)) <= {-1.0, 1.0}
+    found = replace(fields, bias=None)(signs[None])[0, channel]
+    most = fields.spread(np.ones_like(signs)[None])[0, channel]
+    middle = tuple(n // 2 for n in found.shape)
+    np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
+
 
 FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -160,9 +175,14 @@ def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.
     return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
 
 
-def coarse(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """The input is rounded to half precision first."""
+def in_bfloat16(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The input is rounded to bfloat16 first."""
     return right(layer, x.bfloat16().to(x.dtype), grid)
+
+
+def in_tf32(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The input is cut to eleven digits first."""
+    return right(layer, (x.view(torch.int32) & -(2**13)).view(torch.float32), grid)
 
 
 def of_one_image(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
@@ -176,7 +196,8 @@ FAULTS = {
     "the last head": without_head(8),
     "the last output": next_output,
     "channels": other_channel,
-    "half precision": coarse,
+    "bfloat16": in_bfloat16,
+    "TF32": in_tf32,
     "images": of_one_image,
 }
 

@@ -21,16 +21,8 @@ from verify.certificate import Certificate, Overrun, Step
 from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
 from verify.precision import flushes_to_zero, winograd_may_run
-from verify.probing import (
-    HEAVY,
-    Probe,
-    adversarial_inputs,
-    impulse_bound,
-    impulses,
-    probe_grids,
-    random_inputs,
-    run_executions,
-)
+from verify.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
+from verify.probing import Probe, impulse_bound, run_executions
 from verify.reading import output_size
 from verify.refutation import Counterexample, exact_output
 from verify.search import counterexample_of
