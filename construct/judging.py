@@ -31,6 +31,45 @@ class Checkers(NamedTuple):
     pages: ModuleType
 
 
+class Certificates:
+    """The certificates of a network's layers, each made once: in the run from end to end when that meets it, or afterwards.
+
+    Args:
+        pairs: path → (convolution, attention layer).
+        checks: path → what the samples showed of it.
+        options: of the command.
+        checkers: what certifies.
+    """
+
+    def __init__(
+        self,
+        pairs: dict[str, tuple[nn.Module, MHSA]],
+        checks: dict[str, Any],
+        options: Namespace,
+        checkers: Checkers,
+    ):
+        self.pairs, self.checks, self.options, self.checkers = pairs, checks, options, checkers
+        self.made: dict[str, tuple[Any, Any]] = {}
+
+    def met(self, path: str, conv: nn.Module, layer: nn.Module) -> Any:
+        """The certificate of a layer as the run meets it; None where that asks for another output size than the layer's own."""
+        if path not in self.checks or conv.output_padding != self.pairs[path][0].output_padding:
+            return None
+        return self._make(path, conv, layer)[0]
+
+    def of(self, path: str) -> tuple[Any, Any]:
+        """A layer's certificate (None if there is none to be had), and the verdict on it."""
+        conv, layer = self.pairs[path]
+        return self.made[path] if path in self.made else self._make(path, plain(conv), layer)
+
+    def _make(self, path: str, conv: nn.Module, layer: nn.Module) -> tuple[Any, Any]:
+        options = self.options
+        self.made[path] = self.checkers.layers.certify_layer(
+            conv, layer, self.checks[path], options.input_bound, leaking=options.tolerance is not None
+        )
+        return self.made[path]
+
+
 def judged(
     model: nn.Module,
     converted: nn.Module,
@@ -40,52 +79,53 @@ def judged(
     advance: Advance,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
     """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
-    sampling, calls = checkers.sampling, checkers.calls
+    sampling = checkers.sampling
     checks: dict[str, Any] = {}
+    certificates = Certificates(pairs, checks, options, checkers)
     network = None
     given = inputs_for(model, options)
     if given is not None:
         inputs, told = given
-        call = sampling.called
         with sampling.evaluating(model, converted), within_room(pairs), torch.no_grad():
-            before = outputs_and_calls(model, inputs, call, calls, options)
+            before = outputs_and_calls(model, inputs, sampling.called, checkers.calls, options)
             what = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
-            checks = sampling.check_on_activations(model, pairs, inputs, what, advance)
+            checks |= sampling.check_on_activations(model, pairs, inputs, what, advance)
             with counting(pairs) as counts:
-                after = outputs_and_calls(converted, inputs, call, calls, options)
+                after = outputs_and_calls(converted, inputs, sampling.called, checkers.calls, options)
             called = {path: (checks[path].calls if path in checks else 0, counts[path]) for path in pairs}
             same_way(before[0], after[0], called, options)
-    rows = []
-    for path, (conv, layer) in pairs.items():
-        if path not in checks:
-            shape = sampling.generated_shape(conv, options.samples)
-            sides = "x".join(map(str, shape[1:]))
-            what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
-            require(8 * prod(shape), torch.device("cpu"), what, who)
-            x = sampling.generated_inputs(conv, options.samples, options.seed)
-            what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
-            what += "; not exercised by the network" if given is not None else ""
-            with sampling.evaluating(conv, layer), within_room({path: (conv, layer)}):
-                check = sampling.check_call(conv, layer, x, what)
-            advance(path)
-        else:
-            check = checks[path]
-        certificate, verdict = None, check.verdict
-        if not options.no_certify:
-            certificate, verdict = checkers.layers.certify_layer(
-                plain(conv), layer, check, options.input_bound, leaking=options.tolerance is not None
-            )
-        exercised = path in checks if given is not None else None
-        rows.append(_layer_row(path, (conv, layer), check, certificate, verdict, exercised))
-    if given is not None:
         bounds: tuple[Any, ...] = ()
         if not options.no_certify:
-            certificates = {row.path: row.certificate for row in rows if row.certificate is not None}
             subject, known = _folded_away(model, pairs)
             with sampling.evaluating(subject, converted):
-                bounds = end_to_end(checkers.propagation, (subject, converted), inputs, known, certificates)
+                bounds = end_to_end(checkers.propagation, (subject, converted), inputs, known, certificates.met)
         network = network_row(before, after, options.input_size, told, bounds)
+    exercised = frozenset(checks)
+    rows = []
+    for path, pair in pairs.items():
+        if path not in checks:
+            checks[path] = _checked_alone(path, pair, options, sampling, given is not None)
+            advance(path)
+        certificate, verdict = (None, checks[path].verdict) if options.no_certify else certificates.of(path)
+        ran = path in exercised if given is not None else None
+        rows.append(_layer_row(path, pair, checks[path], certificate, verdict, ran))
     return tuple(rows), network
+
+
+def _checked_alone(
+    path: str, pair: tuple[nn.Module, MHSA], options: Namespace, sampling: ModuleType, beside: bool
+) -> Any:
+    """What generated inputs show of a layer; ``beside`` a network that does not exercise it."""
+    conv, layer = pair
+    shape = sampling.generated_shape(conv, options.samples)
+    sides = "x".join(map(str, shape[1:]))
+    what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
+    require(8 * prod(shape), torch.device("cpu"), what, who)
+    x = sampling.generated_inputs(conv, options.samples, options.seed)
+    what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
+    what += "; not exercised by the network" if beside else ""
+    with sampling.evaluating(conv, layer), within_room({path: pair}):
+        return sampling.check_call(conv, layer, x, what)
 
 
 def _folded_away(

@@ -179,17 +179,20 @@ def end_to_end(
     networks: tuple[nn.Module, nn.Module],
     inputs: list[Any],
     pairs: dict[str, tuple[nn.Module, Any]],
-    certificates: dict[str, Any],
+    making: Callable[[str, nn.Module, nn.Module], Any],
 ) -> tuple[Any, ...]:
-    """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger."""
+    """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger.
+
+    Layers are certified by ``making`` when the run meets them, so that certificates speak of the very numbers that are run.
+    """
     if any(isinstance(x, Mapping) for x in inputs):
         return ()
     alike = all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs)
     largest = max(float(x.abs().max()) for x in inputs) if alike else 0.0
     try:
         if largest and isfinite(largest):
-            return propagation.both_cases(*networks, inputs, largest, pairs, certificates=certificates)
-        return (propagation.propagate(*networks, inputs, pairs, certificates=certificates),)
+            return propagation.both_cases(*networks, inputs, largest, pairs, making=making)
+        return (propagation.propagate(*networks, inputs, pairs, making=making),)
     except ValueError as error:
         raise BadModelFile(
             f"no bound for the given inputs: {one_line(error)} (give others, or --no-certify)"

@@ -169,16 +169,24 @@ class Attention:
         record._check_shapes()
         return record
 
-    @cached_property
+    @property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         """|W_val| and |W_out|."""
-        return np.abs(self.w_val), np.abs(self.w_out)
+        return self._size_val, self._size_out
+
+    @cached_property
+    def _size_val(self) -> np.ndarray:
+        return np.abs(self.w_val)
+
+    @cached_property
+    def _size_out(self) -> np.ndarray:
+        return np.abs(self.w_out)
 
     @cached_property
     def outward(self) -> np.ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
         with np.errstate(over="ignore"):
-            return np.abs(self.w_out).sum(axis=(0, 2)).reshape(-1)
+            return self._size_out.sum(axis=(0, 2)).reshape(-1)
 
     @property
     def carrying(self) -> np.ndarray:

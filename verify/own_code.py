@@ -120,7 +120,7 @@ def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
         raise Unreadable(f"{what} is not a dense tensor of numbers")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
-    exact = tensor.detach().cpu().resolve_neg().double().contiguous()
-    if exact.numel() and not all(map(math.isfinite, exact.aminmax())):  # a NaN is both the least and the greatest
+    stored = tensor.detach().cpu().resolve_neg()
+    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):  # a NaN is both the least and the greatest
         raise Unreadable(f"{what} has numbers that are not finite")
-    return exact.numpy()
+    return stored.double().contiguous().numpy()

@@ -9,7 +9,7 @@ both roundings as in :mod:`verify.budget`, but element by element, where each ou
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -57,6 +57,10 @@ class Pair:
         return self.fields, Geometry.read(self.conv), self.attention
 
 
+Making = Callable[[str, Any, Any], Certificate | None]
+"""Of a path, a convolution and an attention layer: their certificate, made as they are at that moment; None if there is none."""
+
+
 class Certifier:
     """Certificates of layers, worked out when they are first needed.
 
@@ -64,10 +68,17 @@ class Certifier:
         given: path → certificate that is there already; it is used where it speaks of these very layers (by digest), of a
             grid and an input bound at least as large as what is needed.
         first: a certifier of the same run, whose certificates are tried before ``given``: these layers are what they speak of.
+        making: makes one of a layer of which there is none yet, when that is first called.
     """
 
-    def __init__(self, given: Mapping[str, Certificate] | None = None, first: "Certifier | None" = None):
-        self.given, self.first = dict(given or {}), first
+    def __init__(
+        self,
+        given: Mapping[str, Certificate] | None = None,
+        first: "Certifier | None" = None,
+        making: Making | None = None,
+    ):
+        self.given: dict[str, Certificate] = dict(given or {}) if first is None else first.given
+        self.first, self.making = first, making
         self.used: dict[str, Certificate] = {}
         self.carried: dict[str, Carried] = {} if first is None else first.carried
         """What each layer carries, worked out at its first call."""
@@ -95,6 +106,10 @@ class Certifier:
             found = self.given.get(path)
             if found is not None and not _same_layers(found, pair):
                 found = None
+            elif found is None and self.making is not None:
+                found = self.making(path, pair.conv, pair.layer)  # of these very layers: they are as they are now
+                if found is not None:
+                    self.given[path] = found
         return found
 
     def _worked_out(self, pair: Pair, grid: tuple[int, ...], bound: float, given: Certificate | None) -> Certificate:

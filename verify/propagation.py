@@ -20,7 +20,7 @@ from verify.balls import NoBound
 from verify.certificate import Certificate
 from verify.fields import TENSORS, Unreadable, read_convolution
 from verify.own_code import require_own_attention
-from verify.pair_rule import Certifier
+from verify.pair_rule import Certifier, Making
 from verify.pushing import Pairs, Push
 from verify.side_by_side import Outcome, run_both
 from verify.verdict import Verdict
@@ -72,6 +72,7 @@ def propagate(
     pairs: Pairs | None = None,
     *,
     certificates: Mapping[str, Certificate] | None = None,
+    making: Making | None = None,
 ) -> NetworkBound:
     """Bound |converted(x) − model(x)| for each given input, along the activations that it causes.
 
@@ -81,6 +82,7 @@ def propagate(
         x: a batch; or a sequence of inputs, one call each (a tuple among them: the arguments of one call).
         pairs: path → (convolution, attention layer), where the caller knows them; they must be what the networks hold.
         certificates: path → certificate of a layer; those that fit are used, others are worked out.
+        making: how a certificate is made of a layer that has none yet; for the inputs that it meets, by default.
 
     Returns:
         The bound, PROVED for these inputs and no others.
@@ -88,7 +90,7 @@ def propagate(
     Raises:
         ValueError: an input is not finite, there is none, or their outputs differ in number.
     """
-    certifier = Certifier(certificates)
+    certifier = Certifier(certificates, making=making)
     outcomes = [_outcomes(model, converted, call, [(None, certifier)], pairs)[0] for call in _calls(x)]
     return _of_these(outcomes, certifier)
 
@@ -101,6 +103,7 @@ def both_cases(
     pairs: Pairs | None = None,
     *,
     certificates: Mapping[str, Certificate] | None = None,
+    making: Making | None = None,
 ) -> tuple[NetworkBound, NetworkBound]:
     """What :func:`propagate` and :func:`worst_case` bound, from one pair of runs for each input.
 
@@ -111,6 +114,7 @@ def both_cases(
         input_bound: B, of the second; no |x| is larger.
         pairs: of layers.
         certificates: of layers.
+        making: as in :func:`propagate`.
 
     Raises:
         ValueError: as either, or an input is larger than B, or the first no batch of one.
@@ -120,8 +124,8 @@ def both_cases(
     if not largest <= _positive(input_bound) or len(calls[0][0]) != 1:
         raise ValueError(f"the inputs are no batches of one with |x| ≤ {exactly(input_bound)}")
     # All inputs first: a certificate for their larger activations speaks of those of the given inputs too.
-    everywhere = Certifier(certificates)
-    here = Certifier(certificates, first=everywhere)
+    everywhere = Certifier(certificates, making=making)
+    here = Certifier(first=everywhere, making=making)
     worst, given = _outcomes(model, converted, calls[0], [(float(input_bound), everywhere), (None, here)], pairs)
     others = [_outcomes(model, converted, call, [(None, here)], pairs)[0] for call in calls[1:]]
     return _of_these([given, *others], here), _of_all(worst, input_bound, calls[0][0].shape[1:], everywhere)

@@ -211,7 +211,8 @@ class Recorder(TorchFunctionMode):
         event = Event(path, func, args, kwargs, outputs, output)
         self._inside += 1  # what the listener computes is none of the network's
         try:
-            self.listener(event)
+            with torch._C.DisableTorchFunction():  # nor need it pass through here
+                self.listener(event)
         except NoBound as error:
             self.failure = f"{event.name}: {error}"
             return
