@@ -225,4 +225,4 @@ def test_heavy_layers_are_run_by_every_execution():
     certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
     assert certificate.verdict.name == "PROVED"
     assert [probe["execution"] for probe in certificate.probes] == list(EXECUTIONS)
-    assert all(probe["inputs"] == 7 and probe["ratio"] <= 1 for probe in certificate.probes)
+    assert all(probe["inputs"] == 6 and probe["ratio"] <= 1 for probe in certificate.probes)
