@@ -32,7 +32,9 @@ import construct
 from verify import linear_rules, pair_rule, pushing, rounding, rule_table
 from verify.balls import Ball, Call
 from verify.budget import FORMATS
+from verify.certification import certify
 from verify.documents import indented
+from verify.fields import digest
 from verify.linear_rules import spread
 from verify.observed import Seen
 from verify.oracle import Convolution
@@ -275,6 +277,53 @@ def test_one_claim_may_end_before_the_other():
     assert along.verdict.name == "PROVED"
     assert (worst.verdict.name, worst.bound) == ("UNDECIDED", float("inf"))
     assert worst.verdict.sentence.startswith("3 (Conv1d): ")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_layers_are_certified_when_they_are_met(failing: bool):
+    """Once, whatever is claimed, and also where the claim that asks first has ended."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU(), nn.Linear(7, 7), nn.Conv1d(4, 4, 3))
+    if failing:
+        with torch.no_grad():
+            model[2].weight.mul_(1e20)
+            model[3].weight.mul_(1e18)
+    net, x = convert(model), 1e-3 * torch.randn(1, 4, 9)
+    made: dict[str, Any] = {}
+
+    def making(path: str, conv: Any, layer: Any) -> Any:
+        assert path not in made
+        made[path] = certify(conv, layer, grid=(9,), input_bound=1e-2)
+        return made[path]
+
+    along, worst = both_cases(model, net, [x], 1e3, making=making)
+    assert sorted(made) == ["0", "3"]
+    assert (along.verdict.name, worst.verdict.name) == ("PROVED", "UNDECIDED" if failing else "PROVED")
+    without = both_cases(model, net, [x], 1e3)
+    for found, anew in zip((along, worst), without, strict=True):
+        assert found.per_output.tolist() == anew.per_output.tolist()
+    assert along.certificates["0"].conv_sha256 == made["0"].conv_sha256
+
+
+def test_a_layer_that_has_changed_is_certified_anew():
+    """Its certificate was made when it was met, and of other numbers it is none."""
+    conv = nn.Conv1d(2, 2, 3)
+    layer = construct.conv_to_mhsa(conv)
+    made: list[Any] = []
+
+    def making(path: str, conv: Any, layer: Any) -> Any:
+        made.append(certify(conv, layer, grid=(9,), input_bound=2.0))
+        return made[-1]
+
+    certifier = pair_rule.Certifier(making=making)
+    for factor in (1.0, 4.0):
+        with torch.no_grad():
+            conv.weight.data.mul_(factor)
+            layer.w_out.data.mul_(factor)
+        found = certifier.certificate("", pair_rule.Pair(conv, layer, Convolution.read(conv)), (9,), 2.0 * factor)
+        assert found.conv_sha256 == digest(conv, ("weight", "bias"))
+    assert len(made) == 1
+    assert found.bound.max() > made[0].bound.max()
 
 
 def test_a_run_over_either_bound_is_refuted(monkeypatch):
