@@ -131,7 +131,7 @@ def compare_taps(
     """Every shift at which the heads do not sum to the kernel's tap; empty means exact equality.
 
     Args:
-        heads: shift → heads that look there.
+        heads: shift → heads that look there, of those that carry something.
         w_val: (heads, groups, D_in/groups, D_h).
         w_out: (heads, groups, D_h, D_out/groups).
         tap_at: the matrix that the kernel has at a shift, (groups, D_in/groups, D_out/groups); zeros elsewhere.
@@ -141,7 +141,7 @@ def compare_taps(
     differences = []
     announced = False
     for shift in shifts:
-        members = [h for h in heads.get(shift, []) if w_val[h].any() and w_out[h].any()]
+        members = heads.get(shift, [])
         tap = tap_at(shift)
         if len(members) <= 1:
             product = (
