@@ -1,6 +1,8 @@
 """Out into other formats: the same function, at sizes not seen at export, and nothing of this project needed to run it."""
 
+import copy
 import io
+import random
 import subprocess
 import sys
 from typing import Any
@@ -10,11 +12,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from torch import nn
-from truths import excess
+from truths import excess, permuted
 
 import verify
 from construct import conv_to_mhsa, convert, load
@@ -114,6 +117,41 @@ def test_what_is_traced_computes_the_convolution(case: Case):
     assert excess(case.conv, layer, case.x, found) <= 1
     if case.integers:
         assert torch.equal(found, case.conv(case.x))
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=60), st.booleans(), st.randoms(use_true_random=False))
+def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, learning: bool, order: random.Random):
+    """As the test before, with heads in any order; recorded for gradients, what heads see is put together in another way."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(case.x.dim())
+    assume(form is not None and case.x.dim() == case.conv.weight.dim() and len(case.x))
+    assert form is not None
+    layer = conv_to_mhsa(case.conv)
+    layer = permuted(layer, order.sample(range(layer.heads), layer.heads))
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    x = case.x.clone(memory_format=form).requires_grad_(learning)
+    with torch.set_grad_enabled(learning):
+        found = traced.run(layer, x, layer.geometry)
+    assert found is not None
+    assert excess(case.conv, layer, case.x, found.detach()) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+    if case.integers and learning:
+        again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
+        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((found, x), (wide(again), again)))
+        assert torch.equal(ours, theirs.to(x.dtype))
+
+
+def test_traced_layers_keep_channels_last():
+    """No copy into another layout at the end: a compiled product writes where its outputs are to lie."""
+    x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+    for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2)):
+        layer = conv_to_mhsa(conv)
+        setattr(layer, traced.FROZEN, traced.freeze(layer))
+        for seen in (x, x.clone().requires_grad_()):
+            found = traced.run(layer, seen, layer.geometry)
+            assert found is not None
+            assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.deep
@@ -332,9 +370,13 @@ def test_a_network_compiles_whole_and_its_gradients_are_right():
     original = nn.Sequential(nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4))
     converted = convert(original)
     compiled = torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=True)
-    for shape in ((2, 3, 16, 20), (3, 3, 26, 22)):
-        x = torch.randn(shape)
-        within_rounding(compiled(x).detach(), original(x).detach())
+    for form, learning in ((torch.contiguous_format, True), (torch.channels_last, True), (torch.channels_last, False)):
+        for shape in ((2, 3, 16, 20), (3, 3, 26, 22)):
+            x = torch.randn(shape).contiguous(memory_format=form)
+            with torch.set_grad_enabled(learning):
+                y = compiled(x)
+            assert y.is_contiguous(memory_format=form)
+            within_rounding(y.detach(), original(x).detach())
     x = torch.randn(2, 3, 16, 20)
     parameters = [p for p in converted.parameters() if p.requires_grad]
     ours = torch.autograd.grad(compiled(x).square().sum(), parameters)

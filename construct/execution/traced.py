@@ -1,7 +1,8 @@
 """Attention of heads that are shifts, in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
 
 A trace sees tensors without numbers, so where the heads look has to be known before: a trace freezes it.  What is traced is
-the shift itself, for any spatial size: pad, take a strided slice for each head, multiply by its matrix.
+the shift itself, for any spatial size: pad, take what each head sees, multiply by its matrix; with channels first or last, as
+they lie in the input, so that nothing has to be turned on the way in or out.
 """
 
 import logging
@@ -11,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from construct.attention import MHSA, TRACING, working_dtype
+from construct.attention import MHSA, TRACING, memory_format, working_dtype
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.geometry import ConvGeometry
@@ -26,16 +27,20 @@ EXAMPLE = 64
 """Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
 
 
+Starts = tuple[tuple[int, ...], ...]
+"""For each head, the token that output 0 sees, an axis each."""
+
+
 @dataclass(frozen=True)
 class Frozen:
     """What a trace has to know of a layer beforehand.
 
     Attributes:
-        starts: for each head, the token that output 0 sees, an axis each.
+        starts: where the heads look.
         whole: the factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the identity; or "".
     """
 
-    starts: tuple[tuple[int, ...], ...]
+    starts: Starts
     whole: str
 
 
@@ -64,7 +69,7 @@ def freeze(layer: MHSA) -> Frozen:
     return Frozen(starts, whole)
 
 
-def _frozen_now(layer: MHSA) -> tuple[tuple[tuple[int, ...], ...], str] | None:
+def _frozen_now(layer: MHSA) -> tuple[Starts, str] | None:
     """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
     try:
         frozen = freeze(layer)
@@ -108,17 +113,57 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     else:
         w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
     tokens = padded(x.to(dtype), geometry)
-    seen = [_seen(tokens, start, geometry) for start in frozen.starts]
     bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
-    _, groups, channels, width = w.shape
-    if channels == width == 1:  # depthwise: a product and a sum for each head, which a compiler fuses
-        y = sum((part * w[head].view(-1, *(1,) * geometry.dims) for head, part in enumerate(seen)), start=bias)
-        return y.to(x.dtype)
-    spatial = seen[0].shape[2:]
+    if w.shape[2] == w.shape[3] == 1:
+        y = _by_channel(tokens, w, frozen.starts, geometry, bias)
+    elif memory_format(x) == torch.contiguous_format:
+        y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
+    else:
+        y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
+    return y.to(x.dtype)
+
+
+def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
+    """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
+    seen = (_seen(tokens, start, geometry) for start in starts)
+    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w)
+    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=bias)
+
+
+def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+    """Channels first in memory: one product of all heads, from the left, comes out with channels first."""
+    _, groups, channels, _ = w.shape
+    seen = [_seen(tokens, start, geometry) for start in starts]
     rows = torch.cat([part.unflatten(1, (groups, channels)).flatten(3) for part in seen], dim=2)  # (B, g, heads·C, T)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    y = torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, spatial)
-    return (y + bias).to(x.dtype)
+    return torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, seen[0].shape[2:])
+
+
+def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+    """Channels last in memory: one product of all heads, from the right, comes out with channels last."""
+    _, groups, channels, width = w.shape
+    learning = torch.is_grad_enabled() and tokens.requires_grad
+    # Gradients of slices are added up head by head; those of what is looked up, number by number, and in no fixed order.
+    seen = (_sliced if learning or len(starts) == 1 else _looked_up)(tokens, starts, geometry)
+    rows = seen.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
+    matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
+    y = torch.bmm(rows.flatten(-2).flatten(1, -2), matrix)  # (g, B·T, D)
+    return y.movedim(0, 1).reshape(*seen.shape[:-2], groups * width).movedim(-1, 1)
+
+
+def _sliced(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+    """What all heads see, a slice each: (B, C, *tokens) → (B, *o, heads, C).  A compiler makes a loop for each."""
+    return torch.stack([_seen(tokens, start, geometry).movedim(1, -1) for start in starts], dim=-2)
+
+
+def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+    """As :func:`_sliced`, looked up by position.  A compiler makes a single loop, which writes memory once, in order."""
+    places = []
+    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
+        queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
+        ahead = torch.tensor([start[axis] for start in starts], device=tokens.device)
+        places.append(queries.view(-1, *(1,) * (geometry.dims - axis)) + ahead)  # (o, 1, …, heads)
+    return tokens.movedim(1, -1)[(slice(None), *places)]
 
 
 def _other(factor: str) -> str:
