@@ -51,21 +51,21 @@ class Certificates:
         self.pairs, self.checks, self.options, self.checkers = pairs, checks, options, checkers
         self.made: dict[str, tuple[Any, Any]] = {}
 
-    def met(self, path: str, conv: nn.Module, layer: nn.Module) -> Any:
+    def met(self, path: str, pair: Any) -> Any:
         """The certificate of a layer as the run meets it; None where that asks for another output size than the layer's own."""
-        if path not in self.checks or conv.output_padding != self.pairs[path][0].output_padding:
+        if path not in self.checks or pair.conv.output_padding != self.pairs[path][0].output_padding:
             return None
-        return self._make(path, conv, layer)[0]
+        return self._make(path, pair.conv, pair.layer, pair.attention)[0]
 
     def of(self, path: str) -> tuple[Any, Any]:
         """A layer's certificate (None if there is none to be had), and the verdict on it."""
         conv, layer = self.pairs[path]
         return self.made[path] if path in self.made else self._make(path, plain(conv), layer)
 
-    def _make(self, path: str, conv: nn.Module, layer: nn.Module) -> tuple[Any, Any]:
-        options = self.options
+    def _make(self, path: str, conv: nn.Module, layer: nn.Module, fields: Any = None) -> tuple[Any, Any]:
+        bound, leaking = self.options.input_bound, self.options.tolerance is not None
         self.made[path] = self.checkers.layers.certify_layer(
-            conv, layer, self.checks[path], options.input_bound, leaking=options.tolerance is not None
+            conv, layer, self.checks[path], bound, leaking=leaking, attention=fields
         )
         return self.made[path]
 

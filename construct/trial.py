@@ -179,7 +179,7 @@ def end_to_end(
     networks: tuple[nn.Module, nn.Module],
     inputs: list[Any],
     pairs: dict[str, tuple[nn.Module, Any]],
-    making: Callable[[str, nn.Module, nn.Module], Any],
+    making: Callable[[str, Any], Any],
 ) -> tuple[Any, ...]:
     """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger.
 

@@ -32,7 +32,7 @@ import construct
 from verify import linear_rules, pair_rule, pushing, rounding, rule_table
 from verify.balls import Ball, Call
 from verify.budget import FORMATS
-from verify.certification import certify
+from verify.certification import certify, certify_read
 from verify.documents import indented
 from verify.fields import digest
 from verify.linear_rules import spread
@@ -291,9 +291,9 @@ def test_layers_are_certified_when_they_are_met(failing: bool):
     net, x = convert(model), 1e-3 * torch.randn(1, 4, 9)
     made: dict[str, Any] = {}
 
-    def making(path: str, conv: Any, layer: Any) -> Any:
+    def making(path: str, pair: pair_rule.Pair) -> Any:
         assert path not in made
-        made[path] = certify(conv, layer, grid=(9,), input_bound=1e-2)
+        made[path] = certify_read(pair.conv, pair.layer, pair.attention, (9,), 1e-2, None)
         return made[path]
 
     along, worst = both_cases(model, net, [x], 1e3, making=making)
@@ -311,8 +311,8 @@ def test_a_layer_that_has_changed_is_certified_anew():
     layer = construct.conv_to_mhsa(conv)
     made: list[Any] = []
 
-    def making(path: str, conv: Any, layer: Any) -> Any:
-        made.append(certify(conv, layer, grid=(9,), input_bound=2.0))
+    def making(path: str, pair: pair_rule.Pair) -> Any:
+        made.append(certify(pair.conv, pair.layer, grid=(9,), input_bound=2.0))
         return made[-1]
 
     certifier = pair_rule.Certifier(making=making)

@@ -17,8 +17,9 @@ import torch
 
 from construct.attention import MHSA
 from verify.argument import Argument, Fields
+from verify.bits import copied, unchanged
 from verify.certificate import Certificate, Overrun, Step
-from verify.fields import TENSORS, Unreadable, digest, stated_geometry
+from verify.fields import TENSORS, Attention, Unreadable, digest, read_convolution, stated_geometry
 from verify.own_code import require_own_attention
 from verify.precision import flushes_to_zero, winograd_may_run
 from verify.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
@@ -59,13 +60,21 @@ def certify(
             or an axis of the grid is too long to be gone through position by position, or subnormal numbers are flushed to
             zero (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
     """
+    return certify_read(conv, mhsa, None, grid, input_bound, within)
+
+
+def certify_read(
+    conv: Any, mhsa: Any, attention: Attention | None, grid: Iterable[int], input_bound: float, within: float | None
+) -> Certificate:
+    """:func:`certify`, where the raw fields of the attention layer were read just before; None where they were not."""
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
     if isinstance(mhsa, MHSA):  # else nothing of it is run
         require_own_attention(mhsa, TENSORS)
-    argument = Argument(conv, mhsa, grid, input_bound, within)
-    digests, before = _digests(conv, mhsa), _bits(conv, mhsa)
+    read = None if attention is None else (*read_convolution(conv), attention)
+    argument = Argument(conv, mhsa, grid, input_bound, within, read)
+    digests, before = _digests(conv, mhsa), copied(conv, mhsa)
     if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
@@ -86,8 +95,7 @@ def certify(
     counter = counterexample_of(argument)
     total = _total(argument)
     probes = _runs(argument, total)
-    after = _bits(conv, mhsa)
-    if before.keys() != after.keys() or not all(torch.equal(bits, after[name]) for name, bits in before.items()):
+    if not unchanged(before, conv, mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
     return Certificate(
@@ -171,20 +179,6 @@ def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
 
 def _digests(conv: Any, mhsa: Any) -> tuple[str, str]:
     return digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)
-
-
-def _bits(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
-    """Every number of both layers, and their types, bit by bit: copies."""
-    held = {f"conv.{name}": getattr(conv, name) for name in ("weight", "bias")}
-    held |= {f"mhsa.{name}": getattr(mhsa, name) for name in TENSORS}
-    found = {name: t.detach().resolve_neg() for name, t in held.items() if t is not None}
-    return {f"{name} {t.dtype} {tuple(t.shape)}": _words(t) for name, t in found.items()}
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the bytes of a tensor, as few and long integers as they fill."""
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
-    return flat if flat.numel() % 8 else flat.view(torch.int64)
 
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:

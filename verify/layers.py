@@ -4,13 +4,19 @@ import math
 from typing import Any
 
 from verify.certificate import Certificate
-from verify.certification import certify
+from verify.certification import certify_read
+from verify.fields import Attention
 from verify.sampling import LayerCheck
 from verify.verdict import Verdict
 
 
 def certify_layer(
-    conv: Any, layer: Any, check: LayerCheck, input_bound: float | None = None, leaking: bool = False
+    conv: Any,
+    layer: Any,
+    check: LayerCheck,
+    input_bound: float | None = None,
+    leaking: bool = False,
+    attention: Attention | None = None,
 ) -> tuple[Certificate | None, Verdict]:
     """Certify a layer for all inputs like those that were sampled, and judge the samples by the certificate.
 
@@ -20,17 +26,17 @@ def certify_layer(
         check: what the samples showed; its grid is the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
         leaking: whether a sharpness was asked for that leaks; the claim is then a difference within the certificate's bound.
+        attention: the raw fields of ``layer``, where they were read just now.
 
     Returns:
         The certificate (None if there is none to be had) and the verdict.
     """
     bound = input_bound or power_of_two_above(check.largest_input)
     try:
-        certificate = certify(conv, layer, grid=check.grid, input_bound=bound)
-        if leaking and certificate.verdict.name == "UNDECIDED" and math.isfinite(certificate.bound.max(initial=0.0)):
-            certificate = certify(
-                conv, layer, grid=check.grid, input_bound=bound, within=float(certificate.bound.max(initial=0.0))
-            )
+        certificate = certify_read(conv, layer, attention, check.grid, bound, None)
+        most = float(certificate.bound.max(initial=0.0))
+        if leaking and certificate.verdict.name == "UNDECIDED" and math.isfinite(most):
+            certificate = certify_read(conv, layer, attention, check.grid, bound, most)
     except ValueError as error:
         worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
         return None, worse

@@ -57,8 +57,8 @@ class Pair:
         return self.fields, Geometry.read(self.conv), self.attention
 
 
-Making = Callable[[str, Any, Any], Certificate | None]
-"""Of a path, a convolution and an attention layer: their certificate, made as they are at that moment; None if there is none."""
+Making = Callable[[str, Pair], Certificate | None]
+"""Of a path and the layers there: their certificate, made as they are at that moment; None if there is none."""
 
 
 class Certifier:
@@ -107,7 +107,7 @@ class Certifier:
             if found is not None and not _same_layers(found, pair):
                 found = None
             elif found is None and self.making is not None:
-                found = self.making(path, pair.conv, pair.layer)  # of these very layers: they are as they are now
+                found = self.making(path, pair)  # of these very layers: they are as they are now
                 if found is not None:
                     self.given[path] = found
         return found
