@@ -214,12 +214,13 @@ def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
         return []
     module, conv, bound = argument.conv_module, argument.conv, argument.bound
     small, other = probe_grids(argument.geometry, argument.grid, argument.attention)
-    shape = (argument.geometry.in_channels, *other)
     if conv.weight.size < HEAVY:
         probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
         # On the other grid, where tokens come from: random signs and magnitudes show that.
+        shape = (argument.geometry.in_channels, *other)
         inputs = np.stack(random_inputs(shape, bound, np.random.default_rng(0)))
-    else:
+    else:  # one size, with a stride that on which inputs may be left over
+        other = other if any(s > 1 for s in conv.stride) else small
         probes, inputs = [], adversarial_inputs(conv, other, bound)
     alone = impulses(conv, other, bound)  # show what each head carries
     allowed = total
