@@ -143,14 +143,15 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
         (heads, C, D).
     """
     heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
-    total = x.new_zeros(heads * channels, width, dtype=dtype)
-    scratch = Scratch(total)
+    total = x.new_empty(heads * channels, width, dtype=dtype)
+    scratch, first = Scratch(total), True
     for part in pieces(len(x), todo.images):
         numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
         pulled = cut(y, part).to(dtype).reshape(-1, width)
         for rows in pieces(len(numbers), todo.rows):
             beside = _gathered(tokens, cut(numbers, rows), scratch)
-            total.addmm_(beside.mT, cut(pulled, rows))
+            total.addmm_(beside.mT, cut(pulled, rows), beta=0 if first else 1)
+            first = False
     return total.view(heads, channels, width)
 
 

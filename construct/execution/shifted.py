@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import beside, columns, gathered, lines, residues, simple, stacked
+from construct.execution import beside, columns, gathered, lines, residues, simple, spread, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import Ints, Layout, Shifts, Way, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
@@ -194,8 +194,11 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         out: (B, *n, groups, C).
         bias: (groups, C).
     """
-    transposed = w.transpose(2, 3)
     heads, groups, channels, width = w.shape
+    if groups == 1 and spread.suits(shifts, len(y), w):
+        spread.by_spreading(y.squeeze(-2), w.squeeze(1), shifts, out.squeeze(-2), bias)
+        return
+    transposed = w.transpose(2, 3)
     todo = residues.windows(shifts, len(y), channels, width) if groups == 1 and heads and len(y) else None
     if todo is not None:
         residues.by_residues(y.squeeze(-2), transposed.squeeze(1), todo, shifts.step, out.squeeze(-2), bias)
