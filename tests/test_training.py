@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import shifted, spread
+from construct.execution import beside, gathered, shifted, spread
 from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 
@@ -174,7 +174,7 @@ def test_a_bias_is_spread_too_and_halves_are_summed_in_single_precision() -> Non
 
 def test_gradients_of_weights_do_not_read_what_memory_held_before() -> None:
     """The first product is written, and not added: also of a layer whose queries come in blocks."""
-    for conv in (nn.Conv2d(4, 600, 3), nn.Conv2d(40, 6, 3), nn.Conv2d(24, 40, 1)):
+    for conv in (nn.Conv2d(4, 600, 3), nn.Conv2d(72, 6, 3), nn.Conv2d(24, 40, 1)):
         layer = conv_to_mhsa(conv)
         x = torch.randn(2, conv.in_channels, 20, 20)
         expected = torch.autograd.grad(conv(x).square().sum(), conv.weight)[0]
@@ -191,3 +191,20 @@ def filled_with(number: float) -> Iterator[None]:
     new = Tensor.new_empty
     with mock.patch.object(Tensor, "new_empty", lambda *args, **options: new(*args, **options).fill_(number)):
         yield
+
+
+@pytest.mark.parametrize("gathering", [True, False], ids=["gathered", "beside each other"])
+@pytest.mark.parametrize("queries", [40, 10**9])
+@pytest.mark.parametrize("name", ["3x3", "3x3 in steps", "transposed"])
+def test_gradients_of_weights_are_the_convolution_s_either_way(name: str, queries: int, gathering: bool) -> None:
+    """In integers: tokens gathered by their numbers, and laid beside each other."""
+    conv, layer, x = whole_numbers(name, 17, 2, alone=False)
+    numbered = mock.patch.object(gathered, "NUMBERED", gathered.NUMBERED if gathering else 0)
+    other = mock.patch.object(beside if gathering else gathered, "weights")
+    with smaller_blocks(queries), numbered, other as not_asked:
+        y = layer(x)
+        pull = torch.arange(y.numel()).view_as(y).remainder(5).float() - 2
+        value, out = torch.autograd.grad(y, [layer.w_val, layer.w_out], pull)
+    assert not not_asked.called
+    found = kernel(layer, value if is_identity(layer.w_out) else out)
+    assert torch.equal(found, torch.autograd.grad(conv(x), conv.weight, pull)[0])

@@ -76,6 +76,13 @@ def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     return _possible(shifts, images, channels) if gathered <= FEW else None
 
 
+def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
+    """What to gather for :func:`weights`, if this way is quick: also if all is gathered at once, or if queries skip tokens."""
+    gathered = images * prod(shifts.output) * len(shifts.offsets) * channels
+    quick = width >= WIDE or gathered <= max(FEW, GATHERED) or max(shifts.step) > 1
+    return _possible(shifts, images, channels) if quick else None
+
+
 def _possible(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
     if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
@@ -136,7 +143,7 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
     Args:
         x: (B, *n, C).
         y: (B, *o, D).
-        todo: from :func:`wide` or :func:`few`.
+        todo: from :func:`for_weights`.
         dtype: to compute in.
 
     Returns:

@@ -235,7 +235,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
     if groups == 1 and x.numel() and y.numel():
         if simple.stands(shifts) and x.dtype == y.dtype == dtype:
             return simple.weights(x.squeeze(-2), y.squeeze(-2)).view(1, 1, channels, width)
-        some = gathered.wide(shifts, len(x), channels, width) or gathered.few(shifts, len(x), channels)
+        some = gathered.for_weights(shifts, len(x), channels, width)
         if some is not None:
             return gathered.weights(x.squeeze(-2), y.squeeze(-2), some, dtype).unsqueeze(1)
         todo = beside.rectangle(shifts, channels, width)
