@@ -27,8 +27,8 @@ from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, 
 from construct.execution import chunked, factored, holding
 from construct.execution.chunked import bounded
 from construct.execution.copying import work_for
-from construct.execution.derivatives import Adjoint, Forward
-from construct.execution.merging import Merge, merged
+from construct.execution.derivatives import Adjoint, Forward, channels_last
+from construct.execution.merging import learned, merged
 from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
 from construct.execution.recall import remember
 from construct.positions import Encoding
@@ -71,24 +71,34 @@ def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
         work = work_for(x, grid, plan, _of(w, plan.sharp), b_out)
         remember(layer, x, grid, w, work)
         return work(x)
-    bias = b_out.to(dtype).view(layer.groups, -1)
-    y = bias
+    b_out = b_out.to(dtype)
     if plan.sharp:
-        sight, chosen = Sight.of(grid, plan, tuple(x.shape[2:])), _of(w, plan.sharp)
-        seen = sight.tokens(x, grid, layer.groups)
-        if sight.stuffed:
-            y = y + Adjoint.apply(seen, chosen.mT, sight.shifts, dtype)
-        else:
-            y = y + Forward.apply(seen, chosen, sight.shifts, dtype)
+        y = _recorded(x, grid, plan, _of(w, plan.sharp), b_out, dtype)
         if any(t.requires_grad for t in aiming):
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
             y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
+    else:
+        y = b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft and not recorded and factored.fits(grid, FACTOR_BYTES):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        y = y + factored.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
-    elif plan.soft:
-        y = y + _attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w)
-    return _image(y)
+        return y + _image(
+            factored.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+        )
+    if plan.soft:
+        return y + _image(_attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w))
+    return y
+
+
+def _recorded(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor, dtype: torch.dtype) -> Tensor:
+    """b + Σ_h P^h X W_h of heads that are shifts, for autograd: (B, D_in, *n) → (B, D_out, *o)."""
+    sight, last = Sight.of(grid, plan, tuple(x.shape[2:])), channels_last(x)
+    seen = grid.padded(x) if sight.padded else x
+    if sight.stuffed:
+        y = Adjoint.apply(seen, w.mT, b_out, sight.shifts, dtype, last)
+    else:
+        y = Forward.apply(seen, w, b_out, sight.shifts, dtype, last)
+    assert isinstance(y, Tensor)
+    return y
 
 
 def _carries(layer: MHSA, x: Tensor) -> bool:
@@ -153,9 +163,7 @@ def _merged(layer: MHSA, dtype: torch.dtype) -> Tensor:
     """W_h of all heads, (heads, groups, C, D)."""
     w_val, w_out = layer.w_val.to(dtype), layer.w_out.to(dtype)
     if torch.is_grad_enabled() and (w_val.requires_grad or w_out.requires_grad):
-        both = Merge.apply(w_val, w_out)
-        assert isinstance(both, Tensor)
-        return both
+        return learned(w_val, w_out)
     return merged(w_val, w_out)
 
 

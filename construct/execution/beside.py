@@ -72,8 +72,8 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, todo: Rectangle, dtype: torch.
         (heads, C, D).
     """
     channels, width = x.shape[-1], y.shape[-1]
-    total = x.new_zeros(len(todo.down), len(todo.along) * channels, width, dtype=dtype)
-    scratch, step, queries = Scratch(total), shifts.step[0], shifts.output[1]
+    total = x.new_empty(len(todo.down), len(todo.along) * channels, width, dtype=dtype)
+    scratch, step, queries, first = Scratch(total), shifts.step[0], shifts.output[1], True
     for image, given in zip(x, y, strict=True):
         for part in pieces(shifts.output[0], todo.rows):
             count = part.stop - part.start
@@ -81,9 +81,10 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, todo: Rectangle, dtype: torch.
             seen = _beside(image, shifts, todo, step * part.start + todo.down[0], lines, scratch)
             pulled = given[part].to(dtype).reshape(-1, width)
             for number, down in enumerate(todo.down):
-                plane, first = (down - todo.down[0]) % step, (down - todo.down[0]) // step
-                rows = seen[plane, first * queries : (first + count) * queries]
-                total[number].addmm_(rows.mT, pulled)
+                plane, above = (down - todo.down[0]) % step, (down - todo.down[0]) // step
+                rows = seen[plane, above * queries : (above + count) * queries]
+                total[number].addmm_(rows.mT, pulled, beta=0 if first else 1)  # 0: whatever was there is not read
+            first = False
     flat = total.view(-1, channels, width)
     if todo.order == tuple(range(len(flat))):
         return flat

@@ -247,7 +247,7 @@ def _step(
 
 def by_columns(x: Tensor, w: Tensor, todo: Program, out: Tensor, bias: Tensor | None) -> None:
     """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
-    w = w.contiguous() if todo.order is None else w[todo.order]
+    w = (w if todo.order is None else w[todo.order]).contiguous()  # torch orders a turned tensor, and leaves it turned
     tokens, outputs = w.new_empty(todo.tokens), w.new_empty(todo.outputs)
     from_x, from_w, from_out = x.storage_offset(), w.storage_offset(), out.storage_offset()
     for step in todo.steps:

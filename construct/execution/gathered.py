@@ -76,6 +76,13 @@ def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     return _possible(shifts, images, channels) if gathered <= FEW else None
 
 
+def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
+    """What to gather for :func:`weights`, if this way is quick: also if all is gathered at once, or if queries skip tokens."""
+    gathered = images * prod(shifts.output) * len(shifts.offsets) * channels
+    quick = width >= WIDE or gathered <= max(FEW, GATHERED) or max(shifts.step) > 1
+    return _possible(shifts, images, channels) if quick else None
+
+
 def _possible(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
     if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
@@ -136,21 +143,22 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
     Args:
         x: (B, *n, C).
         y: (B, *o, D).
-        todo: from :func:`wide` or :func:`few`.
+        todo: from :func:`for_weights`.
         dtype: to compute in.
 
     Returns:
         (heads, C, D).
     """
     heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
-    total = x.new_zeros(heads * channels, width, dtype=dtype)
-    scratch = Scratch(total)
+    total = x.new_empty(heads * channels, width, dtype=dtype)
+    scratch, first = Scratch(total), True
     for part in pieces(len(x), todo.images):
         numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
         pulled = cut(y, part).to(dtype).reshape(-1, width)
         for rows in pieces(len(numbers), todo.rows):
             beside = _gathered(tokens, cut(numbers, rows), scratch)
-            total.addmm_(beside.mT, cut(pulled, rows))
+            total.addmm_(beside.mT, cut(pulled, rows), beta=0 if first else 1)
+            first = False
     return total.view(heads, channels, width)
 
 

@@ -78,7 +78,7 @@ class Merge(torch.autograd.Function):
     def forward(ctx, w_val: Tensor, w_out: Tensor) -> Tensor:  # type: ignore[override]
         """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D)."""
         ctx.save_for_backward(w_val, w_out)
-        return merged(w_val, w_out).clone()
+        return merged(w_val, w_out)  # torch makes a view of what is returned as it came
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -98,3 +98,13 @@ def merged(w_val: Tensor, w_out: Tensor) -> Tensor:
     if is_identity(w_out):
         return w_val
     return w_out if is_identity(w_val) else w_val @ w_out
+
+
+def learned(w_val: Tensor, w_out: Tensor) -> Tensor:
+    """The product for autograd; the factor that learns itself where the other is the identity and learns nothing."""
+    for whole, other in ((w_val, w_out), (w_out, w_val)):
+        if not other.requires_grad and is_identity(other):
+            return whole
+    both = Merge.apply(w_val, w_out)
+    assert isinstance(both, Tensor)
+    return both

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import beside, columns, gathered, lines, residues, simple, stacked
+from construct.execution import beside, columns, gathered, lines, residues, simple, spread, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import Ints, Layout, Shifts, Way, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
@@ -72,6 +72,8 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
     if w.dtype == out.dtype == x.dtype and simple.stands(shifts) and x.is_contiguous() and out.is_contiguous():
         matrix = w.reshape(channels, width)
         return lambda x, out, bias: simple.in_tokens(x, matrix, out, bias)
+    if simple.lies_as_images(x, out, w, shifts):
+        return lambda x, out, bias: _in_images(x, w, out, bias)
     if lines.suits(shifts, channels, width):
         return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
     some = gathered.wide(shifts, len(x), channels, width)
@@ -88,6 +90,10 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
         return lambda x, out, bias: stacked.in_one(x, w, shifts, rectangle, out, bias)
     group = _in_groups(w, shifts)
     return lambda x, out, bias: group(x.unsqueeze(-2), out.unsqueeze(-2), bias)
+
+
+def _in_images(x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    simple.in_images(x.movedim(-1, 1), w[0, 0], out.movedim(-1, 1), bias)
 
 
 def _nothing_seen(x: Tensor, out: Tensor, bias: Tensor | None) -> None:
@@ -188,8 +194,11 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         out: (B, *n, groups, C).
         bias: (groups, C).
     """
-    transposed = w.transpose(2, 3)
     heads, groups, channels, width = w.shape
+    if groups == 1 and spread.suits(shifts, len(y), w):
+        spread.by_spreading(y.squeeze(-2), w.squeeze(1), shifts, out.squeeze(-2), bias)
+        return
+    transposed = w.transpose(2, 3)
     todo = residues.windows(shifts, len(y), channels, width) if groups == 1 and heads and len(y) else None
     if todo is not None:
         residues.by_residues(y.squeeze(-2), transposed.squeeze(1), todo, shifts.step, out.squeeze(-2), bias)
@@ -202,8 +211,12 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         if not there:
             part.copy_(bias.expand_as(part)) if bias is not None else part.zero_()
             continue
-        chosen = transposed.index_select(0, torch.tensor(there, device=w.device))
-        forward(y, chosen.contiguous(), seen, part, bias)
+        forward(y, _chosen(transposed, there), seen, part, bias)
+
+
+def _chosen(w: Tensor, heads: Ints) -> Tensor:
+    """The matrices of some heads in this order; w itself, which may lie otherwise in memory, if these are all as they come."""
+    return w if heads == tuple(range(len(w))) else w.index_select(0, torch.tensor(heads, device=w.device))
 
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
@@ -220,7 +233,9 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
     if groups == 1 and x.numel() and y.numel():
-        some = gathered.wide(shifts, len(x), channels, width) or gathered.few(shifts, len(x), channels)
+        if simple.stands(shifts) and x.dtype == y.dtype == dtype:
+            return simple.weights(x.squeeze(-2), y.squeeze(-2)).view(1, 1, channels, width)
+        some = gathered.for_weights(shifts, len(x), channels, width)
         if some is not None:
             return gathered.weights(x.squeeze(-2), y.squeeze(-2), some, dtype).unsqueeze(1)
         todo = beside.rectangle(shifts, channels, width)

@@ -22,6 +22,27 @@ def stands(shifts: Shifts) -> bool:
     return shifts.offsets == ((0,) * len(shifts.step),) and set(shifts.step) == {1} and shifts.output == shifts.size
 
 
+def lies_as_images(x: Tensor, out: Tensor, w: Tensor, shifts: Shifts) -> bool:
+    """Whether a single head sees the input as it stands, and tokens (B, *n, C) and outputs lie as :func:`in_images` wants."""
+    if not (stands(shifts) and x.dtype == out.dtype == w.dtype):
+        return False
+    return x.movedim(-1, 1).is_contiguous() and out.movedim(-1, 1).is_contiguous()
+
+
+def weights(x: Tensor, y: Tensor) -> Tensor:
+    """Xᵀ Y, the gradient of the matrix, image by image as they lie: x (B, *n, C), y (B, *n, D) → (C, D)."""
+    if x.is_contiguous() and y.is_contiguous():
+        return x.view(-1, x.shape[-1]).mT @ y.view(-1, y.shape[-1])
+    total = x.new_empty(x.shape[-1], y.shape[-1])
+    for number, (seen, pulled) in enumerate(zip(x, y, strict=True)):
+        rows, columns = seen.flatten(0, -2), pulled.flatten(0, -2)
+        if number:
+            total.addmm_(rows.mT, columns)
+        else:
+            torch.mm(rows.mT, columns, out=total)
+    return total
+
+
 def of_tokens(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """The product as tokens lie, channels last: x (B, *n, C), contiguous, matrix (C, D), bias (1, D) → (B, *n, D)."""
     if bias is None:

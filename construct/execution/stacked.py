@@ -92,7 +92,7 @@ def fill(buffer: Tensor, x: Tensor, shifts: Shifts, todo: Stack, first: int) -> 
 def in_one(x: Tensor, w: Tensor, shifts: Shifts, todo: Stack, out: Tensor, bias: Tensor | None) -> None:
     """y[o] = b + Σ_h x[s·o + e_h] w_h: x (B, *n, C), w (heads, 1, C, D), out (B, *o, D), bias (1, D)."""
     channels, width = w.shape[2:]
-    matrix = w[todo.order].view(-1, width)  # (down·along·C, D)
+    matrix = w[todo.order].reshape(-1, width)  # (down·along·C, D)
     slots, length, step = len(todo.along) * channels, shifts.output[1], shifts.step[0]
     most = min(todo.rows, shifts.output[0])
     tokens = w.new_empty((step * (most - 1) + todo.down[1]) * slots * length)
