@@ -16,6 +16,7 @@ from truths import permuted
 from construct import MHSA, MHSAWeights, conv_to_mhsa, convert
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
+from verify.bits import copied, unchanged
 from verify.certification import certify
 from verify.checker import check
 from verify.documents import save_certificate
@@ -723,3 +724,14 @@ def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
         torch.set_float32_matmul_precision(before)
     assert set(seen) == {"ieee"}
     assert any("reduced precision switched off" in told for told in certificate.assumptions)
+
+
+def test_a_zero_that_changes_its_sign_is_a_change():
+    conv = nn.Conv1d(2, 2, 1, bias=False)
+    layer = conv_to_mhsa(conv)
+    before = copied(conv, layer)
+    assert unchanged(before, conv, layer)
+    with torch.no_grad():
+        layer.u.neg_()
+    assert bool((layer.u == 0).all())
+    assert not unchanged(before, conv, layer)

@@ -22,7 +22,7 @@ from verify.budget import FORMATS
 from verify.certification import certify
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
-from verify.probe_inputs import HEAVY, impulses, sign_pattern
+from verify.probe_inputs import HEAVY, impulses, probe_grids, sign_pattern
 from verify.probing import _judged, impulse_bound, run_executions
 from verify.reading import token_count
 from verify.rounding import difference_bound
@@ -226,3 +226,21 @@ def test_heavy_layers_are_run_by_every_execution():
     assert certificate.verdict.name == "PROVED"
     assert [probe["execution"] for probe in certificate.probes] == list(EXECUTIONS)
     assert all(probe["inputs"] == 6 and probe["ratio"] <= 1 for probe in certificate.probes)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(1, 4), (2, 6)])
+def test_of_a_heavy_layer_with_a_stride_inputs_are_left_over(stride: int, size: int):
+    """Without one the smallest grid will do."""
+    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
+    assert {tuple(probe["grid"]) for probe in certificate.probes} == {(size, size)}
+
+
+@pytest.mark.parametrize(
+    ("channels", "grid", "other"), [(2, (9, 9), (9, 9)), (2, (99, 99), (5, 5)), (400, (9, 9), (5, 5))]
+)
+def test_a_whole_grid_is_run_where_all_of_it_is_cheap(channels: int, grid: tuple[int, int], other: tuple[int, int]):
+    """Neither many tokens nor many weights."""
+    layer = conv_to_mhsa(nn.Conv2d(channels, channels, 3, padding=1))
+    attention = Attention.read(layer)
+    assert probe_grids(attention.geometry, grid, attention) == ((4, 4), other)

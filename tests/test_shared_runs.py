@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from argparse import Namespace
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -29,21 +30,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import construct
-from verify import linear_rules, pair_rule, pushing, rounding, rule_table
+from construct.judging import Certificates
+from verify import layers, linear_rules, pair_rule, pushing, rounding, rule_table
 from verify.balls import Ball, Call
 from verify.budget import FORMATS
 from verify.certification import certify, certify_read
 from verify.documents import indented
-from verify.fields import digest
+from verify.fields import digest, stated_geometry
 from verify.linear_rules import spread
 from verify.observed import Seen
 from verify.oracle import Convolution
 from verify.propagation import both_cases, propagate, worst_case
 from verify.pushing import everywhere
+from verify.sampling import check_call
 from verify.strategies import Case, cases
 from verify.taps import scaled_permutation_product
 
 EXAMPLES = settings().max_examples
+OPTIONS = Namespace(input_bound=None, tolerance=None)
+CHECKERS: Any = Namespace(layers=layers)
 SLACK = 1e-3
 """Relative: place by place, float32 layers are summed up in float32, and the sum widened by that."""
 
@@ -324,6 +329,21 @@ def test_a_layer_that_has_changed_is_certified_anew():
         assert found.conv_sha256 == digest(conv, ("weight", "bias"))
     assert len(made) == 1
     assert found.bound.max() > made[0].bound.max()
+
+
+def test_a_layer_met_with_another_output_size_is_certified_with_its_own():
+    """The certificate that is written beside the layer speaks of the layer, not of one call."""
+    conv = nn.ConvTranspose1d(2, 2, 3, stride=2)
+    layer = construct.conv_to_mhsa(conv)
+    made = Certificates(
+        {"": (conv, layer)}, {"": check_call(conv, layer, torch.randn(1, 2, 5), "x")}, OPTIONS, CHECKERS
+    )
+    for extra in ((1,), (0,)):
+        pair = pair_rule.Pair(*pair_rule._bare(conv, layer, extra), Convolution.read(conv))
+        assert (made.met("", pair) is None) == (extra == (1,))
+    certificate, verdict = made.of("")
+    assert verdict.name == "PROVED"
+    assert certificate.conv_geometry == stated_geometry(conv)
 
 
 def test_a_run_over_either_bound_is_refuted(monkeypatch):
