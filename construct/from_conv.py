@@ -7,41 +7,36 @@ import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from construct.architecture import module_from_file, named_module, with_state
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
-from construct.export import to_onnx, to_pt2
 from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
 from construct.interruption import INTERRUPTED, as_usual
 from construct.judging import Checkers, judged
 from construct.kernels import from_kernels, given
-from construct.layer_files import to_safetensors
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from construct.options import certificate_beside, parse
+from construct.output import content_of, not_rechecked, put
 from construct.plain_text import described, one_line, shown
 from construct.room import refused_by_torch
 from construct.sharpness import ALPHA, alpha_for
 from construct.showing import check_page, write_page
-from construct.support import BASES, geometry_of
-from construct.table import NetworkRow, Report, network_dict, print_json, print_table
+from construct.support import geometry_of
+from construct.table import Report, print_json, print_table
 from construct.terminal import progress, undisturbed
 from construct.ties import names_of, untied
-from construct.writing import beyond_ours, check_destination, staged
+from construct.writing import beyond_ours, check_destination
 
 MOST_HEADS = 10_000
 """Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
 
 LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
-
-Content = nn.Module | dict[str, Tensor] | bytes
-"""What a file is made of: a module or state dict for torch.save, or bytes as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,14 +91,13 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     """Read, survey, convert, check, certify, write."""
     regular_file(options.model)
     output = check_destination(options.output, options.model, options.force)
-    document = None
+    document = certificate_beside(output, options.format)
     if not options.no_certify:
-        document = certificate_beside(output, options.format)
         if document == output:
             raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, checkers.documents.is_document)
     # A page may not take the certificate's name either where none is written: the next run's would be in its way.
-    check_page(options, (output, certificate_beside(output, options.format)), checkers.pages)
+    check_page(options, (output, document), checkers.pages)
     source = read(options.model, allow=options.allow, trust=options.trust)
     model, assumed = _network(source, options)
     model, wrappers = unwrapped(model)
@@ -119,7 +113,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             advance(path)
         share_tied(replacements)
         remarks = [*remarks_on(model, wrappers), *found.remarks(), *untied(model, replacements)]
-        hindered = [] if document is None else _not_rechecked(found, source, options.format)
+        hindered = [] if options.no_certify else not_rechecked(found, source, options.format)
         remarks += hindered
         # What is written has not been run: a network may count its calls, or keep what it saw.
         kept, converted = substitute(model, replacements), substitute(model, replacements)
@@ -131,7 +125,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
     if writable:
         # Kernels alone come out as modules: a state dict would lose the geometry again.
         whole = isinstance(source.content, nn.Module) or bool(given(options))
-        content, told = _content(kept, whole, options)
+        content, told = content_of(kept, whole, options)
         # A module under two names stands twice in a state dict, and a recheck looks for it under both.
         certificates = [
             (name, row.certificate)
@@ -139,7 +133,8 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             if row.certificate is not None
             for name in names_of(model, row.path, pairs[row.path][0])
         ]
-        _write(content, output, document, certificates, source, network, checkers.documents)
+        speaking = None if options.no_certify else certificates
+        told += put(content, output, source, document, speaking, network, checkers.documents)
         if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
             told += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
     left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
@@ -160,7 +155,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         seed=options.seed,
         notes=(*source.notes, *assumed, *told),
         output=output if writable else None,
-        document=document if writable else None,
+        document=document if writable and not options.no_certify else None,
         exit_code=0 if good else 1,
         page=options.report if layers else None,
     )
@@ -169,61 +164,6 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             why = [f"{shown(path)}: {remark}" if path else remark for path, remark in hindered]
             write_page(report, model, pairs, options, checkers.pages, why)
     return report
-
-
-def _not_rechecked(found: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
-    """(path, remark) where ``python -m verify check`` will have to refuse: it reads tensors, and torch's own classes by name."""
-    folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-    why = [("", folded)] if found.remarks() else []
-    if form in ("pt2", "onnx"):
-        return [*why, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
-    if not isinstance(source.content, nn.Module):
-        return why
-    own = {path: type(conv).__name__ for path, conv in found.convertible.items() if type(conv) not in BASES}
-    told = "to recheck it takes a state dict in place of the module"
-    return [*why, *((path, f"of class {kind}: {told}") for path, kind in own.items())]
-
-
-def _content(
-    converted: nn.Module, whole: bool, options: Namespace
-) -> tuple[nn.Module | dict[str, Tensor] | bytes, tuple[str, ...]]:
-    """What is to be written, in the format that was asked for, and what there is to say of it."""
-    if options.format == "pt":
-        return converted if whole else converted.state_dict(), ()
-    if options.format == "safetensors":
-        return to_safetensors(converted), ()
-    try:
-        program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
-    except ValueError as error:
-        raise BadModelFile(
-            f"{shown(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
-        ) from error
-    return program.content, tuple(program.notes())
-
-
-def _write(
-    content: Content,
-    output: Path,
-    document: Path | None,
-    certificates: list[Any],
-    source: ModelFile,
-    network: NetworkRow | None,
-    documents: ModuleType,
-) -> None:
-    """Both files whole beside their places first, and only then into place: layers never stand beside another's certificate."""
-    place = output
-    try:
-        with staged(output, content, source.beyond) as written:
-            if document is not None:
-                place, figures = document, None if network is None else network_dict(network)
-                record = documents.document(
-                    certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
-                )
-                with staged(document, record):
-                    place = output
-    except OSError as error:
-        what = one_line(error.strerror or error)
-        raise BadModelFile(f"{shown(str(place))}: cannot be written: {what} (nothing was changed)") from error
 
 
 def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:

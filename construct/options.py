@@ -125,7 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="B",
         help="certify each layer for inputs |x| <= B (default: the power of two above its samples)",
     )
-    add("--no-certify", action="store_true", help="only check on samples, and write no certificate")
+    add(
+        "--no-certify",
+        action="store_true",
+        help="only check on samples, and write no certificate (an earlier one is taken away)",
+    )
     add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
     add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
     add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")

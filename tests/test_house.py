@@ -52,7 +52,8 @@ ORDER = (
     ),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
-    *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "from_conv"),
+    *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "output"),
+    "from_conv",
 )
 """The modules of construct, from left to right: left never imports right."""
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import construct
+from construct.files import read
 from construct.from_conv import main
 
 ROOT = Path(__file__).parents[1]
@@ -127,6 +128,48 @@ def test_row_50_no_space_left(which: int, model: Path, capsys: Any, monkeypatch:
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 
+def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, capsys: Any) -> None:
+    """A run without a certificate takes that of an earlier run away, and says so; what is not ours stays."""
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    assert main(["m.pt", "-o", "o.pt", "--no-certify", "--alpha", "3"]) == 1
+    assert names() == {"m.pt", "o.pt", "o.json"}  # REFUTED: nothing is written, and nothing taken away
+    capsys.readouterr()
+    assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
+    assert "o.json, of an earlier run, was taken away: it spoke of other layers" in capsys.readouterr().out
+    assert names() == {"m.pt", "o.pt"}
+    for foreign in ("notes", '{"format": "of somebody"}'):
+        Path("o.json").write_text(foreign)
+        assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
+        assert "taken away" not in capsys.readouterr().out
+        assert Path("o.json").read_text() == foreign
+
+
+def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, capsys: Any) -> None:
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    assert main(["m.pt", "-o", "o.json", "--no-certify", "--force"]) == 0
+    assert "taken away" not in capsys.readouterr().out
+    assert isinstance(read("o.json").content, torch.nn.Module)
+
+
+def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an earlier certificate cannot be taken away, the earlier layers stay with it."""
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    before = {name: Path(name).read_bytes() for name in names()}
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "o.json":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    capsys.readouterr()
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert main(["m.pt", "-o", "o.pt", "--alpha", "256", "--no-certify"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: o.json: cannot be written: Operation not permitted (nothing was changed)\n")
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
 # ---- 51: interrupted -------------------------------------------------------------------------------------------------
 
 WAIT = """
@@ -214,13 +257,13 @@ def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
     meet = """
 import pathlib, time
 from construct import from_conv
-real = from_conv._write
+real = from_conv.put
 def together(*a):
     pathlib.Path(f"ready{os.getpid()}").touch()
     while len(list(pathlib.Path().glob("ready*"))) < 2:
         time.sleep(0.001)
     return real(*a)
-from_conv._write = together
+from_conv.put = together
 """
     runs = [process("m.pt", "-o", "o.pt", "--alpha", alpha, before="import os" + meet) for alpha in (256, 512)]
     for run in runs:
