@@ -15,7 +15,19 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, columns, depthwise, gathered, layout, lines, merging, residues, shifted, stacked
+from construct.execution import (
+    axial,
+    columns,
+    depthwise,
+    gathered,
+    layout,
+    lines,
+    merging,
+    narrow,
+    residues,
+    shifted,
+    stacked,
+)
 from construct.execution.layout import Shifts, through
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
@@ -251,7 +263,7 @@ def test_what_each_execution_takes_is_told_before_it_runs():
 def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
     """Have inputs as small as those of tests take a way that is for large ones."""
     if way == "gathered":
-        patch.setattr(gathered, "WIDE", 1)
+        patch.setattr(gathered, "WIDE", (1, 1))
     else:
         patch.setattr(gathered, "FEW", 0)
     if way in ("columns", "in the output's order"):
@@ -265,6 +277,9 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(residues, "LEAST", 1)
         patch.setattr(residues, "WASTE", 1e9)
         patch.setattr(residues, "NARROW", 2)
+    elif way == "products first":
+        patch.setattr(narrow, "FEW", ((100, 0),))
+        patch.setattr(narrow, "LEAST", 0)
     elif way == "as it lies":
         patch.setattr(lines, "LEAST", 1)
         patch.setattr(depthwise, "MANY", 1)
@@ -272,7 +287,10 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         kept.cache_clear()
 
 
-WAYS = (None, "gathered", "columns", "in the output's order", "in one", "all residues at once", "as it lies")
+WAYS = (
+    *(None, "gathered", "columns", "in the output's order", "in one", "all residues at once", "products first"),
+    "as it lies",
+)
 
 
 @st.composite

@@ -102,7 +102,7 @@ def test_any_number_of_images_is_gathered_a_few_at_a_time(
         conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
         layer = conv_to_mhsa(conv).requires_grad_(False)
         monkeypatch.setattr(gathered, "NUMBERED", 5 * 9 * queries)
-        monkeypatch.setattr(gathered, "WIDE", 1)
+        monkeypatch.setattr(gathered, "WIDE", (1, 1))
         for images in range(1, 71):
             x = torch.randint(-4, 5, (images, 3, *(side + (0 if outside else 2),) * 2)).float()
             x = x.contiguous(memory_format=torch.channels_last) if last else x

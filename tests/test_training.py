@@ -25,6 +25,9 @@ LAYERS: dict[str, Any] = {
     "depthwise": lambda: nn.Conv2d(24, 24, 3, padding=1, groups=24),
     "transposed": lambda: nn.ConvTranspose2d(24, 16, 4, stride=2, padding=1),
     "transposed, few channels": lambda: nn.ConvTranspose2d(24, 8, 4, stride=2, padding=1),
+    "few outputs": lambda: nn.Conv2d(24, 3, 3, padding=1),
+    "few outputs, many steps": lambda: nn.Conv2d(24, 3, (3, 5), stride=(1, 2), padding=2, dilation=2),
+    "few outputs, transposed": lambda: nn.ConvTranspose2d(24, 3, 5, stride=(3, 2), padding=1, output_padding=1),
     "reflect": lambda: nn.Conv2d(24, 16, 3, padding=1, padding_mode="reflect"),
 }
 LAYOUTS = {

@@ -28,8 +28,8 @@ LEAST = 2**8
 """Queries that are gathered at a time at the least: every product reads all weights."""
 FEW = 2**17
 """Calls that gather up to so many numbers are quick, ..."""
-WIDE = 512
-"""... and outputs of so many channels."""
+WIDE = (256, 512)
+"""... and outputs of so many channels, where one product makes them all, or several."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ def wide(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | 
         channels: C.
         width: D.
     """
-    return _possible(shifts, images, channels) if width >= WIDE else None
+    return _possible(shifts, images, channels) if _is_wide(shifts, images, width) else None
+
+
+def _is_wide(shifts: Shifts, images: int, width: int) -> bool:
+    return width >= WIDE[images * prod(shifts.output) > LEAST]
 
 
 def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
@@ -79,7 +83,7 @@ def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
 def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
     """What to gather for :func:`weights`, if this way is quick: also if all is gathered at once, or if queries skip tokens."""
     gathered = images * prod(shifts.output) * len(shifts.offsets) * channels
-    quick = width >= WIDE or gathered <= max(FEW, GATHERED) or max(shifts.step) > 1
+    quick = _is_wide(shifts, images, width) or gathered <= max(FEW, GATHERED) or max(shifts.step) > 1
     return _possible(shifts, images, channels) if quick else None
 
 

@@ -3,7 +3,7 @@
 from itertools import product
 from math import ceil, prod
 
-from construct.execution import columns, depthwise, gathered, lines, residues, stacked
+from construct.execution import columns, depthwise, gathered, lines, narrow, residues, stacked
 from construct.execution.layout import Shifts, blocks, laid_out, room_for, run_length, through
 from construct.execution.simple import SHORT, images_at_once, rows_at_once, stands
 
@@ -32,6 +32,8 @@ def memory(
     """
     if not images:
         return 0
+    if backwards and groups == 1 and narrow.suits(shifts, width, channels):
+        return narrow.memory(shifts, width, channels)
     if backwards:
         some = residues.windows(shifts, images, width, channels) if groups == 1 else None
         if some is not None:
@@ -54,6 +56,8 @@ def memory(
         if few < SHORT:
             tokens = max(tokens, min(images, images_at_once(few)) * few)
         return tokens * groups * (width + channels)
+    if groups == 1 and narrow.sees(shifts, channels, width):
+        return narrow.memory(narrow.turned(shifts), width, channels)
     if groups == 1 and lines.suits(shifts, channels, width):
         return lines.memory(shifts, channels, width)
     some = gathered.wide(shifts, images, channels, width) if groups == 1 else None

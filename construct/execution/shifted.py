@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution import beside, columns, gathered, lines, residues, simple, spread, stacked
+from construct.execution import beside, columns, gathered, lines, narrow, residues, simple, spread, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import Ints, Layout, Shifts, Way, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
@@ -74,6 +74,9 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
         return lambda x, out, bias: simple.in_tokens(x, matrix, out, bias)
     if simple.lies_as_images(x, out, w, shifts):
         return lambda x, out, bias: _in_images(x, w, out, bias)
+    if narrow.sees(shifts, channels, width):
+        from_inputs = narrow.turned(shifts)
+        return lambda x, out, bias: narrow.by_sums(x, w.squeeze(1).mT, from_inputs, out, bias)
     if lines.suits(shifts, channels, width):
         return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
     some = gathered.wide(shifts, len(x), channels, width)
@@ -195,6 +198,9 @@ def adjoint(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
         bias: (groups, C).
     """
     heads, groups, channels, width = w.shape
+    if groups == 1 and narrow.suits(shifts, channels, width):
+        narrow.by_sums(y.squeeze(-2), w.squeeze(1), shifts, out.squeeze(-2), bias)
+        return
     if groups == 1 and spread.suits(shifts, len(y), w):
         spread.by_spreading(y.squeeze(-2), w.squeeze(1), shifts, out.squeeze(-2), bias)
         return
@@ -232,6 +238,9 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, dtype: torch.dtype) -> Tensor:
         (heads, groups, C, D).
     """
     groups, channels, width = x.shape[-2], x.shape[-1], y.shape[-1]
+    if groups == 1 and width < channels and max(shifts.step) == 1 < len(shifts.offsets):
+        # What is laid out for all heads are then the fewer channels, and products have no few columns.
+        return weights(y, x, narrow.turned(shifts), dtype).mT.contiguous()
     if groups == 1 and x.numel() and y.numel():
         if simple.stands(shifts) and x.dtype == y.dtype == dtype:
             return simple.weights(x.squeeze(-2), y.squeeze(-2)).view(1, 1, channels, width)
