@@ -17,6 +17,7 @@ SHARP = {
     "few outputs": (lambda: nn.Conv2d(32, 3, 3, padding=1), (2, 32, 100, 100)),
     "few outputs, many blocks": (lambda: nn.Conv2d(16, 8, 7, padding=3), (1, 16, 90, 90)),
     "few outputs, transposed": (lambda: nn.ConvTranspose2d(64, 3, 4, stride=2, padding=1), (2, 64, 40, 40)),
+    "products first, for few are in vain": (lambda: nn.ConvTranspose2d(64, 48, 3, stride=2), (2, 64, 28, 28)),
     "few outputs, 1-D": (lambda: nn.Conv1d(64, 1, 9, padding=4), (2, 64, 3000)),
     "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), (4, 32, 56, 56)),
     "depthwise, few channels": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (4, 3, 100, 100)),

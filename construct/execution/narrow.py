@@ -21,6 +21,9 @@ FEW = ((12, 2), (32, 10))
 """Fewer channels than the first number are few, if what they are made from has so many times as many as the second says."""
 LEAST = 3 * 2**12
 """Images of fewer numbers than this are not worth a step a head."""
+UNEVEN = (64, 2**15)
+"""So many channels, out of as many at least, are few where residues are seen by different numbers of heads, so that other ways make
+products in vain; images then have so many numbers at least."""
 BLOCK = 2**20
 """Numbers that are made at a time: 4 MiB of float32; fewer take more steps than a core's cache is worth."""
 
@@ -29,8 +32,12 @@ Box = tuple[slice, ...]
 
 def suits(shifts: Shifts, channels: int, width: int) -> bool:
     """Whether this way is quick for the sum above: C channels out of D = ``width``."""
-    narrow = any(0 < channels < few and times * channels <= width for few, times in FEW)
-    return narrow and len(shifts.offsets) > 1 and prod(shifts.output) * width >= LEAST
+    heads, residues, numbers = len(shifts.offsets), prod(shifts.step), prod(shifts.output) * width
+    if heads > residues and heads % residues and 0 < channels <= UNEVEN[0] <= width and numbers >= UNEVEN[1]:
+        return True
+    return (
+        heads > 1 and numbers >= LEAST and any(0 < channels < few and times * channels <= width for few, times in FEW)
+    )
 
 
 def sees(shifts: Shifts, channels: int, width: int) -> bool:
