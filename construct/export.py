@@ -146,7 +146,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
     """The network as an ONNX file; run once with onnxruntime, if that is there.
 
     Raises:
-        ValueError: as :func:`exported`; or a package is missing.
+        ValueError: as :func:`exported`; or a package is missing, ONNX has no form of the network, or onnxruntime cannot run it.
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
@@ -155,18 +155,24 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
         )
     program, static = exported(model, input_size)
     stream = io.BytesIO()
-    with _quiet():
-        made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
-        assert made is not None
-        made.save(stream)  # type: ignore[arg-type]
+    try:
+        with _quiet():
+            made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
+            assert made is not None
+            made.save(stream)  # type: ignore[arg-type]
+    except Exception as error:  # its own, which tells of torch's issue tracker; what failed is in the one before it
+        first = str(error.__cause__ or error).strip().split("\n")[0].partition(" See the stack trace")[0]
+        raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
     content, difference = stream.getvalue(), None
     if find_spec("onnxruntime") is not None:
         import onnxruntime  # an extra of its own, not always there
 
-        session = onnxruntime.InferenceSession(content)
-
         def run(x: torch.Tensor) -> list[torch.Tensor]:
-            return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+            try:
+                session = onnxruntime.InferenceSession(content)
+                return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+            except Exception as error:  # its own classes: operations that it has not in every number format
+                raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
         difference = _difference(model, input_size, program, run)
     return Program(content, static, difference)

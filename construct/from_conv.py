@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     name = ""
     try:
-        as_usual()
         try:
             options = parse(argv)
         except BrokenPipeError:  # the help is longer than a pipe's buffer, and its reader has gone
@@ -64,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from verify import calls, documents, layers, propagation, sampling
         from verify.report import conversion
 
+        as_usual()  # only now: importing the checker takes its time too
         with undisturbed():
             report = _run(options, Checkers(sampling, calls, layers, documents, propagation, conversion))
         _print(report, options.json, stdout)

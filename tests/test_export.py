@@ -307,6 +307,18 @@ def test_several_tensors_in_onnx():
     assert made.difference < 1e-5
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [(lambda y, z: (y, 3), r"node return \(.*, 3\)\.$"), (lambda y, z: torch.linalg.svdvals(y), "_linalg_svd")],
+    ids=["a number", "an operation"],
+)
+def test_what_onnx_has_no_form_of_is_told_in_one_line(wrap: Any, what: str):
+    with pytest.raises(ValueError, match=f"^the network cannot be exported: .*{what}") as refusal:
+        to_onnx(convert(Returning(wrap)), (1, 6, 6))
+    assert str(refusal.value).isprintable()
+
+
 def test_a_network_that_returns_no_tensor_is_no_program():
     with pytest.raises(ValueError, match="returns no tensor"):
         to_pt2(convert(Returning(lambda y, z: None)), (1, 6, 6))

@@ -203,11 +203,12 @@ def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str,
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 
+@pytest.mark.parametrize("package", ["torch", "verify"])
 @pytest.mark.parametrize("kind", SIGNALS)
-def test_row_51_interrupted_while_it_imports(kind: signal.Signals, model: Path) -> None:
+def test_row_51_interrupted_while_it_imports(kind: signal.Signals, package: str, model: Path) -> None:
     slow = "import pathlib, time\npathlib.Path('running').touch()\ntime.sleep(60)\n"
-    Path("slow/torch").mkdir(parents=True)
-    Path("slow/torch/__init__.py").write_text(slow)
+    Path("slow", package).mkdir(parents=True)
+    Path("slow", package, "__init__.py").write_text(slow)
     environment = {**os.environ, "PYTHONPATH": f"slow{os.pathsep}{ROOT}"}
     words = [sys.executable, "-m", "construct.from_conv", "m.pt"]
     done = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
