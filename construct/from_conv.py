@@ -221,13 +221,21 @@ def _counted(layers: int) -> str:
 
 
 def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
-    """Print; a reader who has seen enough (``| head``), or none at all (``>&-``), is no error."""
+    """Print; a reader who has seen enough (``| head``), or none at all (``>&-``), is no error.
+
+    Raises:
+        BadModelFile: it cannot be printed, as on a disk that is full.
+    """
     if stdout is None:
         return
     try:
         (print_json if as_json else print_table)(report, stdout)
     except BrokenPipeError:
         _nobody_reads(stdout)
+    except OSError as error:
+        _nobody_reads(stdout)
+        written = f"{shown(str(report.output))} is written" if report.output else "nothing else was written"
+        raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
 
 
 def _nobody_reads(stdout: TextIO) -> None:

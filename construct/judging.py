@@ -91,7 +91,7 @@ def judged(
             what = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
             checks |= sampling.check_on_activations(model, pairs, inputs, what, advance)
             with counting(pairs) as counts:
-                after = outputs_and_calls(converted, inputs, sampling.called, checkers.calls, options)
+                after = outputs_and_calls(converted, inputs, sampling.called, checkers.calls, options, converted=True)
             called = {path: (checks[path].calls if path in checks else 0, counts[path]) for path in pairs}
             same_way(before[0], after[0], called, options)
         bounds: tuple[Any, ...] = ()

@@ -72,9 +72,27 @@ def within_room(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
 
 
 def outputs_and_calls(
-    model: nn.Module, inputs: list[Any], call: Callable[[nn.Module, Any], Any], calls: ModuleType, options: Namespace
+    model: nn.Module,
+    inputs: list[Any],
+    call: Callable[[nn.Module, Any], Any],
+    calls: ModuleType,
+    options: Namespace,
+    converted: bool = False,
 ) -> tuple[list[Tensor], int]:
-    """What a network returns on all inputs, and how many convolutions it executes on the first."""
+    """What a network returns on all inputs, and how many convolutions it executes on the first.
+
+    Args:
+        model: the network; ``converted``: of one that ran on these inputs.
+        inputs: for each call.
+        call: a network on an input.
+        calls: :mod:`verify.calls`.
+        options: of the command.
+        converted: see ``model``.
+
+    Raises:
+        BadModelFile: it does not run.
+        NotEnoughMemory: there is too little for it.
+    """
     outputs: list[Any] = []
     try:
         counts = calls.convolution_calls(lambda: outputs.append(call(model, inputs[0])))
@@ -84,13 +102,17 @@ def outputs_and_calls(
     except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
         if (memory := refused_by_torch(error)) is not None:
             raise memory from error
+        name = shown(str(options.model))
+        if converted:
+            raise BadModelFile(
+                f"{name}: converted, the network does not run any more: {described(error)} "
+                "(its forward may use more of a convolution than a call of it: change that)"
+            ) from error
         what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
         if options.example_inputs is None:
             what = f"an input of size {' '.join(map(str, options.input_size))}"
             hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
-        raise BadModelFile(
-            f"{shown(str(options.model))}: the network does not run on {what}: {described(error)} (give {hint})"
-        ) from error
+        raise BadModelFile(f"{name}: the network does not run on {what}: {described(error)} (give {hint})") from error
     return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
 
 

@@ -51,6 +51,14 @@ class Sized(nn.Module):
     def forward(self, x):
         return self.conv(x)[:, : 4 if isinstance(self.conv, nn.Conv2d) else 2]
 
+class Inside(nn.Module):
+    "Uses what lies inside a convolution."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+    def forward(self, x):
+        return self.conv._conv_forward(x, self.conv.weight, None)
+
 class Mixed(nn.Module):
     "Runs its convolution in bfloat16."
     def __init__(self):
@@ -112,7 +120,14 @@ def test_what_is_written_has_not_been_run(nets: Any, capsys: Any):
     assert torch.allclose(before(x), after(x), atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "told"), [("Choosy", "calls conv 0 times, not 2"), ("Sized", "(1, 2, 6, 6)")])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Choosy", "calls conv 0 times, not 2"),
+        ("Sized", "(1, 2, 6, 6)"),
+        ("Inside", "converted, the network does not run any more: AttributeError: 'MHSA' object has no attribute"),
+    ],
+)
 @pytest.mark.parametrize("options", [(), ("--no-certify",)])
 def test_a_network_that_goes_another_way_when_converted_is_refused(
     name: str, told: str, options: tuple[str, ...], nets: Any, capsys: Any

@@ -170,6 +170,16 @@ def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monk
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--alpha", "3")], ids=["table", "json", "refuted"])
+def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = process("m.pt", "-o", "o.pt", *options, stdout=full)
+        _, err = done.communicate(timeout=100)
+    written = "nothing else was written" if "3" in options else "o.pt is written"
+    assert (done.returncode, err) == (2, f"error: stdout: cannot be written: No space left on device ({written})\n")
+    assert names() == ({"m.pt"} if "3" in options else {"m.pt", "o.pt", "o.json"})
+
+
 # ---- 51: interrupted -------------------------------------------------------------------------------------------------
 
 WAIT = """
