@@ -145,7 +145,8 @@ def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, 
 def test_traced_layers_keep_channels_last():
     """No copy into another layout at the end: a compiled product writes where its outputs are to lie."""
     x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
-    for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2)):
+    few = nn.Conv2d(4, 2, 3, padding=1)
+    for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2), few):
         layer = conv_to_mhsa(conv)
         setattr(layer, traced.FROZEN, traced.freeze(layer))
         for seen in (x, x.clone().requires_grad_()):
@@ -379,7 +380,8 @@ def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[
 def test_a_network_compiles_whole_and_its_gradients_are_right():
     """No graph break; one trace serves many sizes."""
     torch._dynamo.reset()
-    original = nn.Sequential(nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4))
+    layers = nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4), nn.Conv2d(4, 2, 3, padding=1)
+    original = nn.Sequential(*layers)
     converted = convert(original)
     compiled = torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=True)
     for form, learning in ((torch.contiguous_format, True), (torch.channels_last, True), (torch.channels_last, False)):

@@ -35,9 +35,12 @@ def suits(shifts: Shifts, channels: int, width: int) -> bool:
     heads, residues, numbers = len(shifts.offsets), prod(shifts.step), prod(shifts.output) * width
     if heads > residues and heads % residues and 0 < channels <= UNEVEN[0] <= width and numbers >= UNEVEN[1]:
         return True
-    return (
-        heads > 1 and numbers >= LEAST and any(0 < channels < few and times * channels <= width for few, times in FEW)
-    )
+    return numbers >= LEAST and few(heads, channels, width)
+
+
+def few(heads: int, channels: int, width: int) -> bool:
+    """Whether C channels out of D = ``width`` are few."""
+    return heads > 1 and any(0 < channels < most and times * channels <= width for most, times in FEW)
 
 
 def sees(shifts: Shifts, channels: int, width: int) -> bool:

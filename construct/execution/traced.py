@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import MHSA, TRACING, memory_format, working_dtype
+from construct.execution import narrow
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.geometry import ConvGeometry
@@ -116,6 +117,8 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
     if w.shape[2] == w.shape[3] == 1:
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
+    elif w.shape[1] == 1 and set(geometry.query_stride) == {1} and narrow.few(len(w), w.shape[3], w.shape[2]):
+        y = _products_first(tokens, w, frozen.starts, geometry, bias)
     elif memory_format(x) == torch.contiguous_format:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
     else:
@@ -128,6 +131,18 @@ def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometr
     seen = (_seen(tokens, start, geometry) for start in starts)
     factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w)
     return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=bias)
+
+
+def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
+    """Outputs of few channels: one product a token, and sums of what the heads see, which a compiler fuses into one loop."""
+    heads, _, channels, width = w.shape
+    matrix = w.transpose(2, 3).reshape(heads * width, channels)
+    if memory_format(tokens) == torch.contiguous_format:
+        made = torch.matmul(matrix, tokens.flatten(2)).unflatten(2, tokens.shape[2:])
+    else:
+        made = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
+    parts = made.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
+    return sum((_seen(part, start, geometry) for part, start in zip(parts, starts, strict=True)), start=bias)
 
 
 def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
