@@ -155,6 +155,41 @@ def test_traced_layers_keep_channels_last():
             assert found.is_contiguous(memory_format=torch.channels_last)
 
 
+FEW_OUTPUTS: dict[str, Any] = {
+    "plain": lambda: nn.Conv2d(6, 2, 3, padding=1),
+    "one output": lambda: nn.Conv2d(6, 1, (2, 3), padding=(0, 2), padding_mode="circular"),
+    "stride": lambda: nn.Conv2d(6, 2, 3, stride=2, padding=1),
+    "dilated": lambda: nn.Conv2d(6, 3, 3, dilation=2, bias=False),
+    "groups": lambda: nn.Conv2d(12, 2, 3, groups=2),
+    "transposed": lambda: nn.ConvTranspose2d(6, 2, 3, stride=2, output_padding=1),
+    "1-D": lambda: nn.Conv1d(6, 2, 4),
+    "3-D": lambda: nn.Conv3d(6, 2, 2),
+}
+
+
+@pytest.mark.parametrize("learning", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", FEW_OUTPUTS)
+def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool, learning: bool):
+    """In integers, bit for bit, and so are their gradients; heads in no order."""
+    conv, generator = FEW_OUTPUTS[name](), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randint(-4, 5, p.shape, generator=generator))
+    layer = conv_to_mhsa(conv)
+    layer = permuted(layer, random.Random(0).sample(range(layer.heads), layer.heads))
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    with torch.set_grad_enabled(learning):
+        found = traced.run(layer, x.requires_grad_(learning), layer.geometry)
+    assert found is not None
+    assert torch.equal(found, conv(x))
+    if learning:
+        ours, theirs = (torch.autograd.grad((y * y.detach()).sum(), x)[0] for y in (found, conv(x)))
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.deep
 @settings(max_examples=EXAMPLES // 4)
 @given(cases(tokens=60))
