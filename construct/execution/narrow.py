@@ -6,6 +6,7 @@ meets each token once; what comes out, an image for each head and output channel
     x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -25,14 +26,42 @@ UNEVEN = (64, 2**15)
 """So many channels, out of as many at least, are few where residues are seen by different numbers of heads, so that other ways make
 products in vain; images then have so many numbers at least."""
 BLOCK = 2**20
-"""Numbers that are made at a time: 4 MiB of float32; fewer take more steps than a core's cache is worth."""
+"""Numbers that are made at a time: 4 MiB of float32; fewer take more steps than a core's cache is worth.  Where a row of queries
+makes four times as many, ..."""
+HEADS = 2**10
+"""... or where there are more heads than this, a step each, it is left to other ways."""
 
 Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one head adds to the tokens of one residue.
+
+    Attributes:
+        head: its number.
+        residue: of the tokens that it sees, modulo the stride.
+        first: of the queries along the first axis, the first one that sees a token; ``last`` comes behind the last one.
+        last: see ``first``.
+        ahead: from a query to the token that it sees, among those of the residue, along the first axis.
+        queries: that see a token, along the other axes.
+        places: of these tokens, along the other axes.
+    """
+
+    head: int
+    residue: Ints
+    first: int
+    last: int
+    ahead: int
+    queries: Box
+    places: Box
 
 
 def suits(shifts: Shifts, channels: int, width: int) -> bool:
     """Whether this way is quick for the sum above: C channels out of D = ``width``."""
     heads, residues, numbers = len(shifts.offsets), prod(shifts.step), prod(shifts.output) * width
+    if heads > HEADS or heads * channels * prod(shifts.output[1:]) > 4 * BLOCK:
+        return False
     if heads > residues and heads % residues and 0 < channels <= UNEVEN[0] <= width and numbers >= UNEVEN[1]:
         return True
     return numbers >= LEAST and few(heads, channels, width)
@@ -80,10 +109,14 @@ def by_sums(y: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | No
     for seen, found in zip(y, out.movedim(-1, 1), strict=True):
         for plane in planes.values():
             plane.zero_()
-        for rows, sums in _blocks(shifts, _rows(shifts, channels)):
+        for rows in pieces(shifts.output[0], _rows(shifts, channels)):
             made = _products(matrix, seen[rows], scratch).view(heads, channels, -1, *shifts.output[1:])
-            for head, residue, queries, places in sums:
-                planes[residue][places] += made[head][queries]
+            for part in _parts(shifts):
+                first, last = max(rows.start, part.first), min(rows.stop, part.last)
+                if first < last:
+                    there = (slice(None), slice(first + part.ahead, last + part.ahead), *part.places)
+                    queries = (slice(None), slice(first - rows.start, last - rows.start), *part.queries)
+                    planes[part.residue][there] += made[part.head][queries]
         for residue, plane in planes.items():
             target = found[(slice(None), *(slice(r, None, s) for r, s in zip(residue, shifts.step, strict=True)))]
             if bias is None:
@@ -114,31 +147,20 @@ def _planes(shifts: Shifts) -> dict[Ints, Ints]:
     return {residue: size for residue, size in sizes.items() if prod(size)}
 
 
-@lru_cache(maxsize=1024)
-def _blocks(shifts: Shifts, rows: int) -> tuple[tuple[slice, tuple[tuple[int, Ints, Box, Box], ...]], ...]:
-    """For so many queries along the first axis at a time: (head, residue, of the block's queries, of the residue's tokens)."""
+@lru_cache(maxsize=256)
+def _parts(shifts: Shifts) -> tuple[Part, ...]:
+    """What every head adds; those that see nothing are left out."""
     found = []
-    for some in pieces(shifts.output[0], rows):
-        sums = []
-        for head, offset in enumerate(shifts.offsets):
-            residue = tuple(e % s for e, s in zip(offset, shifts.step, strict=True))
-            size = _planes(shifts).get(residue)
-            place = None if size is None else _place(shifts, offset, size, some)
-            if place is not None:
-                sums.append((head, residue, *place))
-        found.append((some, tuple(sums)))
+    for head, offset in enumerate(shifts.offsets):
+        residue = tuple(e % s for e, s in zip(offset, shifts.step, strict=True))
+        if residue not in _planes(shifts):
+            continue
+        ahead = [e // s for e, s in zip(offset, shifts.step, strict=True)]
+        ends = [*zip(ahead, _planes(shifts)[residue], shifts.output, strict=True)]
+        bounds = [(max(0, -n), min(o, size - n)) for n, size, o in ends]
+        if all(first < last for first, last in bounds):
+            others = [*zip(bounds, ahead, strict=True)][1:]
+            queries = tuple(slice(first, last) for (first, last), _ in others)
+            places = tuple(slice(first + n, last + n) for (first, last), n in others)
+            found.append(Part(head, residue, *bounds[0], ahead[0], queries, places))
     return tuple(found)
-
-
-def _place(shifts: Shifts, offset: Ints, size: Ints, some: slice) -> tuple[Box, Box] | None:
-    """Of the queries of a block, those that see a token, and among the tokens of their residue, which; None if there is none."""
-    queries, places = [slice(None)], [slice(None)]
-    for axis, (e, s, n, o) in enumerate(zip(offset, shifts.step, size, shifts.output, strict=True)):
-        start, end = (some.start, some.stop) if axis == 0 else (0, o)
-        ahead = e // s
-        first, last = max(start, -ahead), min(end, n - ahead)
-        if first >= last:
-            return None
-        queries.append(slice(first - start, last - start))
-        places.append(slice(first + ahead, last + ahead))
-    return tuple(queries), tuple(places)
