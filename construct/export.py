@@ -62,6 +62,8 @@ def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export
             with torch.no_grad(), _quiet():
                 program = torch.export.export(network, (example,), dynamic_shapes=(dynamic,))
             break
+        except MemoryError:  # which says nothing of the network
+            raise
         except Exception as error:  # whatever the tracer meets in a user's network
             errors.append(error)
     else:
@@ -160,6 +162,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
             made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
             assert made is not None
             made.save(stream)  # type: ignore[arg-type]
+    except MemoryError:
+        raise
     except Exception as error:  # its own, which tells of torch's issue tracker; what failed is in the one before it
         first = str(error.__cause__ or error).strip().split("\n")[0].partition(" See the stack trace")[0]
         raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
@@ -171,6 +175,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
             try:
                 session = onnxruntime.InferenceSession(content)
                 return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+            except MemoryError:
+                raise
             except Exception as error:  # its own classes: operations that it has not in every number format
                 raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 

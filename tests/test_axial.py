@@ -349,6 +349,21 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_w, weights)
 
 
+@pytest.mark.parametrize(
+    ("heads", "output", "suited"),
+    [
+        (1024, (10_000, 1), True),  # a step a head
+        (1025, (10_000, 1), False),
+        (4, (2, 2**20), True),  # numbers of a row of queries, if one channel comes out
+        (5, (2, 2**20), False),
+        (9, (2**20, 2), True),
+    ],
+)
+def test_products_come_first_within_limits(heads: int, output: tuple[int, int], suited: bool):
+    shifts = Shifts(tuple((h, 0) for h in range(heads)), (1, 1), output, output)
+    assert narrow.suits(shifts, 1, 64) is suited
+
+
 @settings(max_examples=3 * EXAMPLES)
 @given(st.data())
 def test_all_residues_at_once_are_the_adjoint(data: st.DataObject):

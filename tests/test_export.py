@@ -355,6 +355,16 @@ def test_what_onnx_has_no_form_of_is_told_in_one_line(wrap: Any, what: str):
     assert str(refusal.value).isprintable()
 
 
+@pytest.mark.parametrize("step", ["torch.export.export", "torch.onnx.export", "onnxruntime.InferenceSession"])
+def test_want_of_memory_says_nothing_of_the_network(step: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*given: object, **more: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(step, refuse)
+    with pytest.raises(MemoryError, match="no room"):
+        to_onnx(convert(nn.Conv2d(1, 2, 3)), (1, 6, 6))
+
+
 def test_a_network_that_returns_no_tensor_is_no_program():
     with pytest.raises(ValueError, match="returns no tensor"):
         to_pt2(convert(Returning(lambda y, z: None)), (1, 6, 6))
