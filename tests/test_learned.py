@@ -647,10 +647,15 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True)
     until = time.monotonic() + 120
-    while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
-    _, told = process.communicate(timeout=240)  # on a machine that does much else
+    try:
+        while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
+        _, told = process.communicate(timeout=240)  # on a machine that does much else
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert process.returncode == 130, told
     assert b"the same command goes on from the last checkpoint" in told
     assert b"Traceback" not in told
