@@ -67,6 +67,8 @@ def _of_images(x: Tensor, w: Tensor, shifts: Shifts, tokens: tuple[int, ...], bi
             return lambda x: simple.in_images(x, matrix, new(x), bias())
         if x.permute(to_tokens).is_contiguous():
             return lambda x: simple.of_tokens(x.permute(to_tokens), matrix, bias()).permute(to_image)
+    if _last(x) and (at_once := shifted.at_once(x.permute(to_tokens), w, shifts)) is not None:
+        return lambda x: at_once(x.permute(to_tokens), bias()).view(tokens).permute(to_image)
     way = shifted.way_alone(x.permute(to_tokens), w, shifts, new(x).permute(to_tokens))
 
     def work(x: Tensor) -> Tensor:

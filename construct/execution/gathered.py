@@ -3,9 +3,10 @@
 The tokens are numbered, and a row of zeros behind them stands for what heads see outside.  The numbers of what the heads see from
 each query are worked out once; a call gathers the tokens by them, (queries, heads·C), and multiplies by the W_h below each other.
 Any shifts, steps and axes will do.  Every token is copied once a head, a block at a time, but in few steps: this is quick where
-tokens are few, and where outputs have so many channels that products outweigh the copies.
+tokens are few, and where products outweigh the copies, for outputs have many channels or large products are the quickest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from construct.attention import queries_per_block
+from construct.execution import products
 from construct.execution.layout import Shifts, cut, pieces
 from construct.execution.scratch import Scratch
 
@@ -30,6 +32,9 @@ FEW = 2**17
 """Calls that gather up to so many numbers are quick, ..."""
 WIDE = (256, 512)
 """... and outputs of so many channels, where one product makes them all, or several."""
+
+HEAVY = (2**20, 32)
+"""So many numbers are gathered at a time for large products, of tokens of so many channels at the least."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,14 @@ def few(shifts: Shifts, images: int, channels: int) -> Gathering | None:
     return _possible(shifts, images, channels) if gathered <= FEW else None
 
 
+def heavy(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
+    """What to gather, if this way is quick because of large products, of oneDNN; arguments as for :func:`wide`."""
+    heads, (most, least) = len(shifts.offsets), HEAVY
+    if channels < least or not products.heavy(images * prod(shifts.output), heads * channels, width):
+        return None
+    return _possible(shifts, images, channels, most)
+
+
 def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathering | None:
     """What to gather for :func:`weights`, if this way is quick: also if all is gathered at once, or if queries skip tokens."""
     gathered = images * prod(shifts.output) * len(shifts.offsets) * channels
@@ -87,12 +100,12 @@ def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathe
     return _possible(shifts, images, channels) if quick else None
 
 
-def _possible(shifts: Shifts, images: int, channels: int) -> Gathering | None:
+def _possible(shifts: Shifts, images: int, channels: int, gathered: int = GATHERED) -> Gathering | None:
     heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
     if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
         return None
     most = min(NUMBERED // (queries * heads), TOKENS // max(1, tokens * channels))
-    rows = queries_per_block(max(LEAST, GATHERED // (heads * max(1, channels))))
+    rows = queries_per_block(max(LEAST, gathered // (heads * max(1, channels))))
     return _gathering(shifts, max(1, min(images, most)), rows)
 
 
@@ -112,7 +125,28 @@ def _gathering(shifts: Shifts, images: int, rows: int) -> Gathering:
 def memory(shifts: Shifts, images: int, todo: Gathering, channels: int, width: int) -> int:
     """Numbers that :func:`by_gathering` and :func:`weights` hold besides their arguments."""
     heads, queries = todo.numbers.shape[1], min(images, todo.images) * prod(shifts.output)
-    return (todo.images * todo.tokens + 1 + min(todo.rows, queries) * heads) * channels + queries * width
+    rows = min(todo.rows, queries)
+    return (todo.images * todo.tokens + 1 + rows * heads) * channels + (queries + rows) * width
+
+
+def at_once(todo: Gathering, images: int, matrix: Tensor) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """As :func:`by_gathering` for tokens that lie in order, in as few steps as there can be; None if a product is not enough.
+
+    Returns:
+        From x (B, *n, C), contiguous, and bias (1, D) to the outputs one below the other, (B·queries, D).
+    """
+    if images > todo.images or len(todo.numbers) > todo.rows:
+        return None
+    channels = len(matrix) // todo.numbers.shape[1]
+    numbers, zeros = todo.of(images, matrix.device).reshape(-1), matrix.new_zeros(1, channels)
+
+    def way(x: Tensor, bias: Tensor | None) -> Tensor:
+        tokens = x.view(-1, channels)
+        if todo.outside:
+            tokens = torch.cat((tokens, zeros))
+        return products.times(torch.index_select(tokens, 0, numbers).view(-1, len(matrix)), matrix, bias)
+
+    return way
 
 
 def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: Tensor | None) -> None:
@@ -133,10 +167,7 @@ def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: 
         found = target.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
         for rows in pieces(len(numbers), todo.rows):
             beside = _gathered(tokens, cut(numbers, rows), scratch)
-            if bias is None:
-                torch.mm(beside, matrix, out=cut(found, rows))
-            else:
-                torch.addmm(bias, beside, matrix, out=cut(found, rows))
+            products.times_into(beside, matrix, bias, cut(found, rows))
         if not there:
             target.copy_(found.view(target.shape))
 

@@ -10,13 +10,14 @@ The three maps below are linear in both arguments and are each other's derivativ
     weights(x, y)    w_h   = Σ_o x[s·o + e_h]ᵀ y[o]
 """
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
-from construct.execution import beside, columns, gathered, lines, narrow, residues, simple, spread, stacked
+from construct.execution import beside, columns, gathered, lines, narrow, products, residues, simple, spread, stacked
 from construct.execution.depthwise import depthwise
 from construct.execution.layout import Ints, Layout, Shifts, Way, blocks, laid_out, room_for, run_length, through
 from construct.execution.scratch import Scratch
@@ -74,13 +75,13 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
         return lambda x, out, bias: simple.in_tokens(x, matrix, out, bias)
     if simple.lies_as_images(x, out, w, shifts):
         return lambda x, out, bias: _in_images(x, w, out, bias)
-    if narrow.sees(shifts, channels, width):
-        from_inputs = narrow.turned(shifts)
-        return lambda x, out, bias: narrow.by_sums(x, w.squeeze(1).mT, from_inputs, out, bias)
-    if lines.suits(shifts, channels, width):
-        return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
-    some = gathered.wide(shifts, len(x), channels, width)
+    some = _gathering(len(x), w, shifts)
     if some is None:
+        if narrow.sees(shifts, channels, width):
+            from_inputs = narrow.turned(shifts)
+            return lambda x, out, bias: narrow.by_sums(x, w.squeeze(1).mT, from_inputs, out, bias)
+        if lines.suits(shifts, channels, width):
+            return lambda x, out, bias: lines.by_lines(x, w, shifts, out, bias)
         todo = columns.program(shifts, len(x), channels, width, x.stride(), out.stride(), out.dtype == w.dtype)
         if todo is not None:
             return lambda x, out, bias: columns.by_columns(x, w, todo, out, bias)
@@ -93,6 +94,23 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
         return lambda x, out, bias: stacked.in_one(x, w, shifts, rectangle, out, bias)
     group = _in_groups(w, shifts)
     return lambda x, out, bias: group(x.unsqueeze(-2), out.unsqueeze(-2), bias)
+
+
+def at_once(x: Tensor, w: Tensor, shifts: Shifts) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """As :func:`way_alone` for inputs that lie in order, if outputs come out as they are to lie: (B·queries, D), new."""
+    some = _gathering(len(x), w, shifts) if x.is_contiguous() and x.dtype == w.dtype else None
+    return None if some is None else gathered.at_once(some, len(x), w.reshape(-1, w.shape[3]))
+
+
+def _gathering(images: int, w: Tensor, shifts: Shifts) -> gathered.Gathering | None:
+    """What to gather if that is quick, whatever else may be: for w (heads, 1, C, D)."""
+    channels, width = w.shape[2:]
+    if narrow.sees(shifts, channels, width) or lines.suits(shifts, channels, width):
+        return None
+    some = gathered.wide(shifts, images, channels, width)
+    if some is None and products.quick(w):
+        some = gathered.heavy(shifts, images, channels, width)
+    return some
 
 
 def _in_images(x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:

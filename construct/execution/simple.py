@@ -5,6 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from construct.execution import products
 from construct.execution.layout import BLOCK, Ints, Shifts, pieces
 
 AT_ONCE = 2**13
@@ -45,8 +46,9 @@ def weights(x: Tensor, y: Tensor) -> Tensor:
 
 def of_tokens(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """The product as tokens lie, channels last: x (B, *n, C), contiguous, matrix (C, D), bias (1, D) → (B, *n, D)."""
-    if bias is None:
-        return torch.mm(x.view(-1, len(matrix)), matrix).view(*x.shape[:-1], -1)
+    flat = x.view(-1, len(matrix))
+    if bias is None or (products.heavy(len(flat), *matrix.shape) and products.quick(matrix)):
+        return products.times(flat, matrix, bias).view(*x.shape[:-1], -1)
     out = x.new_empty(*x.shape[:-1], matrix.shape[1])
     in_tokens(x, matrix, out, bias)
     return out
