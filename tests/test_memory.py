@@ -14,6 +14,10 @@ SHARP = {
     "gathered, few tokens": (lambda: nn.Conv2d(8, 8, 3, padding=1), (2, 8, 5, 5)),
     "gathered, small images": (lambda: nn.Conv1d(4, 4, 3, stride=2), (70, 4, 9)),
     "gathered, a single product": (lambda: nn.Conv2d(64, 256, 3, padding=1), (1, 64, 14, 14)),
+    "gathered, large products": (lambda: nn.Conv2d(64, 64, 3, padding=1), (3, 64, 30, 31)),
+    "gathered, a large product": (lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 30, 31)),
+    "gathered, 1x1 with a stride": (lambda: nn.Conv2d(256, 256, 1, stride=2), (2, 256, 28, 28)),
+    "1x1": (lambda: nn.Conv2d(128, 128, 1), (2, 128, 28, 28)),
     "few outputs": (lambda: nn.Conv2d(32, 3, 3, padding=1), (2, 32, 100, 100)),
     "few outputs, many blocks": (lambda: nn.Conv2d(16, 8, 7, padding=3), (1, 16, 90, 90)),
     "few outputs, transposed": (lambda: nn.ConvTranspose2d(64, 3, 4, stride=2, padding=1), (2, 64, 40, 40)),
@@ -49,7 +53,7 @@ SLOW = {"too long an axis"}
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.deep] if name in SLOW else []) for name in (*SHARP, *SOFT)]
 )

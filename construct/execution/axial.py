@@ -201,7 +201,10 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: i
     total += outputs * (2 * size + stored if recorded or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
-        total += size * holding.memory(sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed)
+        single = size == torch.float32.itemsize
+        total += size * holding.memory(
+            sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed, single=single
+        )
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size

@@ -33,7 +33,7 @@ FEW = 2**17
 WIDE = (256, 512)
 """... and outputs of so many channels, where one product makes them all, or several."""
 
-HEAVY = (2**20, 32)
+HEAVY = (2**21, 32)
 """So many numbers are gathered at a time for large products, of tokens of so many channels at the least."""
 
 
@@ -102,7 +102,7 @@ def for_weights(shifts: Shifts, images: int, channels: int, width: int) -> Gathe
 
 def _possible(shifts: Shifts, images: int, channels: int, gathered: int = GATHERED) -> Gathering | None:
     heads, queries, tokens = len(shifts.offsets), prod(shifts.output), prod(shifts.size)
-    if heads < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
+    if heads * max(shifts.step) < 2 or not images * queries or queries * heads > NUMBERED or tokens * channels > TOKENS:
         return None
     most = min(NUMBERED // (queries * heads), TOKENS // max(1, tokens * channels))
     rows = queries_per_block(max(LEAST, gathered // (heads * max(1, channels))))
@@ -185,6 +185,10 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
         (heads, C, D).
     """
     heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
+    if len(x) == todo.images and len(todo.numbers) <= min(todo.rows, products.SHORT):
+        like = x.new_empty(0, dtype=dtype)
+        beside = _gathered(_below_each_other(x, todo, like), todo.of(len(x), x.device), Scratch(like))
+        return products.turned(beside, y.to(dtype).reshape(-1, width)).view(heads, channels, width)
     total = x.new_empty(heads * channels, width, dtype=dtype)
     scratch, first = Scratch(total), True
     for part in pieces(len(x), todo.images):

@@ -17,6 +17,7 @@ def memory(
     cast: bool,
     backwards: bool = False,
     between: bool = False,
+    single: bool = True,
 ) -> int:
     """Numbers that :func:`~construct.execution.shifted.forward` (``backwards``: ``adjoint``) holds beyond its arguments.
 
@@ -29,6 +30,7 @@ def memory(
         cast: whether the tokens are of another type than that to compute in.
         backwards: for ``adjoint``; C and D are then those of what it reads and what it writes.
         between: whether outputs come between others.
+        single: whether it computes in float32, and :mod:`construct.execution.products` may take large products.
     """
     if not images:
         return 0
@@ -43,7 +45,7 @@ def memory(
             there, seen = through(shifts, residue)
             if there and min(seen.output) > 0:
                 part = (
-                    memory(seen, images, groups, channels, width, cast, between=True)
+                    memory(seen, images, groups, channels, width, cast, between=True, single=single)
                     + len(there) * groups * channels * width
                 )
                 most = max(most, part)
@@ -55,12 +57,16 @@ def memory(
         tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
         if few < SHORT:
             tokens = max(tokens, min(images, images_at_once(few)) * few)
-        return tokens * groups * (width + channels)
+        apart = images * prod(shifts.output) * width if groups == 1 and single else 0
+        return tokens * groups * (width + channels) + apart
     if groups == 1 and narrow.sees(shifts, channels, width):
         return narrow.memory(narrow.turned(shifts), width, channels)
     if groups == 1 and lines.suits(shifts, channels, width):
         return lines.memory(shifts, channels, width)
     some = gathered.wide(shifts, images, channels, width) if groups == 1 else None
+    if some is not None:
+        return gathered.memory(shifts, images, some, channels, width)
+    some = gathered.heavy(shifts, images, channels, width) if groups == 1 and single else None
     if some is not None:
         return gathered.memory(shifts, images, some, channels, width)
     if groups == 1:

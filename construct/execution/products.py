@@ -9,6 +9,8 @@ from torch import Tensor
 
 HEAVY = 2**23
 """Products of fewer multiplications are begun sooner than they are done."""
+SHORT = 64
+"""Rows of the two factors of XᵀY where it makes more numbers than a cache holds out of few."""
 INNER = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 """oneDNN's inner product, which has no name of its own in torch but this one; None where torch was built without it."""
 
@@ -32,13 +34,25 @@ def times(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 def times_into(rows: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """As :func:`times`, into ``out``: by oneDNN where that is quick even with a copy of what it makes."""
-    channels, width = matrix.shape
-    if width <= 2 * channels and heavy(len(rows), channels, width) and quick(matrix):
+    if worth_a_copy(rows, matrix):
         out.copy_(_inner(rows, matrix, bias))
     elif bias is None:
         torch.mm(rows, matrix, out=out)
     else:
         torch.addmm(bias, rows, matrix, out=out)
+
+
+def worth_a_copy(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether :func:`times_into` leaves it to oneDNN."""
+    channels, width = matrix.shape
+    return width <= 2 * channels and heavy(len(rows), channels, width) and quick(matrix)
+
+
+def turned(x: Tensor, y: Tensor) -> Tensor:
+    """XᵀY of (T, C) and (T, D), as a new matrix."""
+    if len(x) <= SHORT and heavy(*x.shape, y.shape[1]) and quick(x) and quick(y):
+        return _inner(x.mT.contiguous(), y, None)
+    return torch.mm(x.mT, y)
 
 
 def _inner(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

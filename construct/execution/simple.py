@@ -33,7 +33,7 @@ def lies_as_images(x: Tensor, out: Tensor, w: Tensor, shifts: Shifts) -> bool:
 def weights(x: Tensor, y: Tensor) -> Tensor:
     """Xᵀ Y, the gradient of the matrix, image by image as they lie: x (B, *n, C), y (B, *n, D) → (C, D)."""
     if x.is_contiguous() and y.is_contiguous():
-        return x.view(-1, x.shape[-1]).mT @ y.view(-1, y.shape[-1])
+        return products.turned(x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]))
     total = x.new_empty(x.shape[-1], y.shape[-1])
     for number, (seen, pulled) in enumerate(zip(x, y, strict=True)):
         rows, columns = seen.flatten(0, -2), pulled.flatten(0, -2)
@@ -57,8 +57,8 @@ def of_tokens(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 def in_tokens(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
     """As :func:`of_tokens`, into ``out``, contiguous.  A bias is added to some rows at a time, while a core's cache holds them."""
     flat, result = x.view(-1, len(matrix)), out.view(-1, matrix.shape[1])
-    if bias is None:
-        torch.mm(flat, matrix, out=result)
+    if bias is None or products.worth_a_copy(flat, matrix):
+        products.times_into(flat, matrix, bias, result)
         return
     for part in pieces(len(flat), max(1, BLOCK // sum(matrix.shape))):
         torch.mm(flat[part], matrix, out=result[part])
