@@ -24,6 +24,7 @@ from construct.execution import (
     lines,
     merging,
     narrow,
+    products,
     residues,
     shifted,
     stacked,
@@ -266,6 +267,10 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(gathered, "WIDE", (1, 1))
     else:
         patch.setattr(gathered, "FEW", 0)
+    if way == "large products":
+        patch.setattr(gathered, "HEAVY", (gathered.HEAVY[0], 1))
+        patch.setattr(products, "HEAVY", 1)
+        patch.setattr(products, "SHORT", 10)
     if way in ("columns", "in the output's order"):
         patch.setattr(columns, "FEWEST", 1)
         patch.setattr(columns, "FEW", 0)
@@ -288,7 +293,16 @@ def prefer(way: str | None, patch: pytest.MonkeyPatch) -> None:
 
 
 WAYS = (
-    *(None, "gathered", "columns", "in the output's order", "in one", "all residues at once", "products first"),
+    *(
+        None,
+        "gathered",
+        "large products",
+        "columns",
+        "in the output's order",
+        "in one",
+        "all residues at once",
+        "products first",
+    ),
     "as it lies",
 )
 
@@ -320,9 +334,10 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     offsets = data.draw(aims(d))
     shifts, heads = Shifts(offsets, vector(1, 3), vector(1, 6), vector(1, 5)), len(offsets)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.from_numpy(rng.integers(-4, 5, shape)).double()
+        return torch.from_numpy(rng.integers(-4, 5, shape)).to(dtype)
 
     x, y = draw(images, *shifts.size, groups, channels), draw(images, *shifts.output, groups, width)
     w, bias, back = draw(heads, groups, channels, width), draw(groups, width), draw(groups, channels)
@@ -343,7 +358,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
             found_x = found_x.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, channels))
         shifted.forward(x, w, shifts, found_y, bias)
         shifted.adjoint(y, w, shifts, found_x, back)
-        found_w = shifted.weights(x, y, shifts, torch.float64)
+        found_w = shifted.weights(x, y, shifts, dtype)
     assert torch.equal(found_y, forward)
     assert torch.equal(found_x, backward)
     assert torch.equal(found_w, weights)
