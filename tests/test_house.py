@@ -348,10 +348,19 @@ VIEWS = {
 }
 """Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
 
+OPERATORS = "construct/execution/products.py"
+"""The one place that asks torch for an operator by its registered name: oneDNN's matrix product."""
+
 
 @pytest.mark.parametrize("path", CONSTRUCT, ids=ids)
 def test_nothing_in_construct_reaches_a_convolution(path):
-    assert set(forbidden(tree_of(path))) <= ({"as_strided"} if ids(path) in VIEWS else set())
+    allowed = {"as_strided"} if ids(path) in VIEWS else {"aten"} if ids(path) == OPERATORS else set()
+    assert set(forbidden(tree_of(path))) <= allowed
+
+
+def test_the_one_operator_that_has_no_name_in_torch_is_a_matrix_product():
+    text = (ROOT / OPERATORS).read_text(encoding="utf-8")
+    assert re.findall(r"\bops\b[^)]*", text) == ['ops.mkldnn, "_linear_pointwise", None']
 
 
 @pytest.mark.parametrize("code", [

@@ -18,7 +18,7 @@ from torch import Tensor, constant_pad_nd
 from construct.attention import queries_per_block
 from construct.execution import products
 from construct.execution.layout import Shifts, cut, pieces
-from construct.execution.scratch import Scratch
+from construct.execution.scratch import Workspace
 
 NUMBERED = 2**15
 """Up to so many tokens are gathered by numbers that are kept, 4 bytes each; an image that needs more is left to other ways."""
@@ -33,7 +33,7 @@ FEW = 2**17
 WIDE = (256, 512)
 """... and outputs of so many channels, where one product makes them all, or several."""
 
-HEAVY = (2**21, 32)
+HEAVY = (2**20, 32)
 """So many numbers are gathered at a time for large products, of tokens of so many channels at the least."""
 
 
@@ -135,16 +135,17 @@ def at_once(todo: Gathering, images: int, matrix: Tensor) -> Callable[[Tensor, T
     Returns:
         From x (B, *n, C), contiguous, and bias (1, D) to the outputs one below the other, (B·queries, D).
     """
-    if images > todo.images or len(todo.numbers) > todo.rows:
+    if images != todo.images or len(todo.numbers) > todo.rows:
         return None
     channels = len(matrix) // todo.numbers.shape[1]
-    numbers, zeros = todo.of(images, matrix.device).reshape(-1), matrix.new_zeros(1, channels)
+    numbers, zeros = todo.of(images, matrix.device), matrix.new_zeros(1, channels)
 
     def way(x: Tensor, bias: Tensor | None) -> Tensor:
         tokens = x.view(-1, channels)
         if todo.outside:
             tokens = torch.cat((tokens, zeros))
-        return products.times(torch.index_select(tokens, 0, numbers).view(-1, len(matrix)), matrix, bias)
+        with Workspace(matrix, numbers.numel(), channels) as beside:
+            return products.times(_gathered(tokens, numbers, beside), matrix, bias)
 
     return way
 
@@ -155,19 +156,19 @@ def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: 
     Args:
         x: (B, *n, C), any strides, any dtype.
         matrix: the w_h below each other, (heads·C, D), in the dtype to compute in.
-        todo: from :func:`wide` or :func:`few`.
+        todo: from :func:`wide`, :func:`few` or :func:`heavy`.
         out: (B, *o, D), any strides, any dtype.
         bias: (1, D).
     """
-    scratch = Scratch(matrix)
     for part in pieces(len(x), todo.images):
         target, numbers = cut(out, part), todo.of(part.stop - part.start, x.device)
         tokens = _below_each_other(cut(x, part), todo, matrix)
         there = target.is_contiguous() and target.dtype == matrix.dtype
         found = target.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
-        for rows in pieces(len(numbers), todo.rows):
-            beside = _gathered(tokens, cut(numbers, rows), scratch)
-            products.times_into(beside, matrix, bias, cut(found, rows))
+        with Workspace(matrix, min(todo.rows, len(numbers)) * numbers.shape[1], x.shape[-1]) as beside:
+            for rows in pieces(len(numbers), todo.rows):
+                seen = _gathered(tokens, cut(numbers, rows), beside)
+                products.times_into(seen, matrix, bias, cut(found, rows))
         if not there:
             target.copy_(found.view(target.shape))
 
@@ -187,25 +188,28 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
     heads, channels, width = todo.numbers.shape[1], x.shape[-1], y.shape[-1]
     if len(x) == todo.images and len(todo.numbers) <= min(todo.rows, products.SHORT):
         like = x.new_empty(0, dtype=dtype)
-        beside = _gathered(_below_each_other(x, todo, like), todo.of(len(x), x.device), Scratch(like))
-        return products.turned(beside, y.to(dtype).reshape(-1, width)).view(heads, channels, width)
+        numbers = todo.of(len(x), x.device)
+        with Workspace(like, numbers.numel(), channels) as beside:
+            seen = _gathered(_below_each_other(x, todo, like), numbers, beside)
+            return products.turned(seen, y.to(dtype).reshape(-1, width)).view(heads, channels, width)
     total = x.new_empty(heads * channels, width, dtype=dtype)
-    scratch, first = Scratch(total), True
+    first = True
     for part in pieces(len(x), todo.images):
         numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
         pulled = cut(y, part).to(dtype).reshape(-1, width)
-        for rows in pieces(len(numbers), todo.rows):
-            beside = _gathered(tokens, cut(numbers, rows), scratch)
-            total.addmm_(beside.mT, cut(pulled, rows), beta=0 if first else 1)
-            first = False
+        with Workspace(total, min(todo.rows, len(numbers)) * heads, channels) as beside:
+            for rows in pieces(len(numbers), todo.rows):
+                seen = _gathered(tokens, cut(numbers, rows), beside)
+                total.addmm_(seen.mT, cut(pulled, rows), beta=0 if first else 1)
+                first = False
     return total.view(heads, channels, width)
 
 
-def _gathered(tokens: Tensor, numbers: Tensor, scratch: Scratch) -> Tensor:
-    """The tokens (…, C) of these numbers (queries, heads), beside each other: (queries, heads·C)."""
-    beside = scratch("beside", numbers.numel(), tokens.shape[1])
-    torch.index_select(tokens, 0, numbers.view(-1), out=beside)
-    return beside.view(len(numbers), -1)
+def _gathered(tokens: Tensor, numbers: Tensor, beside: Tensor) -> Tensor:
+    """The tokens (…, C) of these numbers (queries, heads), beside each other in that buffer: (queries, heads·C)."""
+    chosen = cut(beside, slice(0, numbers.numel()))
+    torch.index_select(tokens, 0, numbers.view(-1), out=chosen)
+    return chosen.view(len(numbers), -1)
 
 
 def _below_each_other(x: Tensor, todo: Gathering, like: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ oneDNN's inner product keeps its pace where matrices are larger than a core's ca
 BLAS behind ``torch.mm`` takes less to begin.  Both add up the same terms, in orders of their own.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,9 @@ HEAVY = 2**23
 """Products of fewer multiplications are begun sooner than they are done."""
 SHORT = 64
 """Rows of the two factors of XᵀY where it makes more numbers than a cache holds out of few."""
-INNER = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+INNER: Callable[..., Tensor] | None = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+)
 """oneDNN's inner product, which has no name of its own in torch but this one; None where torch was built without it."""
 
 
@@ -50,11 +54,12 @@ def worth_a_copy(rows: Tensor, matrix: Tensor) -> bool:
 
 def turned(x: Tensor, y: Tensor) -> Tensor:
     """XᵀY of (T, C) and (T, D), as a new matrix."""
-    if len(x) <= SHORT and heavy(*x.shape, y.shape[1]) and quick(x) and quick(y):
+    if len(x) <= SHORT and heavy(len(x), x.shape[1], y.shape[1]) and quick(x) and quick(y):
         return _inner(x.mT.contiguous(), y, None)
     return torch.mm(x.mT, y)
 
 
 def _inner(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     assert INNER is not None
-    return INNER(rows, matrix.mT, None if bias is None else bias.view(-1), "none", [], "")
+    weight = matrix.mT  # in a linear layer's order
+    return INNER(rows, weight, None if bias is None else bias.view(-1), "none", [], "")

@@ -1,8 +1,13 @@
-"""Buffers that blocks of queries share, so that a call allocates each once."""
+"""Buffers that blocks of queries share, so that a call allocates each once; and one that calls share."""
 
+import threading
 from math import prod
 
+import torch
 from torch import Tensor
+
+KEPT = 2**22
+"""Bytes that are kept from call to call, at most, for each thread (4 MiB)."""
 
 
 class Scratch:
@@ -25,3 +30,38 @@ class Scratch:
             buffer.zero_()
             self.filled = filled
         return buffer
+
+
+class _Kept(threading.local):
+    """Of each thread its own."""
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+
+
+_KEPT = _Kept()
+
+
+class Workspace:
+    """A buffer of this shape, for a ``with``, which later calls of this thread use again; it holds what was left over.
+
+    New memory has to be handed over by the system page by page, which takes longer than to copy so many numbers.
+    """
+
+    def __init__(self, like: Tensor, *shape: int):
+        self.like, self.shape, self.kept = like, shape, None
+
+    def __enter__(self) -> Tensor:
+        like, size = self.like, prod(self.shape) * self.like.itemsize
+        if not like.is_cpu or size > KEPT or type(like) is not Tensor:
+            return like.new_empty(self.shape)
+        kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one
+        if kept is None or len(kept) < size:
+            with torch.inference_mode(False):  # what is made in inference mode cannot be written outside of it
+                kept = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self.kept = kept
+        return kept[:size].view(like.dtype).view(self.shape)
+
+    def __exit__(self, *raised: object) -> None:
+        if type(self.kept) is Tensor:  # and none of a mode that makes tensors of its own
+            _KEPT.buffer = self.kept

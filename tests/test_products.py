@@ -1,0 +1,179 @@
+"""Large products: by oneDNN where it is quicker, the same numbers; and the buffer that calls share."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from construct import conv_to_mhsa
+from construct.execution import products, scratch
+from construct.execution.scratch import Workspace
+
+pytestmark = pytest.mark.skipif(products.INNER is None, reason="torch was built without oneDNN")
+
+
+class Named(TorchDispatchMode):
+    """Counts every operator by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+INNER = "mkldnn._linear_pointwise.default"
+LARGE = {
+    "1x1": (nn.Conv2d(64, 64, 1), (3, 64, 28, 28)),
+    "1x1 with a stride": (nn.Conv2d(128, 128, 1, stride=2), (1, 128, 48, 48)),
+    "3x3": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 16, 16)),
+    "3x3, several products": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 47, 45)),
+    "3x3, a few images at a time": (nn.Conv2d(32, 32, 3, padding=1), (9, 32, 27, 27)),
+    "5x3 in steps": (nn.Conv2d(32, 64, (5, 3), stride=(2, 1), padding=2, dilation=(1, 2)), (2, 32, 21, 22)),
+    "transposed": (nn.ConvTranspose2d(128, 64, 3, padding=1), (1, 128, 14, 14)),
+    "3-D": (nn.Conv3d(32, 48, 3, padding=1), (1, 32, 6, 7, 8)),
+}
+
+
+def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
+    """The layer and an input, of small integers: sums of their products are exact in float32."""
+    conv, shape = LARGE[name]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randint(-8, 9, p.shape, generator=generator))
+    return conv, torch.randint(-8, 9, shape, generator=generator).float()
+
+
+@given(st.data())
+def test_products_are_what_they_say(data: st.DataObject) -> None:
+    """In integers, against numpy; whatever is large."""
+    tokens, channels, width = (data.draw(st.integers(1, 40)) for _ in range(3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    rows, matrix, bias, other = (
+        torch.from_numpy(rng.integers(-9, 10, shape)).float()
+        for shape in ((tokens, channels), (channels, width), (1, width), (tokens, width))
+    )
+    added = data.draw(st.sampled_from([None, bias]))
+    expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
+    out = torch.full((tokens, width), torch.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "HEAVY", data.draw(st.sampled_from([1, 10**9])))
+        patch.setattr(products, "SHORT", data.draw(st.sampled_from([1, 64])))
+        assert torch.equal(products.times(rows, matrix, added).long(), expected)
+        products.times_into(rows, matrix, added, out)
+        assert torch.equal(products.turned(rows, other).long(), rows.long().mT @ other.long())
+    assert torch.equal(out.long(), expected)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, last: bool) -> None:
+    """Bit for bit; in calls that are remembered, that are recorded, and where oneDNN is switched off."""
+    conv, x = whole_numbers(name)
+    if last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    layer = conv_to_mhsa(conv)
+    expected = conv(x)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        for _ in range(2):
+            with mode(), Named() as named:
+                found = layer(x)
+            assert torch.equal(found, expected)
+            taken = [operator for operator in named.calls if "conv" in operator]
+            assert not taken
+            if last or mode is not torch.enable_grad:
+                assert named.calls[INNER] or (
+                    name == "1x1" and not last
+                )  # images as they lie are multiplied by torch.mm
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.no_grad(), Named() as named:
+            assert torch.equal(layer(x), expected)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    assert not named.calls[INNER]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_of_large_layers_are_the_convolution_s(name: str) -> None:
+    conv, x = whole_numbers(name)
+    layer = conv_to_mhsa(conv)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+    pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
+    expected = torch.autograd.grad(conv(x), [x, conv.bias], pull)
+    found = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_large_products_round_off_is_bounded(name: str) -> None:
+    """By γ_n Σ |x||w| with n the number of terms, in whatever order they are added."""
+    conv, shape = LARGE[name]
+    torch.manual_seed(1)
+    conv.reset_parameters()
+    x = torch.randn(shape)
+    terms = conv.weight.numel() // conv.out_channels + 1
+    with torch.no_grad():
+        found = conv_to_mhsa(conv)(x).double()
+        both = type(conv)(**{key: getattr(conv, key) for key in GIVEN}).double()
+        both.load_state_dict(conv.state_dict())
+        right = both(x.double())
+        for p in both.parameters():
+            p.abs_()
+        sizes = both(x.double().abs())
+    assert ((found - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
+
+
+GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+
+
+def test_a_buffer_in_use_is_lent_to_nobody_else() -> None:
+    like = torch.zeros(1)
+    with Workspace(like, 5, 7) as first:
+        first.fill_(1)
+        with Workspace(like, 3) as second:
+            second.fill_(2)
+        assert first.eq(1).all()
+        with pytest.raises(KeyError), Workspace(like, 3):
+            raise KeyError
+    with Workspace(like, 2, 4) as third:
+        assert third.data_ptr() == first.data_ptr()
+        seen: list[int] = []
+
+        def elsewhere() -> None:
+            with Workspace(like, 2, 4) as other:
+                seen.append(other.data_ptr())
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen != [third.data_ptr()]
+
+
+def test_a_buffer_of_one_mode_is_good_in_every_other() -> None:
+    scratch._KEPT.buffer = None
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode(), Workspace(torch.zeros(1, dtype=torch.float64), 9) as buffer:
+            assert buffer.dtype == torch.float64
+            torch.add(torch.ones(9, dtype=torch.float64), 1, out=buffer)
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    scratch._KEPT.buffer = None
+    with Workspace(torch.zeros(1), scratch.KEPT // 4 + 1) as buffer:
+        assert buffer.shape == (scratch.KEPT // 4 + 1,)
+    assert scratch._KEPT.buffer is None
+    with Workspace(torch.zeros(1), scratch.KEPT // 4):
+        pass
+    assert len(scratch._KEPT.buffer) == scratch.KEPT  # type: ignore[arg-type]
