@@ -353,6 +353,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     found_y, found_x = torch.full_like(y, torch.nan), torch.full_like(x, torch.nan)
     with pytest.MonkeyPatch.context() as patch, smaller_blocks(data.draw(st.sampled_from([1, 5, 30, 10**9]))):
         prefer(data.draw(st.sampled_from(WAYS)), patch)
+        patch.setattr(gathered, "NUMBERED", data.draw(st.sampled_from([gathered.NUMBERED, 20])))
         if data.draw(st.booleans()):  # channels first
             found_y = found_y.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, width))
             found_x = found_x.flatten(-2).movedim(-1, 1).contiguous().movedim(1, -1).unflatten(-1, (groups, channels))

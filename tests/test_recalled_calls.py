@@ -25,6 +25,13 @@ def from_a_larger_one(x: Tensor) -> Tensor:
     return inside.copy_(x)
 
 
+def some_of_its_channels(x: Tensor) -> Tensor:
+    """Channels last, and others between those of one token and of the next."""
+    larger = x.new_full((len(x), *x.shape[2:], 2 * x.shape[1]), torch.nan)
+    inside = larger[..., : x.shape[1]].movedim(-1, 1)
+    return inside.copy_(x)
+
+
 def further_on(x: Tensor) -> Tensor:
     """From the sixth number of its storage on."""
     return torch.cat([x.new_full((5,), torch.nan), x.flatten()])[5:].view(x.shape)
@@ -38,6 +45,7 @@ def with_axis_last(axis: int) -> Callable[[Tensor], Tensor]:
 LYING: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x,
     from_a_larger_one,
+    some_of_its_channels,
     further_on,
     lambda x: further_on(x.movedim(1, -1)).movedim(-1, 1),
     with_axis_last(0),

@@ -57,8 +57,7 @@ class Workspace:
             return like.new_empty(self.shape)
         kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one
         if kept is None or len(kept) < size:
-            with torch.inference_mode(False):  # what is made in inference mode cannot be written outside of it
-                kept = torch.empty(size, dtype=torch.uint8, device="cpu")
+            kept = torch.empty(size, dtype=torch.uint8, device="cpu")
         self.kept = kept
         return kept[:size].view(like.dtype).view(self.shape)
 
