@@ -57,8 +57,7 @@ def memory(
         tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
         if few < SHORT:
             tokens = max(tokens, min(images, images_at_once(few)) * few)
-        apart = images * prod(shifts.output) * width if groups == 1 and single else 0
-        return tokens * groups * (width + channels) + apart
+        return tokens * groups * (width + channels)
     if groups == 1 and narrow.sees(shifts, channels, width):
         return narrow.memory(narrow.turned(shifts), width, channels)
     if groups == 1 and lines.suits(shifts, channels, width):
