@@ -15,7 +15,7 @@ from truths import exact, excess, paper, random_layer
 from construct import MHSA, ConvGeometry, conv_to_mhsa, room
 from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
-from construct.execution import choose, chunked
+from construct.execution import choose, chunked, scratch
 from construct.tokens import TokenGrid
 from verify.calls import convolution_calls
 from verify.strategies import Case, cases
@@ -230,7 +230,7 @@ class TestContract:
     @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
     @pytest.mark.parametrize("name", list(MIDDLING))
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-    def test_its_memory_is_bounded_by_the_estimate(self, execution, name, dtype, grad, content):
+    def test_its_memory_is_bounded_by_the_estimate(self, execution, name, dtype, grad, content, monkeypatch):
         """The estimate is above what is really allocated, and not far above."""
         kind, arguments, shape = MIDDLING[name]
         layer = conv_to_mhsa(kind(*arguments, dtype=dtype), execution=execution)
@@ -242,7 +242,8 @@ class TestContract:
         x = normal(*shape).to(dtype)
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
-            EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
+            EXECUTIONS[execution].run(layer, x, grid)  # what stays with the layer is there already
+            monkeypatch.setattr(scratch, "_KEPT", scratch._Kept())  # the buffer that calls share is not
             real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 5 * real
 
