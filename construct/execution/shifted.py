@@ -98,7 +98,8 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
 
 def at_once(x: Tensor, w: Tensor, shifts: Shifts) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """As :func:`way_alone` for inputs that lie in order, if outputs come out as they are to lie: (B·queries, D), new."""
-    some = _gathering(len(x), w, shifts) if x.is_contiguous() and x.dtype == w.dtype else None
+    plain = type(x) is Tensor  # else outputs are to be of its type, and not of that of a buffer
+    some = _gathering(len(x), w, shifts) if plain and x.is_contiguous() and x.dtype == w.dtype else None
     return None if some is None else gathered.at_once(some, len(x), w.reshape(-1, w.shape[3]))
 
 
