@@ -16,6 +16,8 @@ SHARP = {
     "gathered, a single product": (lambda: nn.Conv2d(64, 256, 3, padding=1), (1, 64, 14, 14)),
     "gathered, large products": (lambda: nn.Conv2d(64, 64, 3, padding=1), (3, 64, 30, 31)),
     "gathered, a large product": (lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 30, 31)),
+    "gathered, more than is kept": (lambda: nn.Conv3d(256, 33, (3, 3, 2), stride=2, padding=1), (9, 256, 9, 9, 11)),
+    "gathered, a few images at a time": (lambda: nn.Conv2d(128, 33, (1, 2), stride=(1, 3)), (9, 128, 28, 31)),
     "gathered, 1x1 with a stride": (lambda: nn.Conv2d(256, 256, 1, stride=2), (2, 256, 28, 28)),
     "1x1": (lambda: nn.Conv2d(128, 128, 1), (2, 128, 28, 28)),
     "few outputs": (lambda: nn.Conv2d(32, 3, 3, padding=1), (2, 32, 100, 100)),
