@@ -129,7 +129,8 @@ def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, ly
 
 
 @pytest.mark.parametrize(
-    "conv", [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(3, 4, 3, stride=2)],
+    "conv",
+    [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(3, 4, 3, stride=2)],
     ids=str,
 )
 @pytest.mark.parametrize("numbers", [torch.tensor([3.0]).expand(4), torch.arange(8.0)[::2]], ids=["one", "apart"])

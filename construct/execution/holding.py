@@ -16,7 +16,6 @@ def memory(
     width: int,
     cast: bool,
     backwards: bool = False,
-    between: bool = False,
     single: bool = True,
 ) -> int:
     """Numbers that :func:`~construct.execution.shifted.forward` (``backwards``: ``adjoint``) holds beyond its arguments.
@@ -29,7 +28,6 @@ def memory(
         width: D.
         cast: whether the tokens are of another type than that to compute in.
         backwards: for ``adjoint``; C and D are then those of what it reads and what it writes.
-        between: whether outputs come between others.
         single: whether it computes in float32, and :mod:`construct.execution.products` may take large products.
     """
     if not images:
@@ -45,7 +43,7 @@ def memory(
             there, seen = through(shifts, residue)
             if there and min(seen.output) > 0:
                 part = (
-                    memory(seen, images, groups, channels, width, cast, between=True, single=single)
+                    memory(seen, images, groups, channels, width, cast, single=single)
                     + len(there) * groups * channels * width
                 )
                 most = max(most, part)
@@ -53,7 +51,7 @@ def memory(
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
-        rows, few = rows_at_once(shifts, groups, channels, width, cast, between), prod(shifts.output)
+        rows, few = rows_at_once(shifts, groups, channels, width, cast, between=True), prod(shifts.output)
         tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
         if few < SHORT:
             tokens = max(tokens, min(images, images_at_once(few)) * few)
@@ -69,9 +67,9 @@ def memory(
     some = gathered.heavy(shifts, images, channels, width) if groups == 1 and single else None
     if some is not None:
         return gathered.memory(shifts, images, some, channels, width)
-    if groups == 1:
+    most = 0
+    if groups == 1:  # how tensors lie decides whether it is columns, or what comes after them
         strides = (0,) * (len(shifts.step) + 2)
-        most = 0
         for into in (strides, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
             todo = columns.program(shifts, images, channels, width, strides, into, not cast)
             if todo is not None:
@@ -79,17 +77,15 @@ def memory(
         some = gathered.few(shifts, images, channels)
         if some is not None:
             most = max(most, gathered.memory(shifts, images, some, channels, width))
-        if most:
-            return most
         few = stacked.stack(shifts, channels, width)
         if few is not None:
-            return stacked.memory(shifts, few, channels, width)
-    most = 0
+            return max(most, stacked.memory(shifts, few, channels, width))
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
-        single = len(shifts.offsets) == 1
-        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, run_length(channels))
+        alone = len(shifts.offsets) == 1
+        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, run_length(channels))
         beside = groups * ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
         if plan.few(channels):
             beside = groups * plan.wanted * (len(shifts.offsets) * channels + width)
+        beside += groups * plan.queries[-1] * width  # the bias, for a row of queries
         most = max(most, groups * (plan.tokens * channels + plan.computed * width) + beside)
     return most
