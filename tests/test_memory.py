@@ -29,6 +29,10 @@ SHARP = {
     "depthwise, few channels": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (4, 3, 100, 100)),
     "groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 28, 28)),
     "groups, a long row": (lambda: nn.Conv1d(128, 256, 5, groups=2), (1, 128, 3000)),
+    "groups, a last block of few": (
+        lambda: nn.Conv3d(256, 96, (4, 1, 1), padding=(2, 0, 0), groups=4),
+        (9, 256, 4, 10, 10),
+    ),
     "groups, no shift": (lambda: nn.Conv2d(16, 256, 1, groups=2), (1, 16, 40, 30)),
     "columns, or runs of a few heads": (lambda: nn.Conv2d(32, 16, (2, 1), dilation=(2, 1)), (3, 32, 31, 56)),
     "columns, or a rectangle of heads": (lambda: nn.Conv2d(33, 32, (3, 1), padding=(1, 0)), (3, 33, 14, 56)),

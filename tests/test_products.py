@@ -150,9 +150,9 @@ class Marked(torch.Tensor):
 def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv).requires_grad_(False)
-    for given in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+    for lying in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
         for _ in range(2):
-            found = layer(given.as_subclass(Marked))
+            found = layer(lying.as_subclass(Marked))
             assert type(found) is Marked
             assert torch.equal(found.as_subclass(torch.Tensor), conv(x))
 

@@ -80,12 +80,17 @@ def memory(
         few = stacked.stack(shifts, channels, width)
         if few is not None:
             return max(most, stacked.memory(shifts, few, channels, width))
+    # Blocks share buffers, each as large as the block that needs most of it.
+    held = dict.fromkeys(("tokens", "outputs", "beside", "apart"), 0)
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
         alone = len(shifts.offsets) == 1
         plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, run_length(channels))
-        beside = groups * ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
+        needed = {"tokens": plan.tokens * channels, "apart": plan.queries[-1] * width}  # the bias, for a row of queries
         if plan.few(channels):
-            beside = groups * plan.wanted * (len(shifts.offsets) * channels + width)
-        beside += groups * plan.queries[-1] * width  # the bias, for a row of queries
-        most = max(most, groups * (plan.tokens * channels + plan.computed * width) + beside)
-    return most
+            needed["beside"] = plan.wanted * len(shifts.offsets) * channels
+            needed["apart"] += plan.wanted * width
+        else:
+            needed["outputs"] = plan.computed * width
+            needed["apart"] += ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
+        held = {name: max(most, groups * needed.get(name, 0)) for name, most in held.items()}
+    return max(most, sum(held.values()))
