@@ -33,6 +33,7 @@ SHARP = {
         lambda: nn.Conv3d(256, 96, (4, 1, 1), padding=(2, 0, 0), groups=4),
         (9, 256, 4, 10, 10),
     ),
+    "groups, few beside each other": (lambda: nn.Conv2d(32, 512, (5, 1), padding=(2, 0), groups=2), (2, 32, 14, 56)),
     "groups, no shift": (lambda: nn.Conv2d(16, 256, 1, groups=2), (1, 16, 40, 30)),
     "columns, or runs of a few heads": (lambda: nn.Conv2d(32, 16, (2, 1), dilation=(2, 1)), (3, 32, 31, 56)),
     "columns, or a rectangle of heads": (lambda: nn.Conv2d(33, 32, (3, 1), padding=(1, 0)), (3, 33, 14, 56)),

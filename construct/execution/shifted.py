@@ -141,12 +141,13 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
         tokens = plan.fill(scratch, x[images], rows.start)
         target = out[images, rows]
         if plan.few(channels):
-            beside = scratch("beside", groups, prod((plan.images, *plan.queries)), heads * channels)
+            count = prod((plan.images, *plan.queries))
+            beside = scratch("beside", groups, count, heads * channels)
             _side_by_side(plan, tokens, beside)
             order = tuple(head for run in plan.runs for head in run.heads)
             if order not in below:
                 below[order] = _stack(w, order)
-            found = torch.matmul(beside, below[order])
+            found = torch.matmul(beside, below[order], out=scratch("found", groups, count, width))
             found = found.view(groups, plan.images, *plan.queries, width).movedim(0, -2)
         else:
             there = _flat(target) if plan.in_order(groups) and target.dtype == w.dtype else None
