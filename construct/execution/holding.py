@@ -16,6 +16,7 @@ def memory(
     width: int,
     cast: bool,
     backwards: bool = False,
+    between: bool = False,
     single: bool = True,
 ) -> int:
     """Numbers that :func:`~construct.execution.shifted.forward` (``backwards``: ``adjoint``) holds beyond its arguments.
@@ -28,6 +29,7 @@ def memory(
         width: D.
         cast: whether the tokens are of another type than that to compute in.
         backwards: for ``adjoint``; C and D are then those of what it reads and what it writes.
+        between: whether outputs come between others.
         single: whether it computes in float32, and :mod:`construct.execution.products` may take large products.
     """
     if not images:
@@ -43,7 +45,7 @@ def memory(
             there, seen = through(shifts, residue)
             if there and min(seen.output) > 0:
                 part = (
-                    memory(seen, images, groups, channels, width, cast, single=single)
+                    memory(seen, images, groups, channels, width, cast, between=True, single=single)
                     + len(there) * groups * channels * width
                 )
                 most = max(most, part)
@@ -51,7 +53,8 @@ def memory(
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
-        rows, few = rows_at_once(shifts, groups, channels, width, cast, between=True), prod(shifts.output)
+        between = between or groups > 1  # so they do if channels are last
+        rows, few = rows_at_once(shifts, groups, channels, width, cast, between), prod(shifts.output)
         tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
         if few < SHORT:
             tokens = max(tokens, min(images, images_at_once(few)) * few)
@@ -68,15 +71,18 @@ def memory(
     if some is not None:
         return gathered.memory(shifts, images, some, channels, width)
     most = 0
-    if groups == 1:  # how tensors lie decides whether it is columns, or what comes after them
+    if groups == 1:
         strides = (0,) * (len(shifts.step) + 2)
-        for into in (strides, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
-            todo = columns.program(shifts, images, channels, width, strides, into, not cast)
-            if todo is not None:
-                most = max(most, todo.tokens + todo.outputs + shifts.output[-1] * width)
+        in_order = (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)
+        programs = [
+            columns.program(shifts, images, channels, width, strides, into, not cast) for into in (strides, in_order)
+        ]
+        most = max(todo.tokens + todo.outputs + shifts.output[-1] * width if todo else 0 for todo in programs)
+        if all(programs):  # however outputs lie
+            return most
         some = gathered.few(shifts, images, channels)
         if some is not None:
-            most = max(most, gathered.memory(shifts, images, some, channels, width))
+            return max(most, gathered.memory(shifts, images, some, channels, width))
         few = stacked.stack(shifts, channels, width)
         if few is not None:
             return max(most, stacked.memory(shifts, few, channels, width))
