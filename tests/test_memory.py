@@ -16,6 +16,8 @@ SHARP = {
     "gathered, a single product": (lambda: nn.Conv2d(64, 256, 3, padding=1), (1, 64, 14, 14)),
     "gathered, large products": (lambda: nn.Conv2d(64, 64, 3, padding=1), (3, 64, 30, 31)),
     "gathered, a large product": (lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 30, 31)),
+    "gathered, more than is kept": (lambda: nn.Conv3d(256, 33, (3, 3, 2), stride=2, padding=1), (9, 256, 9, 9, 11)),
+    "gathered, a few images at a time": (lambda: nn.Conv2d(128, 33, (1, 2), stride=(1, 3)), (9, 128, 28, 31)),
     "gathered, 1x1 with a stride": (lambda: nn.Conv2d(256, 256, 1, stride=2), (2, 256, 28, 28)),
     "1x1": (lambda: nn.Conv2d(128, 128, 1), (2, 128, 28, 28)),
     "few outputs": (lambda: nn.Conv2d(32, 3, 3, padding=1), (2, 32, 100, 100)),
@@ -26,6 +28,15 @@ SHARP = {
     "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), (4, 32, 56, 56)),
     "depthwise, few channels": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (4, 3, 100, 100)),
     "groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 28, 28)),
+    "groups, a long row": (lambda: nn.Conv1d(128, 256, 5, groups=2), (1, 128, 3000)),
+    "groups, a last block of few": (
+        lambda: nn.Conv3d(256, 96, (4, 1, 1), padding=(2, 0, 0), groups=4),
+        (9, 256, 4, 10, 10),
+    ),
+    "groups, few beside each other": (lambda: nn.Conv2d(32, 512, (5, 1), padding=(2, 0), groups=2), (2, 32, 14, 56)),
+    "groups, no shift": (lambda: nn.Conv2d(16, 256, 1, groups=2), (1, 16, 40, 30)),
+    "columns, or runs of a few heads": (lambda: nn.Conv2d(32, 16, (2, 1), dilation=(2, 1)), (3, 32, 31, 56)),
+    "columns, or a rectangle of heads": (lambda: nn.Conv2d(33, 32, (3, 1), padding=(1, 0)), (3, 33, 14, 56)),
     "1x1 of short rows": (lambda: nn.Conv2d(64, 64, 1), (40, 64, 5, 5)),
     "lines": (lambda: nn.Conv1d(64, 64, 3, padding=1), (4, 64, 3000)),
     "transposed": (lambda: nn.ConvTranspose2d(64, 512, 3, stride=2), (2, 64, 8, 8)),
@@ -67,8 +78,8 @@ def test_the_estimate_is_above_what_is_taken(
     for x in (torch.randn(shape).to(dtype), torch.randn(shape).to(dtype).movedim(1, -1).contiguous().movedim(-1, 1)):
         with torch.set_grad_enabled(grad):
             estimate = axial.memory(layer, len(x), grid)
-            axial.run(layer, x, grid)  # what stays with the layer is there already
-            monkeypatch.setattr(scratch, "_KEPT", scratch._Kept())  # the buffer that calls share is not
+            axial.run(layer, x, grid)  # what stays from call to call is there already
+            monkeypatch.setattr(scratch, "KEPT", 0)  # but no buffer, which a first call takes
             real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
         assert real <= estimate
         if name in SOFT:

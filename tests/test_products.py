@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import conv_to_mhsa
@@ -63,7 +64,10 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
         torch.from_numpy(rng.integers(-9, 10, shape)).float()
         for shape in ((tokens, channels), (channels, width), (1, width), (tokens, width))
     )
-    added = data.draw(st.sampled_from([None, bias]))
+    apart = torch.stack([bias, -bias], dim=-1)[..., 0]  # every other number in memory
+    added = data.draw(st.sampled_from([None, bias, apart, bias[:, :1].expand(1, width)]))
+    if data.draw(st.booleans()):
+        matrix = matrix.mT.contiguous().mT
     expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
     out = torch.full((tokens, width), torch.nan)
     with pytest.MonkeyPatch.context() as patch:
@@ -138,6 +142,21 @@ def test_what_large_products_round_off_is_bounded(name: str) -> None:
 GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 
+class Marked(torch.Tensor):
+    """A tensor like any other, by another name."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
+    conv, x = whole_numbers(name)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    for lying in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+        for _ in range(2):
+            found = layer(lying.as_subclass(Marked))
+            assert type(found) is Marked
+            assert torch.equal(found.as_subclass(torch.Tensor), conv(x))
+
+
 def test_a_buffer_in_use_is_lent_to_nobody_else() -> None:
     like = torch.zeros(1)
     with Workspace(like, 5, 7) as first:
@@ -159,6 +178,17 @@ def test_a_buffer_in_use_is_lent_to_nobody_else() -> None:
         thread.start()
         thread.join()
     assert seen != [third.data_ptr()]
+
+
+def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
+    """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
+    conv, x = whole_numbers("3x3")
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    layer(last)
+    graph = make_fx(layer)(last)
+    assert torch.uint8 not in {kept.dtype for kept in graph.buffers()}
+    assert torch.equal(graph(-last), layer(-last))
 
 
 def test_a_buffer_of_one_mode_is_good_in_every_other() -> None:

@@ -136,6 +136,25 @@ def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, ly
                 assert torch.equal(layer(x), conv(x))
 
 
+@pytest.mark.parametrize(
+    "conv",
+    [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(3, 4, 3, stride=2)],
+    ids=str,
+)
+@pytest.mark.parametrize("numbers", [torch.tensor([3.0]).expand(4), torch.arange(8.0)[::2]], ids=["one", "apart"])
+def test_the_numbers_of_a_bias_need_not_follow_each_other_in_memory(conv: nn.Module, numbers: Tensor) -> None:
+    """As those of one that is worked out from others."""
+    layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, conv.in_channels, 5, 6)  # type: ignore[arg-type]
+    for module, name in ((conv, "bias"), (layer, "b_out")):
+        getattr(module, name).data = numbers
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), conv(x), check_layout=True)
+    for change in (2, 0, -1):
+        for bias in (conv.bias, layer.b_out):
+            bias.data = numbers * change  # type: ignore[union-attr]
+        torch.testing.assert_close(layer(x), conv(x))
+
+
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 2, 1)], ids=str)
 def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable) -> None:

@@ -113,6 +113,7 @@ def _to_image(axes: int) -> tuple[int, ...]:
 
 def unless_zero(bias: Tensor) -> Bias:
     """The bias, or None while it is zeros; where to look takes long, the bias."""
+    bias = bias.contiguous()  # a copy only of what is not remembered
     if bias.device.type != "cpu":
         return lambda: bias
     numbers = bias.numpy()

@@ -160,17 +160,21 @@ def by_gathering(x: Tensor, matrix: Tensor, todo: Gathering, out: Tensor, bias: 
         out: (B, *o, D), any strides, any dtype.
         bias: (1, D).
     """
-    for part in pieces(len(x), todo.images):
-        target, numbers = cut(out, part), todo.of(part.stop - part.start, x.device)
-        tokens = _below_each_other(cut(x, part), todo, matrix)
-        there = target.is_contiguous() and target.dtype == matrix.dtype
-        found = target.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
-        with Workspace(matrix, min(todo.rows, len(numbers)) * numbers.shape[1], x.shape[-1]) as beside:
-            for rows in pieces(len(numbers), todo.rows):
-                seen = _gathered(tokens, cut(numbers, rows), beside)
-                products.times_into(seen, matrix, bias, cut(found, rows))
-        if not there:
-            target.copy_(found.view(target.shape))
+    with Workspace(matrix, min(todo.rows, len(todo.numbers)) * todo.numbers.shape[1], x.shape[-1]) as beside:
+        for part in pieces(len(x), todo.images):
+            _some_images(cut(x, part), matrix, todo, beside, cut(out, part), bias)
+
+
+def _some_images(x: Tensor, matrix: Tensor, todo: Gathering, beside: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """At most so many as are gathered at a time; what this takes beside its arguments is gone when the next begin."""
+    numbers, tokens = todo.of(len(x), x.device), _below_each_other(x, todo, matrix)
+    there = out.is_contiguous() and out.dtype == matrix.dtype
+    found = out.view(-1, matrix.shape[1]) if there else matrix.new_empty(len(numbers), matrix.shape[1])
+    for rows in pieces(len(numbers), todo.rows):
+        seen = _gathered(tokens, cut(numbers, rows), beside)
+        products.times_into(seen, matrix, bias, cut(found, rows))
+    if not there:
+        out.copy_(found.view(out.shape))
 
 
 def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor:
@@ -194,10 +198,10 @@ def weights(x: Tensor, y: Tensor, todo: Gathering, dtype: torch.dtype) -> Tensor
             return products.turned(seen, y.to(dtype).reshape(-1, width)).view(heads, channels, width)
     total = x.new_empty(heads * channels, width, dtype=dtype)
     first = True
-    for part in pieces(len(x), todo.images):
-        numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
-        pulled = cut(y, part).to(dtype).reshape(-1, width)
-        with Workspace(total, min(todo.rows, len(numbers)) * heads, channels) as beside:
+    with Workspace(total, min(todo.rows, len(todo.numbers)) * heads, channels) as beside:
+        for part in pieces(len(x), todo.images):
+            numbers, tokens = todo.of(part.stop - part.start, x.device), _below_each_other(cut(x, part), todo, total)
+            pulled = cut(y, part).to(dtype).reshape(-1, width)
             for rows in pieces(len(numbers), todo.rows):
                 seen = _gathered(tokens, cut(numbers, rows), beside)
                 total.addmm_(seen.mT, cut(pulled, rows), beta=0 if first else 1)

@@ -53,6 +53,7 @@ def memory(
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
+        between = between or groups > 1  # so they do if channels are last
         rows, few = rows_at_once(shifts, groups, channels, width, cast, between), prod(shifts.output)
         tokens = min(rows, shifts.output[0]) * prod(shifts.output[1:])
         if few < SHORT:
@@ -68,27 +69,33 @@ def memory(
     some = gathered.heavy(shifts, images, channels, width) if groups == 1 and single else None
     if some is not None:
         return gathered.memory(shifts, images, some, channels, width)
+    most = 0
     if groups == 1:
         strides = (0,) * (len(shifts.step) + 2)
-        most = 0
-        for into in (strides, (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)):
-            todo = columns.program(shifts, images, channels, width, strides, into, not cast)
-            if todo is not None:
-                most = max(most, todo.tokens + todo.outputs + shifts.output[-1] * width)
+        in_order = (*(prod(shifts.output[axis:]) * width for axis in range(len(shifts.step) + 1)), 1)
+        programs = [
+            columns.program(shifts, images, channels, width, strides, into, not cast) for into in (strides, in_order)
+        ]
+        most = max(todo.tokens + todo.outputs + shifts.output[-1] * width if todo else 0 for todo in programs)
+        if all(programs):  # however outputs lie
+            return most
         some = gathered.few(shifts, images, channels)
         if some is not None:
-            most = max(most, gathered.memory(shifts, images, some, channels, width))
-        if most:
-            return most
+            return max(most, gathered.memory(shifts, images, some, channels, width))
         few = stacked.stack(shifts, channels, width)
         if few is not None:
-            return stacked.memory(shifts, few, channels, width)
-    most = 0
+            return max(most, stacked.memory(shifts, few, channels, width))
+    # Blocks share buffers, each as large as the block that needs most of it.
+    held = dict.fromkeys(("tokens", "outputs", "beside", "apart"), 0)
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
-        single = len(shifts.offsets) == 1
-        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, single, run_length(channels))
-        beside = groups * ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
+        alone = len(shifts.offsets) == 1
+        plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, run_length(channels))
+        needed = {"tokens": plan.tokens * channels, "apart": plan.queries[-1] * width}  # the bias, for a row of queries
         if plan.few(channels):
-            beside = groups * plan.wanted * (len(shifts.offsets) * channels + width)
-        most = max(most, groups * (plan.tokens * channels + plan.computed * width) + beside)
-    return most
+            needed["beside"] = plan.wanted * len(shifts.offsets) * channels
+            needed["apart"] += plan.wanted * width
+        else:
+            needed["outputs"] = plan.computed * width
+            needed["apart"] += ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
+        held = {name: max(most, groups * needed.get(name, 0)) for name, most in held.items()}
+    return max(most, sum(held.values()))

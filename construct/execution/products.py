@@ -62,4 +62,5 @@ def turned(x: Tensor, y: Tensor) -> Tensor:
 def _inner(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     assert INNER is not None
     weight = matrix.mT  # in a linear layer's order
-    return INNER(rows, weight, None if bias is None else bias.view(-1), "none", [], "")
+    added = None if bias is None else bias.contiguous().view(-1)  # oneDNN reads on in memory, whatever the stride is
+    return INNER(rows, weight, added, "none", [], "")

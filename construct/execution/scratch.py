@@ -5,6 +5,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 KEPT = 2**22
 """Bytes that are kept from call to call, at most, for each thread (4 MiB)."""
@@ -45,15 +46,17 @@ _KEPT = _Kept()
 class Workspace:
     """A buffer of this shape, for a ``with``, which later calls of this thread use again; it holds what was left over.
 
-    New memory has to be handed over by the system page by page, which takes longer than to copy so many numbers.
+    New memory has to be handed over by the system page by page, which takes longer than to copy so many numbers.  Where operators
+    are watched it is new nevertheless: a mode may make tensors of its own, or a graph, of which what is kept would be a constant.
     """
 
     def __init__(self, like: Tensor, *shape: int):
-        self.like, self.shape, self.kept = like, shape, None
+        self.like, self.shape = like, shape
+        self.kept: Tensor | None = None
 
     def __enter__(self) -> Tensor:
         like, size = self.like, prod(self.shape) * self.like.itemsize
-        if not like.is_cpu or size > KEPT or type(like) is not Tensor:
+        if not like.is_cpu or size > KEPT or type(like) is not Tensor or is_in_torch_dispatch_mode():
             return like.new_empty(self.shape)
         kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one
         if kept is None or len(kept) < size:
@@ -62,5 +65,5 @@ class Workspace:
         return kept[:size].view(like.dtype).view(self.shape)
 
     def __exit__(self, *raised: object) -> None:
-        if type(self.kept) is Tensor:  # and none of a mode that makes tensors of its own
+        if self.kept is not None:
             _KEPT.buffer = self.kept

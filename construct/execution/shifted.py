@@ -98,7 +98,8 @@ def way_alone(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor) -> Way:
 
 def at_once(x: Tensor, w: Tensor, shifts: Shifts) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """As :func:`way_alone` for inputs that lie in order, if outputs come out as they are to lie: (B·queries, D), new."""
-    some = _gathering(len(x), w, shifts) if x.is_contiguous() and x.dtype == w.dtype else None
+    plain = type(x) is Tensor  # else outputs are to be of its type, and not of that of a buffer
+    some = _gathering(len(x), w, shifts) if plain and x.is_contiguous() and x.dtype == w.dtype else None
     return None if some is None else gathered.at_once(some, len(x), w.reshape(-1, w.shape[3]))
 
 
@@ -140,12 +141,13 @@ def _products(x: Tensor, w: Tensor, shifts: Shifts, out: Tensor, bias: Tensor | 
         tokens = plan.fill(scratch, x[images], rows.start)
         target = out[images, rows]
         if plan.few(channels):
-            beside = scratch("beside", groups, prod((plan.images, *plan.queries)), heads * channels)
+            count = prod((plan.images, *plan.queries))
+            beside = scratch("beside", groups, count, heads * channels)
             _side_by_side(plan, tokens, beside)
             order = tuple(head for run in plan.runs for head in run.heads)
             if order not in below:
                 below[order] = _stack(w, order)
-            found = torch.matmul(beside, below[order])
+            found = torch.matmul(beside, below[order], out=scratch("found", groups, count, width))
             found = found.view(groups, plan.images, *plan.queries, width).movedim(0, -2)
         else:
             there = _flat(target) if plan.in_order(groups) and target.dtype == w.dtype else None
