@@ -1,6 +1,7 @@
 """What every test runs under: one thread, deterministic property tests, warnings as errors."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
 settings.load_profile(PROFILE)
 
 torch.set_num_threads(1)  # pytest-xdist already uses every core
+
+# A shell that starts this in the background has Ctrl-C ignored, in all that is started from here too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
