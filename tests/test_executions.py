@@ -1,5 +1,6 @@
 """The contract of an execution.  A new one is covered by entering itself into ``EXECUTIONS``."""
 
+import gc
 import math
 import re
 from typing import Any
@@ -58,8 +59,12 @@ def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor)
 
 def peak_bytes(function: Any) -> int:
     """The most that was allocated at once while ``function`` ran, what it returns included, as torch's allocator saw it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        kept = function()
+    gc.disable()  # what an earlier test left behind, and is let go of meanwhile, would count as memory given back
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            kept = function()
+    finally:
+        gc.enable()
     assert kept is not None
     assert record.profiler is not None
     assert record.profiler.kineto_results is not None
