@@ -66,9 +66,8 @@ def wait(device: torch.device) -> None:
 class Floor:
     """What a call cannot be faster than here: its arithmetic at the rate of a large product, its memory traffic at that of a copy.
 
-    The product is that of the quicker one of two libraries.
-
-    Both are measured when first asked for, in this very process; a copy of just as many bytes, since caches are faster.
+    Both are measured when first asked for, in this very process: the product by the quicker one of two libraries, and a copy of
+    just as many bytes, since caches are faster.
     """
 
     def __init__(self, device: torch.device):

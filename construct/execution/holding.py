@@ -37,19 +37,7 @@ def memory(
     if backwards and groups == 1 and narrow.suits(shifts, width, channels):
         return narrow.memory(shifts, width, channels)
     if backwards:
-        some = residues.windows(shifts, images, width, channels) if groups == 1 else None
-        if some is not None:
-            return residues.memory(some, shifts.output, images, width, channels)
-        most = 0
-        for residue in product(*map(range, shifts.step)):
-            there, seen = through(shifts, residue)
-            if there and min(seen.output) > 0:
-                part = (
-                    memory(seen, images, groups, channels, width, cast, between=True, single=single)
-                    + len(there) * groups * channels * width
-                )
-                most = max(most, part)
-        return most
+        return _backwards(shifts, images, groups, channels, width, cast, single)
     if channels == 1 and groups > 1:
         return depthwise.memory(shifts, images, groups, cast, last=False)
     if stands(shifts):
@@ -85,10 +73,28 @@ def memory(
         few = stacked.stack(shifts, channels, width)
         if few is not None:
             return max(most, stacked.memory(shifts, few, channels, width))
-    # Blocks share buffers, each as large as the block that needs most of it.
+    return max(most, _in_blocks(shifts, images, groups, channels, width))
+
+
+def _backwards(shifts: Shifts, images: int, groups: int, channels: int, width: int, cast: bool, single: bool) -> int:
+    """Of ``adjoint``, where products do not come first: all residues modulo the stride at once, or the one that takes most."""
+    some = residues.windows(shifts, images, width, channels) if groups == 1 else None
+    if some is not None:
+        return residues.memory(some, shifts.output, images, width, channels)
+    most = 0
+    for residue in product(*map(range, shifts.step)):
+        there, seen = through(shifts, residue)
+        if there and min(seen.output) > 0:
+            held = memory(seen, images, groups, channels, width, cast, between=True, single=single)
+            most = max(most, held + len(there) * groups * channels * width)
+    return most
+
+
+def _in_blocks(shifts: Shifts, images: int, groups: int, channels: int, width: int) -> int:
+    """Of blocks of queries, which share buffers: each is as large as the block that needs most of it."""
     held = dict.fromkeys(("tokens", "outputs", "beside", "apart"), 0)
+    alone = len(shifts.offsets) == 1
     for image, rows in blocks(shifts, images, room_for(shifts, groups, channels, width, alone=False)):
-        alone = len(shifts.offsets) == 1
         plan = laid_out(shifts, image.stop - image.start, rows.stop - rows.start, alone, run_length(channels))
         needed = {"tokens": plan.tokens * channels, "apart": plan.queries[-1] * width}  # the bias, for a row of queries
         if plan.few(channels):
@@ -97,5 +103,5 @@ def memory(
         else:
             needed["outputs"] = plan.computed * width
             needed["apart"] += ceil(plan.computed / plan.every) * width if groups > 1 else 0  # a batch of products
-        held = {name: max(most, groups * needed.get(name, 0)) for name, most in held.items()}
-    return max(most, sum(held.values()))
+        held = {name: max(before, groups * needed.get(name, 0)) for name, before in held.items()}
+    return sum(held.values())
