@@ -29,7 +29,7 @@ from construct.sharpness import ALPHA, alpha_for
 from construct.showing import check_page, write_page
 from construct.support import geometry_of
 from construct.table import Report, print_json, print_table
-from construct.terminal import progress, undisturbed
+from construct.terminal import phases, undisturbed
 from construct.ties import names_of, untied
 from construct.writing import beyond_ours, check_destination
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED or, with ``--strict``,
-        left unconverted; 2 bad input; 130 interrupted.
+        The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED, a network that makes
+        other calls or, without ``--partial``, a convolution that is left; 2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     stdout = sys.stdout
@@ -60,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify import calls, documents, layers, propagation, sampling
+        from verify import documents, layers, network, sampling
         from verify.report import conversion
 
         as_usual()  # only now: importing the checker takes its time too
         with undisturbed():
-            report = _run(options, Checkers(sampling, calls, layers, documents, propagation, conversion))
+            report = _run(options, Checkers(sampling, network, layers, documents, conversion))
         _print(report, options.json, stdout)
         return report.exit_code
     except SystemExit as end:  # argparse has shown the help
@@ -89,6 +89,79 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Namespace, checkers: Checkers) -> Report:
     """Read, survey, convert, check, certify, write."""
+    output, document = _destinations(options, checkers)
+    with phases() as progress:
+        source = read(options.model, allow=options.allow, trust=options.trust)
+        model, assumed = _network(source, options)
+        model, wrappers = unwrapped(model)
+        if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
+            raise BadModelFile(
+                f"{shown(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
+            )
+        survey = _surveyed(model, source)
+        progress.begin("converting", len(survey.convertible))
+        replacements: dict[nn.Module, MHSA] = {}
+        for path, conv in survey.convertible.items():
+            replacements[conv] = _converted(conv, options)
+            progress.advance(path)
+        share_tied(replacements)
+        remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied(model, replacements)]
+        hindered = [] if options.no_certify else not_rechecked(survey, source, options.format)
+        remarks += hindered
+        # What is written has not been run: a network may count its calls, or keep what it saw.
+        kept, converted = substitute(model, replacements), substitute(model, replacements)
+        pairs = {path: (conv, replacements[conv]) for path, conv in survey.convertible.items()}
+        layers, network = judged(model, converted, pairs, options, checkers, progress)
+        equal = not any(row.verdict.name == "REFUTED" for row in layers) and (network is None or network.good)
+        writable = bool(layers) and equal
+        notes: tuple[str, ...] = (*source.notes, *assumed)
+        if writable:
+            progress.begin(f"writing {output.name}")
+            # Kernels alone come out as modules: a state dict would lose the geometry again.
+            whole = isinstance(source.content, nn.Module) or bool(given(options))
+            content, remarks_on_format = content_of(kept, whole, options)
+            # A module under two names stands twice in a state dict, and a recheck looks for it under both.
+            certificates = [
+                (name, row.certificate)
+                for row in layers
+                if row.certificate is not None
+                for name in names_of(model, row.path, pairs[row.path][0])
+            ]
+            speaking = None if options.no_certify else certificates
+            notes += remarks_on_format
+            notes += put(content, output, source, document, speaking, network, checkers.documents)
+            if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
+                notes += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
+        left = bool(survey.refused) or (network is not None and network.calls.left > 0)
+        good = equal and all(row.verdict.good for row in layers)
+        if options.report is not None and not layers:
+            notes += ("there is no layer to show, so no report was written",)
+        report = Report(
+            source=source.path,
+            sha256=source.sha256,
+            layers=layers,
+            network=network,
+            refused=survey.refused,
+            remarks=tuple(remarks),
+            earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
+            samples=options.samples,
+            seed=options.seed,
+            notes=notes,
+            output=output if writable else None,
+            document=document if writable and not options.no_certify else None,
+            exit_code=0 if good and (options.partial or not left) else 1,
+            page=options.report if layers else None,
+        )
+        if report.page is not None:
+            progress.begin(f"writing {report.page.name}")
+            with torch.no_grad():
+                why = [f"{shown(path)}: {remark}" if path else remark for path, remark in hindered]
+                write_page(report, model, pairs, options, checkers.pages, why)
+    return report
+
+
+def _destinations(options: Namespace, checkers: Checkers) -> tuple[Path, Path]:
+    """Where the network and its certificate go, once it is sure that both can be written and replace nothing of the user's."""
     regular_file(options.model)
     output = check_destination(options.output, options.model, options.force)
     document = certificate_beside(output, options.format)
@@ -98,72 +171,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
         check_destination(document, options.model, options.force, checkers.documents.is_document)
     # A page may not take the certificate's name either where none is written: the next run's would be in its way.
     check_page(options, (output, document), checkers.pages)
-    source = read(options.model, allow=options.allow, trust=options.trust)
-    model, assumed = _network(source, options)
-    model, wrappers = unwrapped(model)
-    if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
-        raise BadModelFile(
-            f"{shown(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
-        )
-    found = _surveyed(model, source, options.strict)
-    with progress(len(found.convertible) * (1 + options.samples if options.input_size else 2)) as advance:
-        replacements: dict[nn.Module, MHSA] = {}
-        for path, conv in found.convertible.items():
-            replacements[conv] = _converted(conv, options)
-            advance(path)
-        share_tied(replacements)
-        remarks = [*remarks_on(model, wrappers), *found.remarks(), *untied(model, replacements)]
-        hindered = [] if options.no_certify else not_rechecked(found, source, options.format)
-        remarks += hindered
-        # What is written has not been run: a network may count its calls, or keep what it saw.
-        kept, converted = substitute(model, replacements), substitute(model, replacements)
-        pairs = {path: (conv, replacements[conv]) for path, conv in found.convertible.items()}
-        layers, network = judged(model, converted, pairs, options, checkers, advance)
-    verdicts = [row.verdict for row in layers]
-    told: tuple[str, ...] = ()
-    writable = bool(layers) and not any(verdict.name == "REFUTED" for verdict in verdicts)
-    if writable:
-        # Kernels alone come out as modules: a state dict would lose the geometry again.
-        whole = isinstance(source.content, nn.Module) or bool(given(options))
-        content, told = content_of(kept, whole, options)
-        # A module under two names stands twice in a state dict, and a recheck looks for it under both.
-        certificates = [
-            (name, row.certificate)
-            for row in layers
-            if row.certificate is not None
-            for name in names_of(model, row.path, pairs[row.path][0])
-        ]
-        speaking = None if options.no_certify else certificates
-        told += put(content, output, source, document, speaking, network, checkers.documents)
-        if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
-            told += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
-    left_out = bool(found.refused) or (network is not None and network.calls_after > 0)
-    # What lies between the layers is not ours: an end-to-end bound that cannot be had is told, and no failure.
-    refuted = network is not None and any(bound.verdict.name == "REFUTED" for bound in network.bounds)
-    good = not refuted and all(verdict.good for verdict in verdicts) and not (options.strict and left_out)
-    if options.report is not None and not layers:
-        told = (*told, "there is no layer to show, so no report was written")
-    report = Report(
-        source=source.path,
-        sha256=source.sha256,
-        layers=layers,
-        network=network,
-        refused=found.refused,
-        remarks=tuple(remarks),
-        earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
-        samples=options.samples,
-        seed=options.seed,
-        notes=(*source.notes, *assumed, *told),
-        output=output if writable else None,
-        document=document if writable and not options.no_certify else None,
-        exit_code=0 if good else 1,
-        page=options.report if layers else None,
-    )
-    if report.page is not None:
-        with torch.no_grad():
-            why = [f"{shown(path)}: {remark}" if path else remark for path, remark in hindered]
-            write_page(report, model, pairs, options, checkers.pages, why)
-    return report
+    return output, document
 
 
 def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -186,7 +194,7 @@ def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[st
     raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
 
 
-def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
+def _surveyed(model: nn.Module, source: ModelFile) -> Survey:
     """What there is to convert; refuse a network with nothing to do."""
     found, name = survey(model), shown(str(source.path))
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
@@ -199,7 +207,7 @@ def _surveyed(model: nn.Module, source: ModelFile, strict: bool) -> Survey:
                 f"{name}: {shown(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command takes "
                 f"at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
             )
-    if found.refused and not found.convertible and not strict:
+    if found.refused and not found.convertible:
         first, *others = found.refused
         more = f"; and {len(others)} more" if others else ""
         raise BadModelFile(f"{name}: no convolution could be converted: {one_line(first)}{more}")

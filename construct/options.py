@@ -13,8 +13,8 @@ from construct.geometry import PADDING_MODES
 from construct.plain_text import shown
 
 EXIT_CODES = """exit codes:
-  0    every layer is PROVED (or CHECKED, with --no-certify)
-  1    something is REFUTED or UNDECIDED, or with --strict left unconverted
+  0    every layer is PROVED (or CHECKED, with --no-certify), and the network makes the same calls
+  1    something is REFUTED or UNDECIDED, the network makes other calls, or a convolution is left (--partial allows that)
   2    bad input: one line says what, and what to do
   130  interrupted
 """
@@ -118,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     sharpness.add_argument(
         "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
     )
+    add(
+        "--within",
+        metavar="T",
+        type=_bound,
+        help="claim that every layer's outputs differ by at most T (default: the same function; where a chosen sharpness leaks, "
+        "a difference within the bound that follows)",
+    )
     add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
     add(
         "--input-bound",
@@ -133,7 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
     add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
     add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
-    add("--strict", action="store_true", help="exit with 1 if a convolution is left unconverted")
+    add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
+    add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     add("--force", action="store_true", help="replace a foreign file at OUT")
     add("--debug", action="store_true", help="show where an error comes from")

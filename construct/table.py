@@ -29,6 +29,7 @@ class LayerRow:
         heads: N_h.
         head_dim: D_h.
         alpha: the sharpness α.
+        dtype: of the layer.
         check: what the samples showed (a ``LayerCheck`` of ``verify.sampling``).
         certificate: for all inputs (a ``Certificate`` of ``verify.certificate``); None if there is none.
         verdict: the last word on the layer.
@@ -42,6 +43,7 @@ class LayerRow:
     heads: int
     head_dim: int
     alpha: float
+    dtype: torch.dtype
     check: Any
     certificate: Any
     verdict: Any
@@ -52,26 +54,31 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """The network's own difference.
+    """The network as a whole, on the inputs that were run.
 
     Attributes:
         input_size: (C, S1, …, Sd) of the inputs; None for examples.
         inputs: what they are, in words.
-        max_abs: the greatest |difference| of two outputs; None if the network returns no tensor.
-        relative: the same, over the greatest |output|.
-        calls_before: convolution operators that the original executed on one input.
-        calls_after: the same of the converted network.
-        bounds: on the difference, for the inputs that were run and for all inputs no larger (``NetworkBound`` of
-            ``verify.propagation``); empty if none were asked for.
+        calls: of both networks (``Calls`` of ``verify.network``).
+        accuracy: of what they return (``Accuracy`` of ``verify.accuracy``); None if they return different sizes.
+        same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
     """
 
     input_size: tuple[int, ...] | None
     inputs: str
-    max_abs: float | None
-    relative: float | None
-    calls_before: int
-    calls_after: int
-    bounds: tuple[Any, ...]
+    calls: Any
+    accuracy: Any
+    same_expression: bool
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the numbers of the two networks cannot be those of one function."""
+        return self.accuracy is not None and self.accuracy.verdict.name == "REFUTED"
+
+    @property
+    def good(self) -> bool:
+        """Whether the networks make the same calls, and no number refutes them."""
+        return self.calls.difference is None and self.accuracy is not None and not self.refuted
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def print_table(report: Report, out: TextIO) -> None:
     console = Console(file=out, width=None if terminal else 10_000, markup=False, highlight=False, emoji=False)
     with console.capture() as capture:
         if report.layers:
-            console.print(_table(report, unicode), soft_wrap=not terminal)
+            console.print(_table(report, unicode, narrow=console.width < 110), soft_wrap=not terminal)
         for line in _lines(report):
             console.print(Text(line), soft_wrap=True)
     text = capture.get()
@@ -184,24 +191,30 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 def network_dict(network: NetworkRow) -> dict[str, Any]:
     """The network's own figures in the types of JSON."""
-    names = ("given_inputs", "all_inputs")[: len(network.bounds)]
+    calls, numbers = network.calls, network.accuracy
     return {
         "input_size": None if network.input_size is None else list(network.input_size),
         "inputs": network.inputs,
-        "max_abs": _number(network.max_abs),
-        "relative": _number(network.relative),
-        "convolution_calls": {"original": network.calls_before, "converted": network.calls_after},
-        "convolutions": {"executed": network.calls_before, "converted": network.calls_before - network.calls_after},
-        "end_to_end": {
-            name: {
-                "verdict": bound.verdict.name,
-                "sentence": bound.verdict.sentence,
-                "bound": _number(bound.bound),
-                "observed": _number(bound.observed),
-                "assumptions": list(bound.assumptions),
-            }
-            for name, bound in zip(names, network.bounds, strict=True)
+        "calls": {
+            "same": calls.difference is None,
+            "difference": calls.difference,
+            "compared": calls.compared,
+            "converted": calls.converted,
+            "unseen": list(calls.unseen),
         },
+        "convolution_calls": {"original": calls.executed, "converted": calls.left},
+        "convolutions": {"executed": calls.executed, "converted": calls.executed - calls.left},
+        "max_abs": None if numbers is None else _number(numbers.difference),
+        "numbers": None
+        if numbers is None
+        else {
+            "verdict": numbers.verdict.name,
+            "sentence": numbers.verdict.sentence,
+            **{name: _number(getattr(numbers, name)) for name in ("original", "converted", "limit", "largest")},
+            "predictions": {"agree": numbers.agree, "of": numbers.predictions},
+            "no_float64": numbers.no_float64,
+        },
+        "same_expression": network.same_expression,
     }
 
 
@@ -240,56 +253,61 @@ def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _table(report: Report, unicode: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False) if unicode else Table(box=box.ASCII)
+def _table(report: Report, unicode: bool, narrow: bool) -> Table:
+    padding = (0, 0 if narrow else 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False) if unicode else Table(box=box.ASCII)
     table.add_column("layer", overflow="fold", min_width=8)
     table.add_column("convolution", overflow="fold", min_width=8)
     for name in ("heads", "D_h", "α" if unicode else "alpha", "interior", "border", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("|x| <=", justify="right", min_width=6)
+    table.add_column("claim", min_width=6)
     table.add_column("verdict", no_wrap=True)
     for row in report.layers:
         verdict = row.verdict.name
-        figures = (f"{getattr(row.check, name):.2g}" for name in ("interior", "border", "bound"))
-        cells = (convolution_text(row.geometry), str(row.heads), str(row.head_dim), f"{row.alpha:.4g}", *figures)
+        cells = (convolution_text(row.geometry), str(row.heads), str(row.head_dim), f"{row.alpha:.4g}", *_figures(row))
         table.add_row(
             Text(_place(row.path)), *(Text(cell) for cell in cells), Text(verdict, style=_STYLES.get(verdict, "green"))
         )
     return table
 
 
+def _figures(row: LayerRow) -> tuple[str, ...]:
+    """What was seen, the bound on it, the inputs for which that holds, and what is claimed."""
+    seen, certificate = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}"), row.certificate
+    if certificate is None:
+        return (*seen, f"{row.check.bound:.2g}", "samples", "same sums")
+    bound = _above(float(certificate.bound.max(initial=0.0)))
+    inputs = f"{certificate.input_bound:.4g} on {'x'.join(map(str, certificate.grid))}"
+    return (*seen, bound, inputs, "same sums" if certificate.within is None else "within")
+
+
 def _lines(report: Report) -> list[str]:
     """What stands below the table."""
     lines = []
     for row in report.layers:
-        if row.verdict.name == "PROVED":
-            lines.append(f"{_place(row.path)}: {proved_text(row)}")
-        elif not row.verdict.good:
+        if not row.verdict.good:
             lines.append(f"{_place(row.path)}: {row.verdict.name}: {row.sentence}")
         if row.exercised is False:
             lines.append(
                 f"{_place(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
                 "checked; tried on generated inputs"
             )
+    if any(row.certificate is not None for row in report.layers):
+        lines.append(
+            "interior, border: the largest difference seen where no padding is read, and where some is; bound: of the certificate, "
+            "for all finite inputs up to |x| and the size beside it"
+        )
     if report.layers:
         lines.append(
             f"on samples: {checked_layers(report)} of {len(report.layers)} layers CHECKED, equal within rounding"
         )
     network = report.network
     if network is not None:
-        difference = "it returns no tensor to compare"
-        if network.max_abs is not None:
-            difference = (
-                f"outputs differ by at most {_above(network.max_abs)}, {_above(network.relative)} of the largest output"
-            )
-        lines.append(f"network: {difference}, on {network.inputs}")
-        lines += [f"network: {bound.verdict}" for bound in network.bounds]
-        lines.append(
-            f"convolution calls: {network.calls_before} in the original, {network.calls_after} in the converted "
-            f"({network.calls_before} executed, {network.calls_before - network.calls_after} converted)"
-        )
+        lines += network_lines(network)
     elif report.layers:
         lines.append("network: not run; give --input-size C S1 ... Sd to check on its own activations")
-    if network is not None and network.calls_after and not report.refused:
+    if network is not None and network.calls.left and not report.refused:
         lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
     lines += [f"left unconverted: {_place(row.path)}: {shown(row.kind)}: {shown(row.reason)}" for row in report.refused]
     lines += [f"{_place(path)}: {shown(remark)}" for path, remark in report.remarks]
@@ -304,26 +322,62 @@ def _lines(report: Report) -> list[str]:
             lines.append(f"certificate: {shown(str(report.document))}")
     else:
         why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
-        why = "a layer is REFUTED" if report.layers else why
+        if report.layers:
+            refuted = any(row.verdict.name == "REFUTED" for row in report.layers)
+            why = "a layer is REFUTED" if refuted else "the converted network is not the original's equal"
         lines.append(f"written: nothing, because {why}")
     if report.page is not None:
         lines.append(f"report: {shown(str(report.page))}")
     return lines
 
 
+def network_lines(network: NetworkRow) -> list[str]:
+    """What is known of the network as a whole: its calls, its numbers, and what follows by substitution."""
+    calls, numbers = network.calls, network.accuracy
+    if calls.difference is not None:
+        lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
+    else:
+        lines = [
+            f"network: calls: the same {calls.compared} in the same order with the same arguments, but for {calls.converted} "
+            f"convolutions that became attention, on {network.inputs}"
+        ]
+    lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
+    lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
+    lines += [f"network: calls: not seen: {what}" for what in calls.unseen]
+    lines.append(f"network: numbers: {numbers_text(numbers)}")
+    if network.same_expression:
+        lines.append(
+            "network: every executed convolution became a layer PROVED the same function, and all other calls agree: on these "
+            "inputs the converted network evaluates the same expression, its sums in another order"
+        )
+    return lines
+
+
+def numbers_text(numbers: Any) -> str:
+    """How far both networks are from a float64 run, in a line."""
+    if numbers is None:
+        return "not compared, as the networks return different sizes"
+    if numbers.difference is None:
+        return numbers.verdict.sentence
+    if numbers.original is None:
+        text = f"original and converted differ by at most {_above(numbers.difference)}"
+    else:
+        ratio = numbers.converted / numbers.original if numbers.original else math.nan
+        times = f" ({ratio:.2g} times)" if math.isfinite(ratio) else ""
+        text = f"original {numbers.original:.2g}, converted {numbers.converted:.2g} from float64{times}"
+    text += f", outputs up to {numbers.largest:.2g}"
+    if numbers.agree is not None:
+        text += f"; {numbers.agree} of {numbers.predictions} predictions agree"
+    if numbers.other:
+        text += f"; {numbers.other} indices or truth values differ"
+    if numbers.verdict.name != "CHECKED":
+        text += f"; {'REFUTED: ' if numbers.verdict.name == 'REFUTED' else 'not judged: '}{numbers.verdict.sentence}"
+    return text
+
+
 def checked_layers(report: Report) -> int:
     """How many layers the samples checked; one that the network's run did not come by is none of them."""
     return sum(row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers)
-
-
-def proved_text(row: LayerRow) -> str:
-    """What a certificate claims beside what was seen: ``PROVED (|x| <= 4 at the layer, 8x8): 5e-07 <= 1e-05``."""
-    certificate = row.certificate
-    size = "x".join(map(str, certificate.grid))
-    observed = max(row.check.discrepancy.max_abs, float(certificate.observed.max(initial=0.0)))
-    bound = float(certificate.bound.max(initial=0.0))
-    claim = "" if certificate.within is None else ", leaking"
-    return f"PROVED (|x| <= {certificate.input_bound:g} at the layer, {size}{claim}): {_above(observed)} <= {_above(bound)}"
 
 
 def _above(bound: float | None) -> str:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from rich.console import Console
@@ -14,18 +14,34 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from construct.plain_text import shown
 
-Advance = Callable[[str], None]
-"""Told the path of a layer whenever a piece of work on it is done."""
+
+class Phases:
+    """The progress bar of a command, one phase of the work after another; nothing where there is no terminal.
+
+    Args:
+        bar: that draws it.
+    """
+
+    def __init__(self, bar: Progress):
+        self._bar, self._task = bar, bar.add_task("reading", total=None)
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        """Start a phase of ``total`` pieces; without a number the bar only shows that work goes on."""
+        self._bar.reset(self._task, total=total, description=escape(shown(what)))
+        self._what = what
+
+    def advance(self, path: str) -> None:
+        """A piece of the phase is done, of the layer ``path``."""
+        self._bar.update(self._task, advance=1, description=escape(shown(f"{self._what} {path}")))
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Advance]:
-    """A bar on the terminal, and nothing where there is none."""
+def phases() -> Iterator[Phases]:
+    """A bar on the terminal while the work goes on."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=total)
-        yield lambda path: bar.update(task, advance=1, description=escape(shown(path)))
+        yield Phases(bar)
 
 
 @contextlib.contextmanager

@@ -1,22 +1,23 @@
-"""A network and its conversion run side by side on the same inputs: the figures of the network as a whole."""
+"""The runs of a network and of its conversion, on the same inputs."""
 
 import contextlib
-import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite, prod
-from types import ModuleType
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import read_inputs
-from construct.plain_text import described, one_line, shown
+from construct.network import substitute
+from construct.plain_text import described, shown
 from construct.room import refused_by_torch, require
-from construct.table import NetworkRow
+from construct.terminal import Phases
+from construct.walk import every_module
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
@@ -71,151 +72,113 @@ def within_room(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
             handle.remove()
 
 
-def outputs_and_calls(
+class Runs(NamedTuple):
+    """What the runs of a network and of its conversion showed.
+
+    Attributes:
+        checks: path → what the samples showed of a layer (a ``LayerCheck`` of ``verify.sampling``).
+        original: a ``Trace`` of ``verify.trace`` for each input.
+        converted: the same of the conversion.
+        reference: the same of the original in float64; None where it does not run.
+        no_float64: why it does not.
+        inputs: what they are, in words.
+    """
+
+    checks: dict[str, Any]
+    original: list[Any]
+    converted: list[Any]
+    reference: list[Any] | None
+    no_float64: str
+    inputs: str
+
+
+def run_both(
     model: nn.Module,
+    converted: nn.Module,
+    pairs: Mapping[str, tuple[nn.Module, MHSA]],
     inputs: list[Any],
-    call: Callable[[nn.Module, Any], Any],
-    calls: ModuleType,
+    told: str,
     options: Namespace,
-    converted: bool = False,
-) -> tuple[list[Tensor], int]:
-    """What a network returns on all inputs, and how many convolutions it executes on the first.
+    checkers: Any,
+    progress: Phases,
+) -> Runs:
+    """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its first state.
 
     Args:
-        model: the network; ``converted``: of one that ran on these inputs.
+        model: the original.
+        converted: a conversion that has not been run.
+        pairs: path → (convolution in ``model``, attention layer in ``converted``).
         inputs: for each call.
-        call: a network on an input.
-        calls: :mod:`verify.calls`.
+        told: what they are.
         options: of the command.
-        converted: see ``model``.
+        checkers: the modules of ``verify``.
+        progress: of the command.
 
     Raises:
-        BadModelFile: it does not run.
+        BadModelFile: a network does not run.
         NotEnoughMemory: there is too little for it.
     """
-    outputs: list[Any] = []
+    network, sampling = checkers.network, checkers.sampling
+    if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
+        raise BadModelFile(f"{told}: have numbers that are not finite (give others)")
+    exact, no_float64 = _float64_copy(model)
+    convolutions = {conv: path for path, (conv, _) in pairs.items()}
+    layers = {layer: path for path, (_, layer) in pairs.items()}
+    where = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
+
+    def run(subject: nn.Module, given: list[Any], named: Mapping[nn.Module, str], changed: bool = False) -> Any:
+        try:
+            return network.traces(subject, given, named, options.seed)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
+            if (memory := refused_by_torch(error)) is not None:
+                raise memory from error
+            raise _does_not_run(error, changed, options) from error
+
+    with sampling.evaluating(model, converted, *([exact] if exact else [])), within_room(pairs):
+        progress.begin("checking", len(pairs) * len(inputs))
+        with sampling.comparing(pairs, where, progress.advance) as checks:
+            before = run(model, inputs, convolutions)
+        progress.begin("running the converted network")
+        after = run(converted, inputs, layers, changed=True)
+        reference = None
+        if exact is not None:
+            progress.begin("running in float64")
+            try:
+                twins = dict(every_module(exact))
+                named = {twins[path]: path for path in pairs}
+                reference = network.traces(exact, network.in_float64(inputs), named, options.seed)
+            except (Exception, SystemExit) as error:
+                memory = refused_by_torch(error)
+                no_float64 = f"the network does not run in float64: {memory or described(error)}"
+    return Runs(checks, before, after, reference, no_float64, told)
+
+
+def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
+    """A copy of a network in float64, which holds each of its numbers exactly; or why there is none."""
+    held = sum(8 * t.numel() for t in (*model.parameters(), *model.buffers()))
     try:
-        counts = calls.convolution_calls(lambda: outputs.append(call(model, inputs[0])))
-        outputs += [call(model, x) for x in inputs[1:]]
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
-        if (memory := refused_by_torch(error)) is not None:
-            raise memory from error
-        name = shown(str(options.model))
-        if converted:
-            raise BadModelFile(
-                f"{name}: converted, the network does not run any more: {described(error)} "
-                "(its forward may use more of a convolution than a call of it: change that)"
-            ) from error
-        what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
-        if options.example_inputs is None:
-            what = f"an input of size {' '.join(map(str, options.input_size))}"
-            hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
-        raise BadModelFile(f"{name}: the network does not run on {what}: {described(error)} (give {hint})") from error
-    return list(_tensors(outputs)), sum(count for operator, count in counts.items() if "conv" in operator)
+        require(held, torch.device("cpu"), "a copy of the network in float64", who="")
+        copied = substitute(model, {}).double()
+    except Exception as error:  # what a network makes of being copied and cast
+        return None, f"the network cannot be had in float64: {described(error)}"
+    for _, module in every_module(copied):
+        for name, value in vars(module).items():  # tensors that torch does not know of
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(module, name, value.double())
+    return copied, ""
 
 
-@contextlib.contextmanager
-def counting(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[dict[str, int]]:
-    """While active, count the calls of every attention layer, by its path."""
-    counts = dict.fromkeys(pairs, 0)
-
-    def counter(path: str) -> Callable[..., None]:
-        def counted(*_: Any) -> None:
-            counts[path] += 1
-
-        return counted
-
-    handles = [layer.register_forward_pre_hook(counter(path)) for path, (_, layer) in pairs.items()]
-    try:
-        yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def same_way(
-    before: list[Tensor], after: list[Tensor], calls: Mapping[str, tuple[int, int]], options: Namespace
-) -> None:
-    """Make sure that a network takes the same way when it is converted: the same layers are called, the same sizes come out.
-
-    Args:
-        before: what the network returned.
-        after: what its conversion returned.
-        calls: of every layer, in both.
-        options: of the command.
-
-    Raises:
-        BadModelFile: it does not, as where a forward asks of what class its layers are.
-    """
-    ours, theirs = ([tuple(y.shape) for y in outputs] for outputs in (before, after))
-    other = [(path, *both) for path, both in calls.items() if both[0] != both[1]]
-    if not other and ours == theirs:
-        return
-    told = f"returns tensors of sizes {theirs}, not {ours}"
-    if other:
-        path, called, again = other[0]
-        told = f"calls {shown(path) or 'its layer'} {again} times, not {called}"
-    raise BadModelFile(
-        f"{shown(str(options.model))}: converted, the network {one_line(told, 300)} "
-        "(its forward may ask for the class of a layer, or depend on the last bit of an activation: change that)"
-    )
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor in what a network returns."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _tensors(list(output.values()))
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        yield from _tensors([getattr(output, field.name) for field in dataclasses.fields(output)])
-    elif isinstance(output, list | tuple):
-        for part in output:
-            yield from _tensors(part)
-
-
-def network_row(
-    before: tuple[list[Tensor], int],
-    after: tuple[list[Tensor], int],
-    size: tuple[int, ...] | None,
-    told: str,
-    bounds: tuple[Any, ...],
-) -> NetworkRow:
-    """The difference of what two networks returned, beside the bounds on it."""
-    found = [
-        (a.detach().double().flatten(), b.detach().double().flatten()) for a, b in zip(before[0], after[0], strict=True)
-    ]
-    difference = relative = None
-    if found and sum(len(a) for a, _ in found):
-        expected, seen = (torch.cat(side) for side in zip(*found, strict=True))
-        difference = float(torch.where(expected == seen, 0.0, (expected - seen).abs()).max())
-        largest = float(expected.abs().max())
-        relative = difference / largest if largest else difference
-    return NetworkRow(size, told, difference, relative, before[1], after[1], bounds)
-
-
-def end_to_end(
-    propagation: ModuleType,
-    networks: tuple[nn.Module, nn.Module],
-    inputs: list[Any],
-    pairs: dict[str, tuple[nn.Module, Any]],
-    making: Callable[[str, Any], Any],
-) -> tuple[Any, ...]:
-    """Two bounds on the network's difference: for these very inputs, and, if they are tensors, for all inputs no larger.
-
-    Layers are certified by ``making`` when the run meets them, so that certificates speak of the very numbers that are run.
-    """
-    if any(isinstance(x, Mapping) for x in inputs):
-        return ()
-    alike = all(isinstance(x, Tensor) and x.is_floating_point() and x.numel() and len(x) == 1 for x in inputs)
-    largest = max(float(x.abs().max()) for x in inputs) if alike else 0.0
-    try:
-        if largest and isfinite(largest):
-            return propagation.both_cases(*networks, inputs, largest, pairs, making=making)
-        return (propagation.propagate(*networks, inputs, pairs, making=making),)
-    except ValueError as error:
-        raise BadModelFile(
-            f"no bound for the given inputs: {one_line(error)} (give others, or --no-certify)"
-        ) from error
+def _does_not_run(error: BaseException, changed: bool, options: Namespace) -> BadModelFile:
+    name = shown(str(options.model))
+    if changed:
+        return BadModelFile(
+            f"{name}: converted, the network does not run any more: {described(error)} "
+            "(its forward may use more of a convolution than a call of it: change that)"
+        )
+    what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
+    if options.example_inputs is None:
+        what = f"an input of size {' '.join(map(str, options.input_size))}"
+        hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
+    return BadModelFile(f"{name}: the network does not run on {what}: {described(error)} (give {hint})")

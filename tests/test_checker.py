@@ -191,7 +191,7 @@ def test_a_network_is_confirmed_layer_by_layer(files):
     result = files.write(layers, net, mhsa).check()
     assert result.verdict.name == "PROVED"
     assert list(result.layers) == ["stem", "blocks.0.0", "blocks.1"]
-    assert "end-to-end figures are not rechecked" in str(result)
+    assert "what runs of the whole network showed is not repeated" in str(result)
 
 
 def test_a_layer_that_no_certificate_covers_is_not_passed_over(files):
@@ -461,21 +461,19 @@ def put(**fields):
     return lambda document: one(document).update(fields)
 
 
-END = {"verdict": "PROVED", "sentence": "", "bound": 1e-6, "observed": 0.0, "assumptions": []}
+CALLS = {"same": True, "difference": None, "compared": 14, "converted": 2, "unseen": []}
+NUMBERS = {
+    **{"verdict": "CHECKED", "sentence": "", "original": 1e-7, "converted": 2e-7, "limit": 1e-5, "largest": "nan"},
+    **{"predictions": {"agree": None, "of": 0}, "no_float64": ""},
+}
 
 
 def figures(**changes):
-    """What the command line says of a network, with changes."""
-    calls = {"original": 2, "converted": 0}
+    """What the command says of a network, with changes."""
     plain = {
-        **{
-            "input_size": [1, 8, 8],
-            "inputs": "a sample",
-            "max_abs": 1e-7,
-            "relative": "nan",
-            "convolution_calls": calls,
-        },
-        **{"convolutions": {"executed": 2, "converted": 2}, "end_to_end": {"given_inputs": END, "all_inputs": END}},
+        **{"input_size": [1, 8, 8], "inputs": "a sample", "calls": CALLS, "numbers": NUMBERS, "max_abs": 1e-7},
+        **{"convolution_calls": {"original": 2, "converted": 0}, "convolutions": {"executed": 2, "converted": 2}},
+        "same_expression": True,
     }
     return plain | changes
 
@@ -497,17 +495,31 @@ EDITS = {
     "a missing field": (lambda d: d.pop("network"), "missing or unknown: network"),
     "a missing field of a layer": (lambda d: one(d).pop("taps"), "missing or unknown: taps"),
     "another format": (lambda d: d.update(format="something"), "no certificate"),
-    "another version": (lambda d: d.update(version=1), "no certificate of version 2"),
-    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 2"),
+    "another version": (lambda d: d.update(version=1), "no certificate of version 3"),
+    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
     "another version of a layer": (put(version=1), "version"),
     "an unknown field of the network": (lambda d: d.update(network=figures(more=1)), "missing or unknown: more"),
     "an unknown verdict of the network": (
-        lambda d: d.update(network=figures(end_to_end={"all_inputs": {**END, "verdict": "PROVED "}})),
-        "unknown verdict 'PROVED '",
+        lambda d: d.update(network=figures(numbers={**NUMBERS, "verdict": "PROVED"})),
+        "unknown verdict 'PROVED'",
     ),
-    "an unknown bound of the network": (lambda d: d.update(network=figures(end_to_end={"some": END})), "unknown: some"),
-    "a figure that is none": (lambda d: d.update(network=figures(max_abs="small")), "'small' is no figure"),
-    "a figure below 0": (lambda d: d.update(network=figures(relative=-1.0)), "-1.0 is no figure"),
+    "calls that differ, and the same expression": (
+        lambda d: d.update(network=figures(calls={**CALLS, "same": False, "difference": "add"})),
+        "the same expression, but not the same calls",
+    ),
+    "calls that are the same and differ": (
+        lambda d: d.update(network=figures(calls={**CALLS, "difference": "add"})),
+        "contradict each other",
+    ),
+    "something unseen, and the same expression": (
+        lambda d: d.update(network=figures(calls={**CALLS, "unseen": ["a thread"]})),
+        "the same expression, but not the same calls",
+    ),
+    "a figure that is none": (
+        lambda d: d.update(network=figures(numbers={**NUMBERS, "limit": "small"})),
+        "'small' is no figure",
+    ),
+    "a figure below 0": (lambda d: d.update(network=figures(max_abs=-1.0)), "-1.0 is no figure"),
     "a count that is none": (
         lambda d: d.update(network=figures(convolutions={"executed": 1, "converted": -1})),
         "no counts",

@@ -57,15 +57,8 @@ ORDER = (
 )
 """The modules of construct, from left to right: left never imports right."""
 
-LONGER = {
-    "construct/stock.py": 320,
-    "construct/attention.py": 420,
-    "construct/pickle_walk.py": 390,
-    "construct/table.py": 340,
-    "verify/proofs_leakage.py": 320,
-    "verify/strategies.py": 330,
-}
-"""Files that may have more than 300 lines, and how many."""
+LONGER = {"construct/attention.py": 420}
+"""Files that may have more than 400 lines, and how many."""
 
 FORBIDDEN = re.compile(
     r"(_?conv(_transpose)?[123]d|_?conv_tbc|\w*conv_depthwise\w*|conv_transpose\w*|im2col|col2im|unfold|fold|as_strided"
@@ -293,7 +286,7 @@ def test_no_utils():
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_files_stay_short(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= LONGER.get(ids(path), 300), "split it, or list it in LONGER"
+    assert lines <= LONGER.get(ids(path), 400), "split it, or list it in LONGER"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids)

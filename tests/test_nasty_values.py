@@ -4,7 +4,7 @@ The numbers are those of the list of nasty inputs.  Rows that other files show t
 
 43 weights that are not finite: test_networks (nan, infinite, nan_bias), test_command_line (nothing_can_be_converted)
 43 a check that a NaN fails: test_comparison (compare_never_hides_what_is_not_finite)
-45 overflow: test_attacks (scores_that_overflow_are_undecided), test_propagation (overflow_is_undecided_by_name)
+45 overflow: test_attacks (scores_that_overflow_are_undecided)
 46 underflow: test_comparison (products_that_underflow_are_in_the_bound), test_attacks (flushing_to_zero_is_noticed)
 48 heads alike: test_attention (editing_v_by_hand_moves_the_head), test_counterexamples (aliased_taps_cannot_refute)
 49 large images: test_aims (scores_are_off_by_no_more_than_their_rounding)

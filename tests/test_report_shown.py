@@ -88,32 +88,37 @@ def test_the_page_of_formats_says_so_too() -> None:
 # ---- numbers -------------------------------------------------------------------------------------------------------------
 
 
-def test_differences_of_the_network_are_rounded_up_and_there_exactly() -> None:
+def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
+    calls = {"same": True, "difference": None, "compared": 4, "converted": 1, "unseen": []}
+    numbers = {"verdict": "CHECKED", "sentence": "", "original": 3.7253e-09, "converted": 1.2341e-07, "largest": 0.5}
     figures: Any = {
-        "max_abs": 3.7253e-09,
-        "relative": 1.2341e-07,
-        "inputs": "2 random inputs",
-        "end_to_end": {},
+        **{"inputs": "2 random inputs", "calls": calls, "numbers": numbers, "max_abs": 1e-7, "same_expression": True},
         "convolution_calls": {"original": 1, "converted": 0},
     }
-    (told, _) = conversion.network_sentences(figures)
-    numbers = [part for part in told if not isinstance(part, str)]
-    assert [(n.text, n.exact) for n in numbers] == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07")]
-    assert conversion.network_sentences(figures | {"max_abs": "inf", "relative": "nan"})
+    sentences = conversion.network_sentences(figures)
+    found = [(n.text, n.exact) for told in sentences for n in told if not isinstance(n, str)]
+    assert found == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
+    assert "the same expression" in sentences[-1][0]
+    unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "no_float64": "why", "sentence": "so"}
+    other = {**calls, "same": False, "difference": "add goes on"}
+    changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}
+    text = " ".join(str(part) for told in conversion.network_sentences(changed) for part in told)
+    for words in (
+        "did not make the same calls: add goes on",
+        "no float64 run to hold them against: why",
+        "REFUTED: so",
+    ):
+        assert words in text
+    assert conversion.network_sentences(figures | {"numbers": None})
 
 
-def test_the_demo_has_the_networks_exact_difference(tmp_path: Path, capsys: Any) -> None:
+def test_the_demo_has_the_networks_exact_distance(tmp_path: Path, capsys: Any) -> None:
     assert main(["-o", str(tmp_path / "out.pt"), "--report", str(tmp_path / "page.html")]) == 0
-    said = capsys.readouterr().out
-    exact = json.loads(page_of(tmp_path / "out.json"))["network"]["max_abs"]
-    (value, text) = re.findall(
-        r'<data class="network-max-abs" value="([^"]+)">([^<]+)', page_of(tmp_path / "page.html")
-    )[0]
-    assert float(value) == exact <= float(text)
-    (printed,) = re.findall(r"outputs differ by at most (\S+),", said)
-    assert float(printed) >= exact
-    for observed, bound in re.findall(r": (\S+) <= (\S+)$", said, re.MULTILINE):
-        assert float(observed) <= float(bound)
+    exact = json.loads(page_of(tmp_path / "out.json"))["network"]["numbers"]
+    page = page_of(tmp_path / "page.html")
+    for name in ("original", "converted", "largest"):
+        (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
+        assert float(value) == exact[name] <= float(text)
 
 
 def test_there_is_no_border_where_nothing_is_padded(tmp_path: Path) -> None:

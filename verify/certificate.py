@@ -11,7 +11,7 @@ from verify.refutation import Counterexample
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
 
-VERSION = 2
+VERSION = 3
 MOST_SHOWN = 2**16
 """An input over the bound is written down if it has no more numbers than this."""
 

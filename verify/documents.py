@@ -2,11 +2,11 @@
 
 JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they are read back exactly.
 
-    format, version      "conv-as-attention certificate", 2
+    format, version      "conv-as-attention certificate", 3
     torch_version        of the run that wrote it
     conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
     layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``
-    network              null, or end-to-end figures: the network's outputs beside each other, and the bounds on them
+    network              null, or what the runs of both networks showed: their calls, and their distance from float64
     record_sha256        digest of all the rest as canonical JSON: sorted keys, no spaces, ASCII
 
 It is read by :mod:`verify.statements`.
@@ -28,7 +28,7 @@ import numpy as np
 if TYPE_CHECKING:
     from verify.certificate import Certificate
 
-FORMAT, VERSION = "conv-as-attention certificate", 2
+FORMAT, VERSION = "conv-as-attention certificate", 3
 
 
 def write_document(
@@ -45,7 +45,7 @@ def write_document(
         layers: the path of each layer in the network, and its certificate.
         conv_file: the weight file with the convolutions, already written; its digest goes into the document.
         mhsa_file: the weight file with the attention layers.
-        network: end-to-end figures, as the command line writes them; the checker looks at their form and does not recheck them.
+        network: what runs of both networks showed, as the command writes it; the checker looks at its form alone.
 
     Raises:
         ValueError: two layers have one name.
@@ -69,7 +69,7 @@ def document(
         layers: as of :func:`write_document`, like the rest.
         conv_file: already written.
         mhsa_file: already written, perhaps not in its place yet.
-        network: end-to-end figures.
+        network: as of :func:`write_document`.
         mhsa_name: the name that the file with the attention layers is going to have.
         conv_sha256: of the file with the convolutions as it was when they were read from it; it is not read again then.
     """

@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 from verify.certificate import Certificate
-from verify.certification import certify_read
-from verify.fields import Attention
+from verify.certification import certify
 from verify.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -15,8 +14,9 @@ def certify_layer(
     layer: Any,
     check: LayerCheck,
     input_bound: float | None = None,
+    *,
+    within: float | None = None,
     leaking: bool = False,
-    attention: Attention | None = None,
 ) -> tuple[Certificate | None, Verdict]:
     """Certify a layer for all inputs like those that were sampled, and judge the samples by the certificate.
 
@@ -25,18 +25,18 @@ def certify_layer(
         layer: its attention layer.
         check: what the samples showed; its grid is the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
-        leaking: whether a sharpness was asked for that leaks; the claim is then a difference within the certificate's bound.
-        attention: the raw fields of ``layer``, where they were read just now.
+        within: None to claim the same function; a number to claim a difference of at most so much.
+        leaking: whether a sharpness was asked for that may leak; where heads do, the claim is a difference within the bound.
 
     Returns:
         The certificate (None if there is none to be had) and the verdict.
     """
     bound = input_bound or power_of_two_above(check.largest_input)
     try:
-        certificate = certify_read(conv, layer, attention, check.grid, bound, None)
+        certificate = certify(conv, layer, grid=check.grid, input_bound=bound, within=within)
         most = float(certificate.bound.max(initial=0.0))
-        if leaking and certificate.verdict.name == "UNDECIDED" and math.isfinite(most):
-            certificate = certify_read(conv, layer, attention, check.grid, bound, most)
+        if within is None and leaking and certificate.leakage.any() and math.isfinite(most):
+            certificate = certify(conv, layer, grid=check.grid, input_bound=bound, within=most)
     except ValueError as error:
         worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
         return None, worse

@@ -19,6 +19,7 @@ from verify.comparison import Discrepancy, errors, of_errors
 from verify.fields import Unreadable
 from verify.oracle import Convolution
 from verify.rounding import OffTheKernel, difference_bound
+from verify.trace import untraced
 from verify.verdict import Verdict
 from verify.wording import from_above
 
@@ -181,12 +182,61 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def called(model: nn.Module, x: Any) -> Any:
-    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments; it may change its own copies."""
-    x = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x)
+def call_with(model: nn.Module, x: Any) -> Any:
+    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(x, tuple):
         return model(*x)
     return model(**x) if isinstance(x, Mapping) else model(x)
+
+
+def called(model: nn.Module, x: Any) -> Any:
+    """As :func:`call_with`, with copies of the tensors, which the network may change."""
+    return call_with(model, tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x))
+
+
+@contextmanager
+def comparing(
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    what: str,
+    progress: Callable[[str], None] = lambda path: None,
+) -> Iterator[dict[str, LayerCheck]]:
+    """While active, every call of a convolution is also made of its attention layer, on the same activations, and compared.
+
+    Args:
+        pairs: path → (convolution, its attention layer).
+        what: a description of the inputs, for the verdicts.
+        progress: told the path of a layer whenever a call of it has been compared.
+
+    Yields:
+        One record for every layer that is called, as it grows.
+    """
+    checks: dict[str, LayerCheck] = {}
+
+    def hook(path: str, layer: nn.Module) -> Callable[..., None]:
+        def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+            x, *others = args or (kwargs["input"],)
+            named = {key: value for key, value in kwargs.items() if key != "input"}
+            mixed, where = torch.is_autocast_enabled(x.device.type), what
+            with untraced(), torch.autocast(x.device.type, enabled=False):
+                if mixed:  # what is claimed of a layer is claimed in its own format
+                    x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
+                    output = conv.forward(x, *others, **named)
+                check = check_outputs(conv, layer, x, output, layer(x, *others, **named), where)
+            checks[path] = checks[path].merged(check) if path in checks else check
+            progress(path)
+
+        return compared
+
+    # Before any other hook: what is compared is what the convolution itself returned.
+    handles = [
+        conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+        for path, (conv, layer) in pairs.items()
+    ]
+    try:
+        yield checks
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def check_on_activations(
@@ -208,34 +258,8 @@ def check_on_activations(
     Returns:
         One record for every layer that the network called; a layer that it never called has none.
     """
-    checks: dict[str, LayerCheck] = {}
-
-    def hook(path: str, layer: nn.Module) -> Callable[..., None]:
-        def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            x, *others = args or (kwargs["input"],)
-            named = {key: value for key, value in kwargs.items() if key != "input"}
-            mixed, where = torch.is_autocast_enabled(x.device.type), what
-            if mixed:  # what is claimed of a layer is claimed in its own format
-                x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
-            with torch.autocast(x.device.type, enabled=False):
-                found = layer(x, *others, **named)
-                output = conv.forward(x, *others, **named) if mixed else output
-            check = check_outputs(conv, layer, x, output, found, where)
-            checks[path] = checks[path].merged(check) if path in checks else check
-            progress(path)
-
-        return compared
-
-    handles = []
-    try:
-        with evaluating(model, *(layer for _, layer in pairs.values())), torch.no_grad():
-            for path, (conv, layer) in pairs.items():
-                # Before any other hook: what is compared is what the convolution itself returned.
-                handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
-                handles.append(handle)
-            for x in inputs:
-                called(model, x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = (layer for _, layer in pairs.values())
+    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what, progress) as checks:
+        for x in inputs:
+            called(model, x)
     return checks

@@ -44,17 +44,19 @@ _FIGURE = (int, float, str, type(None))
 _NETWORK = {
     "input_size": (list, type(None)),
     "inputs": str,
-    "max_abs": _FIGURE,
-    "relative": _FIGURE,
+    "calls": dict,
     "convolution_calls": dict,
     "convolutions": dict,
-    "end_to_end": dict,
+    "max_abs": _FIGURE,
+    "numbers": (dict, type(None)),
+    "same_expression": bool,
 }
-_CALLS = {
-    "convolution_calls": {"original": int, "converted": int},
-    "convolutions": {"executed": int, "converted": int},
-}
-_END_TO_END = {"verdict": str, "sentence": str, "bound": _FIGURE, "observed": _FIGURE, "assumptions": list}
+_CALLS = {"same": bool, "difference": (str, type(None)), "compared": int, "converted": int, "unseen": list}
+_CONVOLUTION_CALLS = {"original": int, "converted": int}
+_CONVOLUTIONS = {"executed": int, "converted": int}
+_FIGURES = ("original", "converted", "limit", "largest")
+_NUMBERS = {"verdict": str, "sentence": str, **dict.fromkeys(_FIGURES, _FIGURE), "predictions": dict, "no_float64": str}
+_PREDICTIONS = {"agree": (int, type(None)), "of": int}
 
 
 class Claim(NamedTuple):
@@ -124,27 +126,33 @@ def _document(document: dict[str, Any]) -> Document:
 
 
 def _check_network(network: dict[str, Any]) -> None:
-    """That the end-to-end figures are such; they are not worked out again, which takes the network."""
+    """That what runs of the network showed has the form of that; it is not repeated, which takes the network."""
     _check_types(network, _NETWORK, "network")
     _index(network["input_size"] or [], least=1)
-    for name in ("convolution_calls", "convolutions"):
-        _check_types(network[name], _CALLS[name], name)
-        _index([*network[name].values()])
-    for name, bound in network["end_to_end"].items():
-        if name not in ("given_inputs", "all_inputs"):
-            raise Rejected(f"network: unknown: {name}")
-        _check_types(bound, _END_TO_END, name)
-        if bound["verdict"] not in ("PROVED", "REFUTED", "UNDECIDED"):
-            raise Rejected(f"{name}: unknown verdict {bound['verdict']!r}")
-        if not all(type(text) is str for text in bound["assumptions"]):
-            raise Rejected(f"{name}: assumptions are no texts")
-    for value in (network["max_abs"], network["relative"], *_figures(network["end_to_end"])):
-        if not (isinstance(value, float | int) and value >= 0) and value not in ("inf", "nan", None):
-            raise Rejected(f"network: {value!r} is no figure")
+    calls, numbers = network["calls"], network["numbers"]
+    _check_types(calls, _CALLS, "calls")
+    _check_types(network["convolution_calls"], _CONVOLUTION_CALLS, "convolution_calls")
+    _check_types(network["convolutions"], _CONVOLUTIONS, "convolutions")
+    counts = (*network["convolution_calls"].values(), *network["convolutions"].values())
+    _index([calls["compared"], calls["converted"], *counts])
+    if not all(type(text) is str for text in calls["unseen"]) or calls["same"] != (calls["difference"] is None):
+        raise Rejected("calls: unseen are no texts, or same and difference contradict each other")
+    if network["same_expression"] and not (calls["same"] and calls["unseen"] == []):
+        raise Rejected("network: the same expression, but not the same calls")
+    _figure(network["max_abs"])
+    if numbers is None:
+        return
+    _check_types(numbers, _NUMBERS, "numbers")
+    _check_types(numbers["predictions"], _PREDICTIONS, "predictions")
+    if numbers["verdict"] not in ("CHECKED", "REFUTED", "UNDECIDED"):
+        raise Rejected(f"numbers: unknown verdict {numbers['verdict']!r}")
+    for name in _FIGURES:
+        _figure(numbers[name])
 
 
-def _figures(bounds: dict[str, Any]) -> list[Any]:
-    return [bound[name] for bound in bounds.values() for name in ("bound", "observed")]
+def _figure(value: Any) -> None:
+    if not (isinstance(value, float | int) and value >= 0) and value not in ("inf", "nan", None):
+        raise Rejected(f"network: {value!r} is no figure")
 
 
 def _claim(record: dict[str, Any]) -> Claim:

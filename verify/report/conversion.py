@@ -84,22 +84,54 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
     """What is known of the network as a whole, from the figures that also stand in the certificate file."""
     if network is None:
         return ()
-    sentences: list[Sentence] = []
-    if network["max_abs"] is not None:
+    calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
+    if calls["same"]:
+        made = (
+            f"On {network['inputs']}, both networks made the same {calls['compared']} calls in the same order with the same "
+            f"arguments, but for {calls['converted']} convolutions that became attention."
+        )
+    else:
+        made = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
+    sentences: list[Sentence] = [(made,), *((f"Not seen by this comparison: {what}.",) for what in calls["unseen"])]
+    sentences.append(
+        (
+            f"A run of the original executes {operators['original']} convolutions, of the converted {operators['converted']}.",
+        )
+    )
+    if numbers is None:
+        sentences.append(("The networks return different sizes, so that their numbers cannot be compared.",))
+    elif numbers["original"] is not None:
         sentences.append(
             (
-                f"On {network['inputs']}, the outputs of both networks differ by at most ",
-                _exact("network-max-abs", network["max_abs"]),
-                ", ",
-                _exact("network-relative", network["relative"]),
-                " of the largest output.",
+                "A run of the original in float64 shows how far rounding moves each: the original is at most ",
+                _exact("network-original", numbers["original"]),
+                " from it, the converted network ",
+                _exact("network-converted", numbers["converted"]),
+                ", with outputs up to ",
+                _exact("network-largest", numbers["largest"]),
+                ".",
             )
         )
-    for bound in network["end_to_end"].values():
-        sentences.append((f"{bound['verdict']}: {bound['sentence']}.",))
-    calls = network["convolution_calls"]
-    told = f"The original network executes {calls['original']} convolutions, the converted one {calls['converted']}."
-    return (*sentences, (told,))
+    elif network["max_abs"] is not None:
+        sentences.append(
+            (
+                "The outputs of both networks differ by at most ",
+                _exact("network-max-abs", network["max_abs"]),
+                ", with outputs up to ",
+                _exact("network-largest", numbers["largest"]),
+                f"; there is no float64 run to hold them against: {numbers['no_float64']}.",
+            )
+        )
+    if numbers is not None and numbers["verdict"] != "CHECKED":
+        sentences.append((f"{numbers['verdict']}: {numbers['sentence']}.",))
+    if network["same_expression"]:
+        sentences.append(
+            (
+                "Every executed convolution became a layer PROVED the same function, and all other calls agree: on these inputs "
+                "the converted network evaluates the same expression, its sums in another order.",
+            )
+        )
+    return tuple(sentences)
 
 
 def _exact(key: str, value: float | str) -> Number:
