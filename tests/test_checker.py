@@ -25,7 +25,7 @@ from construct.attention import EXECUTIONS
 from verify import checker
 from verify.arrays import TENSORS, Rejected, layers_in
 from verify.certification import certify
-from verify.documents import record_digest, write_document
+from verify.documents import indented, record_digest, write_document
 from verify.exact import NoAim, aim_of, exponential, product_gap, selected, tail
 from verify.fields import digest, stated_geometry
 from verify.pairs import Pair
@@ -877,3 +877,19 @@ def test_a_head_is_read_back():
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
         with pytest.raises(NoAim, match="radix"):
             aim_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.lists(st.text()) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_documents_are_written_as_json_writes_them(value):
+    assert indented(value) == json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def test_documents_hold_no_infinity():
+    with pytest.raises(ValueError, match="JSON"):
+        indented({"a": [float("inf")]})

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from truths import excess, permuted
 
 import verify
 from construct import conv_to_mhsa
+from verify import rounding
 from verify.calls import convolution_calls
 from verify.fields import Attention
 from verify.oracle import Convolution
@@ -31,6 +33,7 @@ from verify.rounding import (
 )
 from verify.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
+from verify.taps import scaled_permutation_product
 from verify.verdict import Verdict
 
 EXAMPLES = settings().max_examples
@@ -310,6 +313,49 @@ def test_generated_inputs_fit_and_have_an_interior(conv: Any, seed: int):
     assert y.shape[0] == 2
     interior = Convolution.read(conv).interior(tuple(x.shape[2:]), tuple(y.shape[2:]))
     assert bool(interior.any())
+
+
+def exact(values: np.ndarray) -> np.ndarray:
+    """|values|, as fractions."""
+    return np.array([Fraction(abs(float(v))) for v in values.flat], dtype=object).reshape(values.shape)
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(cases(integers=[False]), st.integers(-140, 100), st.integers(-140, 120), st.integers(0, 10**6))
+def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights: int, small_inputs: int, seed: int):
+    """Subnormal numbers, underflow and overflow among them."""
+    conv, x = case.conv.float(), case.x.float()
+    if x.dim() != conv.weight.dim() or not x.numel():
+        return
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        conv.weight.mul_(torch.randn(conv.weight.shape, generator=rng) * 2.0**small_weights)
+    x = x * torch.randn(x.shape, generator=rng) * 2.0**small_inputs
+    if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
+        return
+    fields = rounding._fields(conv, x, None)
+    found = rounding.single_sum(fields, x.abs().numpy())
+
+    truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))
+    if found is None:
+        assert max(truth.flat) > 2.0**126
+        return
+    assert found.shape == truth.shape
+    for above, below in zip(found.flat, truth.flat, strict=True):
+        assert below <= Fraction(float(above)) <= below * Fraction(1001, 1000) + Fraction(2) ** -130
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10**6))
+def test_products_with_an_identity_are_the_other_factor(groups, rows, columns, seed):
+    rng = np.random.default_rng(seed)
+    a = rng.choice([-1.5, 0.0, 1.0, 2.0], (groups, rows, columns))
+    for first, second in ((a, np.stack([np.eye(columns)] * groups)), (np.stack([np.eye(rows)] * groups), a)):
+        second = second.copy()
+        np.testing.assert_array_equal(scaled_permutation_product(first, second), a)
+        place = tuple(rng.integers(0, n) for n in second.shape)
+        second[place] = 0.5 if second[place] != 0.5 else 1.0  # no identity any more
+        found = scaled_permutation_product(first, second)
+        assert found is None or np.array_equal(found, np.matmul(first, second))
 
 
 def test_verdicts_are_four_words():
