@@ -151,6 +151,7 @@ def _run(options: Namespace, checkers: Checkers) -> Report:
             document=document if writable and not options.no_certify else None,
             exit_code=0 if good and (options.partial or not left) else 1,
             page=options.report if layers else None,
+            explain=options.explain,
         )
         if report.page is not None:
             progress.begin(f"writing {report.page.name}")

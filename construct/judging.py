@@ -43,7 +43,8 @@ def judged(
         runs = run_both(model, converted, pairs, *given, options, checkers, progress)
         checks |= runs.checks
     alone = [path for path in pairs if path not in checks]
-    progress.begin("checking", len(alone))
+    if alone:
+        progress.begin("checking", len(alone))
     for path in alone:
         checks[path] = _checked_alone(path, pairs[path], options, checkers.sampling, runs is not None)
         progress.advance(path)

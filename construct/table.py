@@ -100,6 +100,7 @@ class Report:
         document: the certificate that was written, or None.
         exit_code: of the command.
         page: the report that was written, or None.
+        explain: whether every certificate is printed with its steps and assumptions.
     """
 
     source: Path
@@ -116,6 +117,7 @@ class Report:
     document: Path | None
     exit_code: int
     page: Path | None = None
+    explain: bool = False
 
 
 def convolution_text(g: ConvGeometry) -> str:
@@ -328,6 +330,9 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"written: nothing, because {why}")
     if report.page is not None:
         lines.append(f"report: {shown(str(report.page))}")
+    for row in report.layers if report.explain else ():
+        if row.certificate is not None:
+            lines += ["", *(f"{_place(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
 
 
