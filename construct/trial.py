@@ -123,7 +123,7 @@ def run_both(
         raise BadModelFile(f"{told}: have numbers that are not finite (give others)")
     exact, no_float64 = _float64_copy(model)
     convolutions = {conv: path for path, (conv, _) in pairs.items()}
-    layers = {layer: path for path, (_, layer) in pairs.items()}
+    layers: dict[nn.Module, str] = {layer: path for path, (_, layer) in pairs.items()}
     where = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
 
     def run(subject: nn.Module, given: list[Any], named: Mapping[nn.Module, str], changed: bool = False) -> Any:

@@ -98,7 +98,7 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     sentences = conversion.network_sentences(figures)
     found = [(n.text, n.exact) for told in sentences for n in told if not isinstance(n, str)]
     assert found == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
-    assert "the same expression" in sentences[-1][0]
+    assert "the same expression" in str(sentences[-1][0])
     unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "no_float64": "why", "sentence": "so"}
     other = {**calls, "same": False, "difference": "add goes on"}
     changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}

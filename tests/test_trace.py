@@ -524,9 +524,9 @@ def test_what_is_finite_on_one_side_only_refutes(leaking: bool) -> None:
     inf, nan = float("inf"), float("nan")
     exact = [[torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)]]
     for value in (inf, -inf, nan):
-        for pair in (([1.0, value, 3.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [1.0, value, 3.0])):
-            assert accuracy(*map(rows, pair), exact, leaking=leaking).verdict.name == "REFUTED"
-            assert accuracy(*map(rows, pair), None).verdict.name == "REFUTED"
+        for a, b in (([1.0, value, 3.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [1.0, value, 3.0])):
+            assert accuracy(rows(a), rows(b), exact, leaking=leaking).verdict.name == "REFUTED"
+            assert accuracy(rows(a), rows(b), None).verdict.name == "REFUTED"
         both = accuracy(rows([1.0, value, 3.0]), rows([1.0, value, 3.0]), exact, leaking=leaking)
         assert both.verdict.name == ("UNDECIDED" if leaking else "CHECKED")
     apart = accuracy(rows([1.0, 2.0, 3.0]), rows([1.0, 2.5, 3.0]), exact, leaking=leaking)

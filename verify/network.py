@@ -126,9 +126,9 @@ def compare_numbers(
         return None
     if reference is not None:
         no_float64 = why_no_float64(original, reference)
-    outputs = [[run.outputs for run in runs] for runs in (original, converted)]
+    ours, theirs = [run.outputs for run in original], [run.outputs for run in converted]
     exact = None if reference is None or no_float64 else [run.outputs for run in reference]
-    return accuracy(*outputs, exact, no_float64, leaking)
+    return accuracy(ours, theirs, exact, no_float64, leaking)
 
 
 def same_expression(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -142,7 +142,7 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
 @contextmanager
 def untraced() -> Iterator[None]:
     """Within, torch works as if no run were traced: for measurements in the middle of one."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
@@ -274,7 +274,8 @@ class _Tracer:
                 self.inside -= 1
                 begun = pending.pop()
                 if begun is not None and output is not None:  # None after an error
-                    self._record(Layer(path), *begun, tree_flatten(output)[0])
+                    arguments, structure = begun
+                    self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
 
         return [
             module.register_forward_pre_hook(enter, with_kwargs=True),
