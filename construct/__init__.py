@@ -6,8 +6,8 @@ import construct.execution  # noqa: F401  every execution enters itself
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer
-from construct.files import load
 from construct.geometry import ConvGeometry
+from construct.loading import load
 from construct.network import convert
 from construct.stock import from_torch_mha, to_torch_mha
 from construct.weights import MHSAWeights

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from construct.attention import MHSA
@@ -17,11 +18,18 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
         # A parametrized weight is made anew at each look: no parameter, and its id says nothing.
         if "weight" in conv._parameters:
             first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-            order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
-            if first is not layer and order_agrees:
+            order_agrees = first.v.shape == layer.v.shape
+            if first is not layer and order_agrees and _equal(first, layer, "w_val", "w_out"):
                 layer.w_val, layer.w_out = first.w_val, first.w_out
         if conv._parameters.get("bias") is not None:
-            layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
+            first = seen.setdefault((id(conv.bias),), layer)
+            if _equal(first, layer, "b_out"):
+                layer.b_out = first.b_out
+
+
+def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
+    """Whether they have the same numbers now; of a file, those that were tied in the network may have come apart."""
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
 def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tuple[str, str]]:

@@ -49,6 +49,15 @@ def tensors_of(network: Made) -> dict[str, Any]:
     return {name: value for name, value in entries if isinstance(value, Made) and value.kind not in _CONTAINERS}
 
 
+def geometry_records(state_dict: Made) -> dict[str, dict[str, Any]]:
+    """What the metadata that torch keeps beside a state dict say of the geometry of attention layers, by their paths."""
+    metadata = state_dict.state.entries().get("_metadata") if isinstance(state_dict.state, Made) else None
+    entries = metadata.entries().items() if isinstance(metadata, Made) else ()
+    records = {path: entry.entries().get("geometry") for path, entry in entries if isinstance(entry, Made)}
+    fields = {path: record.entries() for path, record in records.items() if isinstance(record, Made)}
+    return {path: record for path, record in fields.items() if record.get("kind") == "MHSA"}
+
+
 def _networks(value: Made, keys: tuple[str, ...]) -> Any:
     if is_module(value):
         yield value, keys
