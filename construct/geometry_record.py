@@ -38,7 +38,8 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
         ValueError: it is no such record.
         TypeError: the same.
     """
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in dict(record).items()}
+    fields: dict[str, Any] = dict(record)
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
     radix, name = fields.pop("radix", None), fields.pop("encoding", None)

@@ -1,13 +1,14 @@
 """Weights that several modules share: they stay shared where attention layers can share them, and else it is said."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from construct.attention import MHSA
 from construct.folding import folded
-from construct.walk import every_module
+from construct.walk import Instead, every_module
 
 
 def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
@@ -32,7 +33,9 @@ def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
     return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
-def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tuple[str, str]]:
+def untied(
+    model: nn.Module, replacements: Mapping[nn.Module, MHSA], instead: Instead = MappingProxyType({})
+) -> list[tuple[str, str]]:
     """(path, remark) for every parameter that modules of the original share and those of its conversion do not.
 
     A transposed convolution stores its kernel with the channels exchanged, and groups are stored as blocks: an attention
@@ -41,7 +44,7 @@ def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tup
     owners: dict[int, list[tuple[str, int]]] = {}
     """parameter → every (where, what it becomes)."""
     inside: set[int] = set()
-    for path, module in every_module(model):
+    for path, module in every_module(model, instead):
         layer = replacements.get(module)
         if layer is None and id(module) in inside:  # a parametrization, told of with its convolution
             continue

@@ -49,6 +49,7 @@ ORDER = (
         "walk",
         "wrappers",
         "ties",
+        "rules",
         "network",
     ),
     *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "loading", "writing"),

@@ -75,7 +75,7 @@ IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 
 def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Path) -> None:
     net = construct.convert(made())
-    state = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
+    state: Any = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
     records = {path: entry["geometry"] for path, entry in state._metadata.items() if "geometry" in entry}
     assert list(records) == PATHS
     assert records == json.loads(json.dumps(records))  # plain data alone
@@ -90,7 +90,7 @@ def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Pat
 @pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
 def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
     net = construct.convert(made())
-    state = (nn.ModuleDict({prefix: net}) if prefix else nn.DataParallel(net)).state_dict()
+    state: Any = (nn.ModuleDict({prefix: net}) if prefix else nn.DataParallel(net)).state_dict()
     assert sum("geometry" in entry for entry in state._metadata.values()) == len(PATHS)
     path = written(state, tmp_path / "s.pt")
     assert same(construct.load(path, model=made(1)), net)
@@ -336,7 +336,7 @@ LIES = len(lies({"kind": "MHSA"}))
 
 @pytest.mark.parametrize("number", range(LIES))
 def test_records_that_lie_are_refused(number: int, tmp_path: Path) -> None:
-    state = construct.convert(nn.Sequential(nn.Conv2d(3, 3, 3, stride=2))).state_dict()
+    state: Any = construct.convert(nn.Sequential(nn.Conv2d(3, 3, 3, stride=2))).state_dict()
     state._metadata["0"]["geometry"] = lies(state._metadata["0"]["geometry"])[number]
     path = written(state, tmp_path / "s.pt")
     assert "do not fit together" in refusal(path, layers=True)
@@ -347,7 +347,7 @@ def test_records_that_lie_are_refused(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", [5, "x", [], {}, {"0": 5}, {"0": {"version": "x"}}, {5: {"geometry": 5}}, None])
 def test_metadata_that_are_none(metadata: Any, tmp_path: Path) -> None:
-    state = construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))).state_dict()
+    state: Any = construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))).state_dict()
     state._metadata = metadata
     path = written(state, tmp_path / "s.pt")
     assert "nothing is said of the geometry" in refusal(path, layers=True)
