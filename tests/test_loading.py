@@ -102,7 +102,7 @@ def test_copies_and_dicts_of_the_callers_own() -> None:
     state = net.state_dict()
     copied = copy.deepcopy(state)
     copied._metadata["stem"]["geometry"]["stride"][0] = 5  # type: ignore[attr-defined]
-    assert net.state_dict()._metadata["stem"]["geometry"]["stride"] == [2, 2]
+    assert net.state_dict()._metadata["stem"]["geometry"]["stride"] == [2, 2]  # type: ignore[attr-defined]
     assert net.stem.stride == (2, 2)  # type: ignore[union-attr]
     plain: dict[str, Tensor] = {}
     assert net.state_dict(destination=plain) is plain
