@@ -13,6 +13,9 @@ from construct.stock import from_torch_mha, to_torch_mha
 from construct.weights import MHSAWeights
 from construct.writing import save
 
+DISTRIBUTION = "conv-as-attention"
+"""By this we are known, where another package of our name may lie over ours: see :mod:`construct.overwritten`."""
+
 __all__ = [
     "MHSA",
     "ConvGeometry",

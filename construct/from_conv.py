@@ -1,5 +1,6 @@
 """``python -m construct.from_conv``: a saved network in, attention weights out, and the equality shown layer by layer."""
 
+import construct.overwritten  # noqa: F401, I001  before what may not be there any more
 import contextlib
 import os
 import sys

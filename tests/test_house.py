@@ -20,6 +20,7 @@ README = ROOT / "README.md"
 
 ORDER = (
     *(
+        "overwritten",
         "interruption",
         "requirements",
         "demo",

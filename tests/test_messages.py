@@ -33,6 +33,7 @@ COMMAND = {
             "output",
             "from_conv",
         ),
+        "overwritten",  # which names options of pip
         "files",  # of foreign classes it still says --arch and --allow
     )
 }
