@@ -51,9 +51,8 @@ def tensors_of(network: Made) -> dict[str, Any]:
 
 def geometry_records(state_dict: Made) -> dict[str, dict[str, Any]]:
     """What the metadata that torch keeps beside a state dict say of the geometry of attention layers, by their paths."""
-    metadata = state_dict.state.entries().get("_metadata") if isinstance(state_dict.state, Made) else None
-    entries = metadata.entries().items() if isinstance(metadata, Made) else ()
-    records = {path: entry.entries().get("geometry") for path, entry in entries if isinstance(entry, Made)}
+    metadata = (_by_text(state_dict.state) or {}).get("_metadata")
+    records = {path: (_by_text(entry) or {}).get("geometry") for path, entry in (_by_text(metadata) or {}).items()}
     fields = {path: record.entries() for path, record in records.items() if isinstance(record, Made)}
     return {path: record for path, record in fields.items() if record.get("kind") == "MHSA"}
 
@@ -88,9 +87,9 @@ def _is_kernel(name: str, value: Any) -> bool:
     )
 
 
-def _by_text(value: Made) -> dict[str, Any] | None:
+def _by_text(value: Any) -> dict[str, Any] | None:
     try:
-        return value.entries()
+        return value.entries() if isinstance(value, Made) else None
     except Rejected:
         return None
 
