@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _require_our_construct() -> None:
     Raises:
         ImportError: it is another one; ``python -m verify`` ends instead, with this one line.
     """
-    spec = find_spec("construct")
+    spec = PathFinder.find_spec("construct")
     if spec is None:  # rechecking a certificate takes nothing of it
         return
     get_data = getattr(spec.loader, "get_data", None)  # none where __init__.py is missing
