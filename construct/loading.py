@@ -160,7 +160,8 @@ def _restored(model: nn.Module, state: dict[str, Tensor], records: dict[str, Any
     # The metadata speak of modules by path: they follow the tensors of these.
     paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
     records = {new: records[old] for new, old in paths.items() if old in records}
-    kept = getattr(state, "_metadata", {})
+    kept = getattr(state, "_metadata", None)
+    kept = kept if isinstance(kept, Mapping) else {}
     metadata = {new: dict(kept[old]) for new, old in paths.items() if old in kept}
     for path, record in records.items():
         metadata.setdefault(path, {})[GEOMETRY] = record
