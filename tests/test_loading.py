@@ -174,6 +174,7 @@ def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) ->
     again: Any = construct.load(path, model=model)
     assert type(again) is Net
     assert same(again, net)
+    assert sorted(construct.load(path, layers=True)) == sorted(PATHS)
     assert torch.equal(again(IMAGE), net(IMAGE)) == (
         convert is not construct.convert
     )  # or nearly, by another execution
@@ -285,6 +286,33 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
     assert "holds no attention layer" in refusal(written(made().state_dict(), tmp_path / "c.pt"), layers=True)
     assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
+
+
+def test_the_geometry_in_safetensors_binds_a_converted_network_too(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    construct.save(construct.convert(made()), path)
+    told = refusal(path, model=construct.convert(Stride()))
+    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in told
+
+
+def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -> None:
+    net = construct.convert(nn.ModuleDict({"a": nn.Conv1d(1, 2, 3), "b": nn.Conv1d(2, 1, 1)}))
+    state = net.state_dict()
+    for name in [name for name in state if name.startswith("a.")]:
+        del state[name]
+    path = written(state, tmp_path / "s.pt")
+    assert list(construct.load(path, layers=True)) == ["b"]
+    assert same(
+        construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)})).get_submodule("b"), net.get_submodule("b")
+    )
+    assert layer_in(path).geometry == net.get_submodule("b").geometry
+
+
+def test_layers_of_two_names_are_two_layers(tmp_path: Path) -> None:
+    layers = construct.load(written(construct.convert(made()).state_dict(), tmp_path / "s.pt"), layers=True)
+    before = layers["again.0"].w_val.clone()
+    layers["body.0"].w_val.data += 1
+    assert torch.equal(layers["again.0"].w_val, before)
 
 
 def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) -> None:

@@ -139,6 +139,13 @@ def standardised(module: Standardised) -> nn.Module:
     return conv
 
 
+def made_anew(module: Standardised) -> nn.Module:
+    """In the default format, which for a float64 copy is float64."""
+    conv = nn.Conv2d(module.in_channels, module.out_channels, 3)
+    conv.load_state_dict({"weight": module.kernel(), "bias": module.bias})
+    return conv
+
+
 class Kernel(nn.Module):
     """The same as a parametrization, which stays worked out until it is converted."""
 
@@ -168,6 +175,8 @@ GOOD: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
     "cropped": (lambda: CausalCrop(2, 3, 3, dilation=2), causal, (2, 11)),
     "holding one": (lambda: CausalBlock(2, 3, 4), lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), m.conv), (2, 9)),
     "standardised": (lambda: Standardised(3, 4, 3, padding=1), standardised, (3, 6, 6)),
+    "standardised, made anew": (lambda: Standardised(3, 4, 3), made_anew, (3, 6, 6)),
+    "around itself": (lambda: CausalBlock(2, 3, 4), lambda m: nn.Sequential(m), (2, 9)),
     "standardised in float16": (lambda: Standardised(3, 4, 3, padding=1).half(), standardised, (3, 6, 6)),
     "standardised in float64": (lambda: Standardised(3, 4, 3).double(), standardised, (3, 6, 6)),
     "standardised, parametrized": (lambda: Standardised(3, 4, 3, padding=1), parametrized, (3, 6, 6)),
@@ -259,6 +268,20 @@ def test_what_is_inside_is_the_rules_affair() -> None:
     )
     assert set(asked) == {"inner"}
     assert isinstance(chosen[0].inner[1], MHSA)
+
+
+def test_the_filter_is_asked_of_the_module_and_not_of_its_layers() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def chosen(module: nn.Module, path: str) -> bool:
+        asked.append((type(module).__name__, path))
+        return isinstance(module, CausalCrop) and path != "1"
+
+    model = nn.Sequential(CausalCrop(1, 2, 3), CausalCrop(2, 2, 3), nn.Conv1d(2, 1, 1))
+    net = convert(model, rules={CausalCrop: causal}, filter_fn=chosen)
+    assert isinstance(net[0][1], MHSA)
+    assert [type(part) for part in net][1:] == [CausalCrop, nn.Conv1d]
+    assert set(asked) == {("CausalCrop", "0"), ("CausalCrop", "1"), ("Conv1d", "2")}
 
 
 def test_the_nearest_class_decides() -> None:

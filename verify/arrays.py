@@ -189,16 +189,10 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     root = network_in(root)
     if not is_module(root):
         tensors = {name: _tensor(value, archive, folder) for name, value in tensors_of(root).items()}
-        return _by_name(
-            tensors,
-            {
-                path: {name: _plain(value) for name, value in record.items()}
-                for path, record in geometry_records(root).items()
-                if all(
-                    f"{path}.{name}".removeprefix(".") in tensors for name in TENSORS
-                )  # else the layer was taken out
-            },
-        )
+        records = geometry_records(root)
+        whole = [path for path in records if {f"{path}.{name}".strip(".") for name in TENSORS} <= tensors.keys()]
+        stated = {path: {name: _plain(value) for name, value in records[path].items()} for path in whole}
+        return _by_name(tensors, stated)  # of a layer that was taken out, metadata may be left
     layers: dict[str, Layer] = {}
     todo: list[tuple[str, Made, tuple[int, ...]]] = [("", root, ())]
     read: dict[int, Layer | None] = {}
