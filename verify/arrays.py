@@ -190,7 +190,7 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     if not is_module(root):
         tensors = {name: _tensor(value, archive, folder) for name, value in tensors_of(root).items()}
         records = geometry_records(root)
-        whole = [path for path in records if {f"{path}.{name}".strip(".") for name in TENSORS} <= tensors.keys()]
+        whole = [path for path in records if {f"{path}.{name}" if path else name for name in TENSORS} <= tensors.keys()]
         stated = {path: {name: _plain(value) for name, value in records[path].items()} for path in whole}
         return _by_name(tensors, stated)  # of a layer that was taken out, metadata may be left
     layers: dict[str, Layer] = {}
