@@ -6,12 +6,15 @@ import construct.execution  # noqa: F401  every execution enters itself
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer
-from construct.files import load
 from construct.geometry import ConvGeometry
+from construct.loading import load
 from construct.network import convert
 from construct.stock import from_torch_mha, to_torch_mha
 from construct.weights import MHSAWeights
 from construct.writing import save
+
+DISTRIBUTION = "conv-as-attention"
+"""By this we are known, where another package of our name may lie over ours: see :mod:`construct.overwritten`."""
 
 __all__ = [
     "MHSA",

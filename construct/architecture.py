@@ -6,19 +6,21 @@ This runs code, and only because the user named it: ``--arch pkg.module:factory`
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
-from construct.checkpoints import fitting
 from construct.errors import BadModelFile
-from construct.files import regular_file
-from construct.network import convert
+from construct.files import ModelFile, regular_file
+from construct.loading import restored
 from construct.plain_text import described, shown
+
+NEEDS_ARCHITECTURE = (
+    "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "
+    "or --stride and --padding to convert its kernels alone"
+)
 
 
 def named_module(spec: str) -> nn.Module:
@@ -56,31 +58,16 @@ def module_from_file(spec: str) -> nn.Module:
     return _made(spec, run, name)
 
 
-def with_state(
-    model: nn.Module, state: Mapping[str, Tensor], path: Path, spec: str
-) -> tuple[nn.Module, tuple[str, ...]]:
+def with_state(model: nn.Module, file: ModelFile, spec: str) -> tuple[nn.Module, tuple[str, ...]]:
     """Load a state dict into its network, strictly, and in the state dict's own number formats; and say what was taken off.
-
-    Where the state dict already holds an attention layer in the place of a convolution, the network gets one too.
 
     Raises:
         BadModelFile: they do not fit.
     """
     try:
-        state, notes = fitting(dict(state), model.state_dict().keys())
-        if any(key.endswith("w_key_pos") for key in state):
-            model = convert(model, filter_fn=lambda _, place: f"{place}.w_key_pos".removeprefix(".") in state)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name in state and not is_lazy(tensor):
-                tensor.data = tensor.data.to(state[name].dtype)
-        # Weights on the meta device are shapes alone: they become those of the file.
-        hollow = any(isinstance(value, Tensor) and value.is_meta for value in model.state_dict().values())
-        model.load_state_dict(state, strict=True, assign=hollow)
-    except Exception as error:
-        raise BadModelFile(
-            f"{shown(str(path))}: does not fit {shown(spec)}: {described(error)} (give the network that it was saved from)"
-        ) from error
-    return model, notes
+        return restored(model, file, spec)
+    except BadModelFile as error:
+        raise BadModelFile(f"{shown(str(file.path))}: {error}") from error
 
 
 def _split(spec: str, form: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.geometry import ConvGeometry
+from construct.geometry_record import GEOMETRY, record_of
 from construct.positions import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.scores import Scores
 from construct.tokens import TokenGrid
@@ -376,6 +377,25 @@ class MHSA(nn.Module):
             return out.contiguous()
 
         return super()._apply(careful, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """As any module, and the geometry goes into the metadata of the state dict: tensors alone do not say it."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)  # none in a dict that the caller brought
+        if metadata is not None:
+            metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self.geometry, self.encoding)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        """As any module, if the state dict is of a layer with this geometry, or says nothing of it."""
+        stated, own = local_metadata.get(GEOMETRY), record_of(self.geometry, self.encoding)
+        if stated is None or stated == own:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+            return
+        record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
+        other = [key for key in dict.fromkeys([*own, *record]) if own.get(key) != record.get(key)]
+        told = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
+        *_, error_messages = rest
+        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {told}")
 
     def extra_repr(self) -> str:
         """The geometry in torch's words, and the size of the attention."""

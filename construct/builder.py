@@ -65,6 +65,15 @@ def conv_to_mhsa(
         head_dim=head_dim,
         heads_per_shift=heads_per_shift,
     )
+    return as_trainable_as(conv, layer)
+
+
+def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
+    """The layer on the device and in the mode of a convolution; what is frozen in that is frozen in it."""
+    with settled(conv) as still:
+        weight: Tensor = still.weight
+        bias: Tensor | None = still.bias
+    layer = layer.to(weight.device)
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)
     layer.b_out.requires_grad_(bias is not None and bias.requires_grad)

@@ -1,7 +1,8 @@
 """A model inside what training left around it: the wrapping taken off, and said so."""
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -41,6 +42,9 @@ def unwrap(content: object, name: str) -> tuple[object, tuple[str, ...]]:
                 )
             others = [repr(k)[:60] for k in content if k not in tensors]
             notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
+            if hasattr(content, "_metadata"):  # what torch keeps beside a state dict
+                tensors = OrderedDict(tensors)
+                tensors._metadata = content._metadata  # type: ignore[attr-defined]
             content = tensors
             break
         others = [repr(k)[:60] for k in content if k != key]
@@ -70,11 +74,14 @@ def _holds_model(value: object, depth: int = 3) -> bool:
     return depth > 0 and any(key in value and _holds_model(value[key], depth - 1) for key in KEYS)
 
 
-def fitting(state: dict[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+_Value = TypeVar("_Value")
+
+
+def fitting(state: dict[str, _Value], wanted: Collection[str]) -> tuple[dict[str, _Value], tuple[str, ...]]:
     """A state dict without the names of wrappers that keep it from fitting its network, and what was done, a sentence each.
 
     Args:
-        state: the state dict.
+        state: the state dict, or any values under its names.
         wanted: the names in the network.
     """
     notes: list[str] = []

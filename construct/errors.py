@@ -40,4 +40,14 @@ class NotEnoughMemory(MemoryError):
 
 
 class BadModelFile(ValueError):
-    """A file that cannot be read as a model, or an option that does not fit it; the message is one line."""
+    """A file that cannot be read as a model, or an option that does not fit it; the message is one line.
+
+    Args:
+        what: the message, or, where a remedy follows, its beginning.
+        remedy: what to do, as one does it in Python.
+        option: what to do on the command line, where that is something else.
+    """
+
+    def __init__(self, what: str, remedy: str = "", option: str = ""):
+        super().__init__(f"{what} ({remedy})" if remedy else what)
+        self.on_command_line = f"{what} ({option})" if option else str(self)

@@ -7,7 +7,6 @@ without being loaded.  Only a file that the user trusts by word may run code.
 """
 
 import hashlib
-import logging
 import os
 import stat
 import warnings
@@ -25,20 +24,13 @@ from construct.checkpoints import unwrap
 from construct.containers import check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
-from construct.layer_files import GEOMETRY, encoding_of, layers_of
+from construct.geometry_record import encoding_of
 from construct.pickle_walk import Odd, walk_bytes, walk_legacy
 from construct.pickles import allowing, foreign_names, imported
 from construct.plain_text import described, one_line, shown
 from construct.trusted import trusted
 from construct.walk import bounded
 from construct.weights import NAMES, MHSAWeights
-
-log = logging.getLogger(__name__)
-
-NEEDS_ARCHITECTURE = (
-    "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "
-    "or --stride and --padding to convert its kernels alone"
-)
 
 
 @dataclass(frozen=True)
@@ -60,35 +52,6 @@ class ModelFile:
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     beyond: tuple[str, ...] = ()
-
-
-def load(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> nn.Module:
-    """Read a module: this project's output, or any module made of torch.nn classes.  Nothing that the file holds is run.
-
-    Args:
-        path: of a file that ``construct.save`` or ``torch.save`` wrote.
-        allow: exact names (``package.module.Class``) that the file may name beyond torch.nn; their packages are imported.
-        trust: whether the file may run code of its own.
-
-    Returns:
-        The module, on the CPU.  Of a safetensors file that this project wrote: the attention layer, or, of a network, every
-        attention layer at its place.
-
-    Raises:
-        BadModelFile: there is no such file, it is no model, it is damaged, it holds classes that are not allowed, or it is
-            a state dict.
-    """
-    found = read(path, allow=allow, trust=trust)
-    for note in found.notes:
-        log.warning("%s: %s", shown(str(path)), note)
-    if isinstance(found.content, nn.Module):
-        return found.content
-    if GEOMETRY not in found.metadata:
-        raise BadModelFile(f"{shown(str(path))}: {NEEDS_ARCHITECTURE}")
-    try:
-        return layers_of(found.content, found.metadata[GEOMETRY])
-    except BadModelFile as error:
-        raise BadModelFile(f"{shown(str(path))}: {one_line(error)}") from error
 
 
 def regular_file(path: str | os.PathLike[str]) -> Path:
@@ -115,7 +78,7 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
     """Read a module or a state dict; nothing that the file holds is run, unless it is trusted.
 
     Raises:
-        BadModelFile: see :func:`load`.
+        BadModelFile: there is no such file, it is no model, it is damaged, or it holds classes that are not allowed.
     """
     path, name = regular_file(path), shown(str(path))
     named = imported(allow)
@@ -149,9 +112,11 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
                 content = trusted(file, kind, name)
                 notes.append("trusted: it was loaded with whatever code it holds")
             elif kind == "pt2":
+                other = "if you know who made it, or save the nn.Module or its state dict"
                 raise BadModelFile(
-                    f"{name}: a program of torch.export, and to load one can run code that it holds "
-                    "(--trust if you know who made it, or save the nn.Module or its state dict)"
+                    f"{name}: a program of torch.export, and to load one can run code that it holds",
+                    f"trust=True {other}",
+                    option=f"--trust {other}",
                 )
             else:
                 content = _restricted(file, size, kind, name, named)

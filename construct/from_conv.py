@@ -1,5 +1,6 @@
 """``python -m construct.from_conv``: a saved network in, attention weights out, and the equality shown layer by layer."""
 
+import construct.overwritten  # noqa: F401, I001  before what may not be there any more
 import contextlib
 import os
 import sys
@@ -12,11 +13,11 @@ from typing import TextIO
 import torch
 from torch import nn
 
-from construct.architecture import module_from_file, named_module, with_state
+from construct.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module, with_state
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
-from construct.files import NEEDS_ARCHITECTURE, ModelFile, read, regular_file
+from construct.files import ModelFile, read, regular_file
 from construct.interruption import INTERRUPTED, as_usual
 from construct.judging import Checkers, judged
 from construct.kernels import from_kernels, given
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         message, code, cause = "interrupted", INTERRUPTED, error
     except BadModelFile as error:
-        message, code, cause = f"error: {one_line(error, 2000)}", 2, error
+        message, code, cause = f"error: {one_line(error.on_command_line, 2000)}", 2, error
     except MemoryError as error:
         message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({LESS_MEMORY})", 2, error
     except Exception as error:
@@ -184,7 +185,7 @@ def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[st
             raise BadModelFile(f"{name}: {', '.join(flags)} is only for a state dict without a network (leave it out)")
         if not isinstance(content, nn.Module):
             model = named_module(spec) if options.arch else module_from_file(spec)
-            return with_state(model, content, source.path, spec)
+            return with_state(model, source, spec)
         if spec:
             raise BadModelFile(f"{name}: holds a whole module, which needs no architecture (leave out {shown(spec)})")
         return content, ()

@@ -1,20 +1,16 @@
-"""Attention layers in a safetensors file: their tensors by name, and their geometry as JSON in the metadata."""
+"""Attention layers as tensors by name, with the record of their geometry beside them: in safetensors, and in a state dict."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile
-from construct.geometry import ConvGeometry
-from construct.positions import CLASSICAL, Covariance, Encoding, Relative
+from construct.geometry_record import GEOMETRY, read_record, record_of
+from construct.plain_text import one_line
 from construct.weights import NAMES, MHSAWeights
-
-GEOMETRY = "geometry"
-"""The key of the metadata of a safetensors file under which the geometry of its layers stands, as JSON."""
 
 
 def to_safetensors(model: nn.Module) -> bytes:
@@ -25,89 +21,98 @@ def to_safetensors(model: nn.Module) -> bytes:
     """
     from safetensors.torch import save
 
-    layers = {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
     # Tied tensors are written once for each name: the format has no notion of sharing.
     state = {
         name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
     }  # no extra state
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
-    return save(tensors, {GEOMETRY: json.dumps({path: stated(layer) for path, layer in layers.items()})})
+    records = {path: record_of(layer.geometry, layer.encoding) for path, layer in attention_in(model).items()}
+    return save(tensors, {GEOMETRY: json.dumps(records)})
 
 
-def stated(layer: MHSA) -> dict[str, Any]:
-    """What has to be known of a layer beside its tensors, in JSON's types."""
-    geometry = {"kind": "MHSA", **asdict(layer.geometry)}
-    if layer.encoding.name not in CLASSICAL:
-        return geometry | {"encoding": layer.encoding.name}
-    return geometry if layer.radix is None else geometry | {"radix": list(layer.radix)}
+def attention_in(model: nn.Module) -> dict[str, MHSA]:
+    """The attention layers of a network, by every path."""
+    return {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
 
 
-def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding | None:
-    """The encoding that a layer states beside its radix; None for none.
-
-    Args:
-        name: as stated.
-        dims: d.
-        offsets: gives the table of this name.
+def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What a state dict, or the metadata of a safetensors file, says of the geometry of its attention layers, by their paths.
 
     Raises:
-        ValueError: there is no such encoding.
+        BadModelFile: the metadata of a safetensors file are no JSON object.
     """
-    if name is None:
-        return None
-    if name == Covariance.name:
-        return Covariance()
-    if name != Relative.name:
-        raise ValueError(f"no encoding {name!r}")
-    return Relative(tuple(offsets(f"offsets_{axis}") for axis in range(1, dims + 1)))
+    if GEOMETRY in metadata:
+        try:
+            records = json.loads(metadata[GEOMETRY])
+        except RecursionError as error:
+            raise BadModelFile("its geometry is nested too deep") from error
+        except ValueError as error:
+            raise BadModelFile(f"its geometry is no JSON: {one_line(error)}") from error
+        if not isinstance(records, dict):
+            raise BadModelFile("its geometry is no JSON object")
+        return records
+    kept = getattr(state, "_metadata", None)
+    entries = kept.items() if isinstance(kept, Mapping) else ()
+    # What is left of a layer whose tensors were taken out is passed over.
+    return {
+        path: entry[GEOMETRY]
+        for path, entry in entries
+        if isinstance(entry, Mapping) and GEOMETRY in entry and _named(path, "w_key_pos") in state
+    }
 
 
-def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
-    """The attention layers of a safetensors file, from :func:`to_safetensors`.
-
-    Args:
-        tensors: by name.
-        metadata: the JSON of its geometry.
-
-    Returns:
-        The layer itself if the file holds just one, without a name; else modules nested as the names say, which hold every
-        attention layer at its place (and nothing else: what lies between layers, a file of tensors does not say).
+def layer_of(path: str, state: Mapping[str, Tensor], record: Any) -> MHSA:
+    """The attention layer whose tensors lie under a path.
 
     Raises:
-        BadModelFile: geometry and tensors do not fit together.
+        BadModelFile: geometry and tensors do not fit together, or a tensor is missing.
     """
     try:
-        root = nn.Module()
-        for path, fields in json.loads(metadata).items():
-            fields = dict(fields)
-            if fields.pop("kind") != "MHSA":
-                raise ValueError(f"{path!r} is no attention layer")
-            radix, name = fields.pop("radix", None), fields.pop("encoding", None)
-            for key, value in fields.items():
-                fields[key] = tuple(value) if isinstance(value, list) else value
-
-            def stored(key: str, path: str = path) -> Tensor:
-                return tensors[f"{path}.{key}" if path else key]
-
-            own = {key: stored(key) for key in NAMES}
-            geometry = ConvGeometry(**fields)
-            layer = MHSA(
-                geometry,
-                MHSAWeights(**own),
-                radix=None if radix is None else tuple(radix),
-                encoding=encoding_of(name, geometry.dims, stored),
-            )
-            if not path:
-                return layer
-            place = root
-            *outer, last = path.split(".")
-            for step in outer:
-                inner = place._modules.setdefault(step, nn.Module())
-                assert inner is not None
-                place = inner
-            place._modules[last] = layer  # not add_module: networks hold layers under names that it refuses
+        geometry, encoding = read_record(record, lambda name: state[_named(path, name)])
+        weights = MHSAWeights(**{name: state[_named(path, name)].detach().clone() for name in NAMES})
+        return MHSA(geometry, weights, encoding=encoding)
     except RecursionError as error:
         raise BadModelFile("its geometry is nested too deep") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadModelFile(f"its geometry and its tensors do not fit together: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        worked_out = any(key.startswith(_named(path, "parametrizations.")) for key in state)
+        told = f"no tensor {error}" if isinstance(error, KeyError) else one_line(error)
+        hint = " (construct.learnable.settle makes plain tensors of those that are worked out)" if worked_out else ""
+        raise BadModelFile(f"its geometry and its tensors do not fit together: {told}{hint}") from error
+
+
+def layers_of(state: Mapping[str, Tensor], records: Mapping[str, Any]) -> dict[str, MHSA]:
+    """Every attention layer of which there is a record, by its path.
+
+    Raises:
+        BadModelFile: see :func:`layer_of`.
+    """
+    return {path: layer_of(path, state, record) for path, record in records.items()}
+
+
+def as_network(layers: Mapping[str, MHSA]) -> nn.Module:
+    """The layer itself if there is just one, without a name; else modules nested as the names say, which hold every layer at its
+    place and nothing else: what lies between layers, a file of tensors does not say.
+
+    Raises:
+        BadModelFile: a layer lies inside another one.
+    """
+    if "" in layers:
+        if len(layers) > 1:
+            raise BadModelFile("an attention layer lies inside another one")
+        return layers[""]
+    root = nn.Module()
+    for path, layer in layers.items():
+        place = root
+        *outer, last = path.split(".")
+        for step in outer:
+            inner = place._modules.setdefault(step, nn.Module())
+            assert inner is not None
+            place = inner
+        if last in place._modules or isinstance(place, MHSA):
+            raise BadModelFile("an attention layer lies inside another one")
+        place._modules[last] = layer  # not add_module: networks hold layers under names that it refuses
     return root
+
+
+def _named(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -80,15 +80,15 @@ def imported(names: Iterable[str]) -> dict[str, Any]:
     for name in names:
         module, _, last = name.rpartition(".")
         if not module or module.split(".")[0] in _NEVER:
-            raise BadModelFile(f"--allow {shown(name)}: cannot be allowed (name a class as package.module.Class)")
+            raise BadModelFile(f"{shown(name)}: cannot be allowed (name a class as package.module.Class)")
         try:
             found[name] = getattr(import_module(module), last)
         except Exception as error:  # the user's package may raise anything
             raise BadModelFile(
-                f"--allow {shown(name)}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
+                f"{shown(name)}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
             ) from error
         if not callable(found[name]):
-            raise BadModelFile(f"--allow {shown(name)}: is no class (name a class as package.module.Class)")
+            raise BadModelFile(f"{shown(name)}: is no class (name a class as package.module.Class)")
     return found
 
 

@@ -80,13 +80,13 @@ def _class_reason(conv: Any) -> str | None:
             return f"its {name} is replaced on the instance"
         # A lazy layer that has seen data, and a parametrized one, inherit all of it and pass.
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
-            return f"its class has a {name} of its own"
+            return f"its class has a {name} of its own; {by_rule(conv)}"
     for name in ("weight", "bias"):
         places = (vars(conv), conv._parameters, conv._buffers)
         if not hasattr(type(conv), name) and not any(name in place for place in places):
             return f"it has no {name}, not even None"
         if hasattr(type(conv), name) and not is_parametrized(conv, name):
-            return f"its class has a {name} of its own"
+            return f"its class has a {name} of its own; {by_rule(conv)}"
     try:
         with settled(conv) as still:
             lazy = nn.parameter.is_lazy(still.weight)
@@ -96,12 +96,25 @@ def _class_reason(conv: Any) -> str | None:
         return "its weights do not exist yet; run one batch through the network first"
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         return "it is lazy until a batch has gone through it; run one batch through the network first"
+    return hooked(conv)
+
+
+def hooked(module: Any) -> str | None:
+    """What hook a module has, other than torch's own that make a weight anew."""
     for hooks, kind in HOOKS.items():
-        for hook in vars(conv).get(hooks, {}).values():
+        for hook in vars(module).get(hooks, {}).values():
             if not (kind == "forward pre-hook" and is_remaking(hook)):
                 name = getattr(hook, "__qualname__", type(hook).__qualname__)
                 return f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
     return None
+
+
+def by_rule(module: nn.Module) -> str:
+    """The way out for a class that computes something of its own."""
+    return (
+        f"in Python, construct.convert(model, rules={{{type(module).__name__}: function}}) takes the torch layers that "
+        "compute the same"
+    )
 
 
 def _foreign(module: nn.Module) -> str:
@@ -110,7 +123,7 @@ def _foreign(module: nn.Module) -> str:
         return "it is compiled by TorchScript; convert the Python network that it was made from"
     if "quantized" in type(module).__module__:
         return "it is quantised; convert the floating-point network that it was made from"
-    return "not one of torch's convolutions" if is_convolution(module) else "not a convolution"
+    return f"not one of torch's convolutions; {by_rule(module)}" if is_convolution(module) else "not a convolution"
 
 
 def _value_reason(conv: Any) -> str | None:

@@ -1,12 +1,14 @@
 """Weights that several modules share: they stay shared where attention layers can share them, and else it is said."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from construct.attention import MHSA
 from construct.folding import folded
-from construct.walk import every_module
+from construct.walk import Instead, every_module
 
 
 def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
@@ -17,14 +19,23 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
         # A parametrized weight is made anew at each look: no parameter, and its id says nothing.
         if "weight" in conv._parameters:
             first = seen.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-            order_agrees = first.w_val.shape == layer.w_val.shape and first.v.shape == layer.v.shape
-            if first is not layer and order_agrees:
+            order_agrees = first.v.shape == layer.v.shape
+            if first is not layer and order_agrees and _equal(first, layer, "w_val", "w_out"):
                 layer.w_val, layer.w_out = first.w_val, first.w_out
         if conv._parameters.get("bias") is not None:
-            layer.b_out = seen.setdefault((id(conv.bias),), layer).b_out
+            first = seen.setdefault((id(conv.bias),), layer)
+            if _equal(first, layer, "b_out"):
+                layer.b_out = first.b_out
 
 
-def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tuple[str, str]]:
+def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
+    """Whether they have the same numbers now; of a file, those that were tied in the network may have come apart."""
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
+
+
+def untied(
+    model: nn.Module, replacements: Mapping[nn.Module, MHSA], instead: Instead = MappingProxyType({})
+) -> list[tuple[str, str]]:
     """(path, remark) for every parameter that modules of the original share and those of its conversion do not.
 
     A transposed convolution stores its kernel with the channels exchanged, and groups are stored as blocks: an attention
@@ -33,7 +44,7 @@ def untied(model: nn.Module, replacements: Mapping[nn.Module, MHSA]) -> list[tup
     owners: dict[int, list[tuple[str, int]]] = {}
     """parameter → every (where, what it becomes)."""
     inside: set[int] = set()
-    for path, module in every_module(model):
+    for path, module in every_module(model, instead):
         layer = replacements.get(module)
         if layer is None and id(module) in inside:  # a parametrization, told of with its convolution
             continue

@@ -6,8 +6,8 @@ call ``self.step = self.conv.forward``, or ``self.step = lambda x: self.conv(x)`
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from types import FunctionType, MethodType, SimpleNamespace
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,17 +18,35 @@ _REGISTERS = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _SERIES = (list, tuple, set, frozenset)
 
 
-def every_module(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+Instead = Mapping[nn.Module, nn.Module]
+"""Modules, and those that are walked in their place, with all that they hold."""
+
+
+def every_module(model: nn.Module, instead: Instead = MappingProxyType({})) -> Iterator[tuple[str, nn.Module]]:
     """Every module and the first path to it: those that torch registers, then those that are held in another way."""
-    found = list(model.named_modules())
-    seen = {id(module) for _, module in found}
-    for path, module in found:  # grows on the way
+    seen: set[int] = set()
+    found = list(_registered("", model, instead, seen))
+    for path, module, inside in found:  # grows on the way
         yield path, module
         for inner_path, inner in _held(path, module):
             if isinstance(inner, nn.Module):
-                fresh = [(p, m) for p, m in inner.named_modules(prefix=inner_path) if id(m) not in seen]
-                seen.update(id(m) for _, m in fresh)
-                found += fresh
+                found += _registered(inner_path, inner, inside, seen)
+
+
+def _registered(
+    path: str, module: nn.Module, instead: Instead, seen: set[int]
+) -> Iterator[tuple[str, nn.Module, Instead]]:
+    """What ``named_modules`` lists, without those that were seen before; and what is walked instead of what they hold."""
+    stack = [(path, module, instead)]
+    while stack:  # no recursion: modules may lie deep
+        path, module, instead = stack.pop()
+        if module in instead:  # once, and not inside of what stands there
+            module, instead = instead[module], {}
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module, instead
+            children = [(name, child) for name, child in module._modules.items() if child is not None]
+            stack += [(f"{path}.{name}" if path else name, child, instead) for name, child in reversed(children)]
 
 
 MOST_NAMES = 100_000
@@ -63,26 +81,28 @@ def bounded(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return modules
 
 
-def memo_for(model: nn.Module) -> dict[int, object]:
+def memo_for(model: nn.Module, instead: Instead = MappingProxyType({})) -> dict[int, object]:
     """What ``copy.deepcopy`` has to be told before it can copy a network.
 
     An older weight_norm leaves a result of autograd behind as ``weight``, and torch copies leaves only.
     """
-    held = (value for _, module in every_module(model) for value in vars(module).values())
+    held = (value for _, module in every_module(model, instead) for value in vars(module).values())
     return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
 
 
-def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:
+def every_method(
+    model: nn.Module, instead: Instead = MappingProxyType({})
+) -> Iterator[tuple[str, nn.Module, MethodType]]:
     """Every method that the network holds (``self.step = self.conv.forward``), with its path and the module that it is of."""
-    for path, module in every_module(model):
+    for path, module in every_module(model, instead):
         for inner_path, inner in _held(path, module):
             if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
                 yield inner_path, inner.__self__, inner
 
 
-def every_closure(model: nn.Module) -> Iterator[FunctionType]:
+def every_closure(model: nn.Module, instead: Instead = MappingProxyType({})) -> Iterator[FunctionType]:
     """Every function that the network holds and in which modules are caught (``self.act = lambda x: self.scale * x``)."""
-    for _, module in every_module(model):
+    for _, module in every_module(model, instead):
         for _, inner in _held("", module):
             if isinstance(inner, FunctionType) and any(holds_modules(value) for _, value in _caught("", inner)):
                 yield inner

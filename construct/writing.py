@@ -106,7 +106,9 @@ def check_destination(
             if not path.is_file():
                 raise BadModelFile(f"{name}: is there, and is not a file (give another name with {flag})")
             if not force and not ours(path):
-                raise BadModelFile(f"{name}: exists and is not our own output (give another name{other}, or --force)")
+                raise BadModelFile(
+                    f"{name}: exists and is not our own output", option=f"give another name{other}, or --force"
+                )
         if not path.parent.is_dir():
             raise BadModelFile(f"{name}: there is no folder {shown(str(path.parent))} (make it first)")
         temporary = _temporary(path.resolve())

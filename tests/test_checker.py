@@ -683,7 +683,7 @@ def test_layers_that_read_elsewhere_are_refuted_again(files):
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     mhsa = construct.conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"))
-    mhsa.load_state_dict(construct.conv_to_mhsa(conv).state_dict())
+    mhsa.load_state_dict(dict(construct.conv_to_mhsa(conv).state_dict()))
     certificate = certify(conv, mhsa, grid=(4, 5))
     assert certificate.verdict.name == "REFUTED"
     assert files.write([("", certificate)], conv, mhsa).check().verdict.name == "REFUTED"

@@ -256,7 +256,11 @@ def test_torchscript_is_named(tmp_path: Path) -> None:
         pytest.param({}, "an empty dict", id="empty dict"),
         pytest.param({"epoch": 3, "history": [1.0]}, "keys 'epoch', 'history'", id="checkpoint"),
         pytest.param({"\x1b[31m": 3}, "keys '\\x1b[31m'", id="control characters"),
-        pytest.param({"w": torch.ones(2)}, "a state dict without its architecture: give --arch", id="state dict"),
+        pytest.param(
+            {"w": torch.ones(2)},
+            "a state dict without its network (give model=Net(), the network that it is of)",
+            id="state dict",
+        ),
     ],
 )
 def test_other_objects(content: Any, what: str, tmp_path: Path) -> None:

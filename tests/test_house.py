@@ -20,6 +20,7 @@ README = ROOT / "README.md"
 
 ORDER = (
     *(
+        "overwritten",
         "interruption",
         "requirements",
         "demo",
@@ -37,6 +38,7 @@ ORDER = (
     *(
         "weights",
         "positions",
+        "geometry_record",
         "scores",
         "attention",
         "execution",
@@ -48,16 +50,17 @@ ORDER = (
         "walk",
         "wrappers",
         "ties",
+        "rules",
         "network",
     ),
-    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
+    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "loading", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "output"),
     "from_conv",
 )
 """The modules of construct, from left to right: left never imports right."""
 
-LONGER = {"construct/attention.py": 420}
+LONGER = {"construct/attention.py": 445}
 """Files that may have more than 400 lines, and how many."""
 
 FORBIDDEN = re.compile(
@@ -309,13 +312,14 @@ def test_what_is_public_has_a_docstring(path):
     public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
     for holder in [node for node in public if isinstance(node, ast.ClassDef)]:
         public += [node for node in holder.body if isinstance(node, kinds) and not node.name.startswith("_")]
-    setters = [
+    others = [  # of which the getter, or the last one, speaks
         node
         for node in public
         for mark in node.decorator_list
-        if isinstance(mark, ast.Attribute) and mark.attr == "setter"
+        if (isinstance(mark, ast.Attribute) and mark.attr == "setter")
+        or (isinstance(mark, ast.Name) and mark.id == "overload")
     ]
-    assert not [node.name for node in public if node not in setters and not ast.get_docstring(node)]
+    assert not [node.name for node in public if node not in others and not ast.get_docstring(node)]
 
 
 def forbidden(tree: ast.AST) -> list[str]:

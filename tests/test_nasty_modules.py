@@ -118,7 +118,11 @@ def test_row_23_a_subclass_that_inherits_what_computes_is_converted() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_row_23_a_subclass_with_code_of_its_own_is_refused_by_name(conv: nn.Module, reason: str) -> None:
-    assert refusals(nn.Sequential(OrderedDict(block=conv))) == {"block": (type(conv).__name__, reason)}
+    way_out = (
+        f"; in Python, construct.convert(model, rules={{{type(conv).__name__}: function}}) takes the torch layers that"
+    )
+    told = f"{reason}{way_out} compute the same"
+    assert refusals(nn.Sequential(OrderedDict(block=conv))) == {"block": (type(conv).__name__, told)}
 
 
 def test_row_23_a_forward_in_the_instance_is_refused() -> None:

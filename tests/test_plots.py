@@ -263,7 +263,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, docume
     conv, layer = conv_and_layer(alpha=1024.0)
     construct.save(layer, "one.mhsa.pt")
     construct.save(construct.convert(nn.Sequential(conv, nn.ReLU(), nn.Conv2d(3, 1, 1))), "two.mhsa.pt")
-    torch.save(layer.state_dict(), "state.pt")
+    torch.save(dict(layer.state_dict()), "state.pt")  # as files were before they said what geometry they have
     torch.save(conv, "conv.pt")
     write_costs("c.json", TIMES, "two made up")
     Path("broken.json").write_text("{")
@@ -327,7 +327,7 @@ def test_every_plot_is_written_in_both_formats(words, suffix, command):
         (("attention", "two.mhsa.pt", "-o", "a.svg"), "several layers; give --layer, one of 0, 2"),
         (("attention", "two.mhsa.pt", "--layer", "1", "-o", "a.svg"), "it holds no layer '1', but '0', '2'"),
         (("attention", "conv.pt", "-o", "a.svg"), "it holds no attention layer"),
-        (("attention", "state.pt", "-o", "a.svg"), "says nothing of the layer's geometry"),
+        (("attention", "state.pt", "-o", "a.svg"), "nothing is said of the layer's geometry"),
         (("attention", "broken.json", "-o", "a.svg"), "broken.json: neither a zip of torch.save nor safetensors"),
         (("attention", "one.mhsa.pt", "--grid", "5", "-o", "a.svg"), "the grid (5,) is not 2 positive sizes"),
         (("attention", "one.mhsa.pt", "--grid", "900", "900", "-o", "a.svg"), "too many to draw"),

@@ -2,7 +2,7 @@
 
 - torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is looked up and nothing is called: what
   pickle would have imported, made or filled becomes an inert record, and layers are found by their path among the records.
-- torch.save of a state dict: the same, but a state dict says nothing of geometry.
+- torch.save of a state dict: the same; its metadata state the geometry of attention layers, and of nothing else.
 - torch.save of a checkpoint that holds one of these beside other things: that one.
 - safetensors, with the geometry of its layers as JSON under the key ``geometry`` of the metadata, or without.
 
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.opcodes import CLASSES, Made, Rejected, walk
-from verify.unwrapping import is_module, network_in, tensors_of
+from verify.unwrapping import geometry_records, is_module, network_in, tensors_of
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
@@ -188,7 +188,11 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     root, described = walk(archive.read(pickles[0]))
     root = network_in(root)
     if not is_module(root):
-        return _by_name({name: _tensor(value, archive, folder) for name, value in tensors_of(root).items()}, {})
+        tensors = {name: _tensor(value, archive, folder) for name, value in tensors_of(root).items()}
+        records = geometry_records(root)
+        whole = [path for path in records if {f"{path}.{name}" if path else name for name in TENSORS} <= tensors.keys()]
+        stated = {path: {name: _plain(value) for name, value in records[path].items()} for path in whole}
+        return _by_name(tensors, stated)  # of a layer that was taken out, metadata may be left
     layers: dict[str, Layer] = {}
     todo: list[tuple[str, Made, tuple[int, ...]]] = [("", root, ())]
     read: dict[int, Layer | None] = {}

@@ -49,6 +49,14 @@ def tensors_of(network: Made) -> dict[str, Any]:
     return {name: value for name, value in entries if isinstance(value, Made) and value.kind not in _CONTAINERS}
 
 
+def geometry_records(state_dict: Made) -> dict[str, dict[str, Any]]:
+    """What the metadata that torch keeps beside a state dict say of the geometry of attention layers, by their paths."""
+    metadata = (_by_text(state_dict.state) or {}).get("_metadata")
+    records = {path: (_by_text(entry) or {}).get("geometry") for path, entry in (_by_text(metadata) or {}).items()}
+    fields = {path: record.entries() for path, record in records.items() if isinstance(record, Made)}
+    return {path: record for path, record in fields.items() if record.get("kind") == "MHSA"}
+
+
 def _networks(value: Made, keys: tuple[str, ...]) -> Any:
     if is_module(value):
         yield value, keys
@@ -79,9 +87,9 @@ def _is_kernel(name: str, value: Any) -> bool:
     )
 
 
-def _by_text(value: Made) -> dict[str, Any] | None:
+def _by_text(value: Any) -> dict[str, Any] | None:
     try:
-        return value.entries()
+        return value.entries() if isinstance(value, Made) else None
     except Rejected:
         return None
 

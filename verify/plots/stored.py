@@ -14,7 +14,7 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
     """Read a layer.
 
     Args:
-        path: of ``model.mhsa.pt``, or of a safetensors file that this project wrote.
+        path: of ``model.mhsa.pt``, a network or a state dict, or of a safetensors file that this project wrote.
         name: the layer's path in the network; not needed if there is one layer alone.
 
     Returns:
@@ -34,7 +34,9 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
             raise ValueError(f"{path}: it holds no layer {name!r}, but {', '.join(map(repr, found))}")
         layer = found[next(iter(found)) if name is None else name]
         if layer.geometry is None:
-            raise ValueError(f"{path}: a state dict says nothing of the layer's geometry (save the module)")
+            raise ValueError(
+                f"{path}: nothing is said of the layer's geometry (save the layer, or its state dict, again)"
+            )
         stated: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in layer.geometry.items()}
         radix = stated.pop("radix", None)
         tensors = {}

@@ -1,0 +1,474 @@
+"""What is written can be opened again: state dicts say what geometry they have, and load with their network or without any."""
+
+import copy
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import construct
+import verify
+from construct import MHSA
+from construct.errors import BadModelFile
+from construct.from_conv import main
+from construct.learnable import learned_quadratic, with_covariance
+from verify.__main__ import main as verify_main
+from verify.arrays import layers_in
+from verify.documents import write_document
+from verify.plots.stored import layer_in
+from verify.strategies import Case, cases
+
+
+class Net(nn.Module):
+    """Strides, a transposed layer, a group, a layer under two names, and what lies between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = nn.Sequential(nn.Conv2d(4, 4, 3, padding="same", groups=2, padding_mode="reflect"), nn.ReLU())
+        self.again = self.body
+        self.up = nn.ConvTranspose2d(4, 3, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.again(self.body(self.norm(self.stem(x)))))
+
+
+PATHS = ["stem", "body.0", "again.0", "up"]
+
+
+def made(seed: int = 0) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Net().eval()
+
+
+def written(content: Any, path: Path) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def refusal(path: Any, **options: Any) -> str:
+    with pytest.raises(BadModelFile) as caught:
+        construct.load(path, **options)
+    assert "\n" not in str(caught.value)
+    assert "--" not in str(caught.value)
+    return str(caught.value)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+# ---- the state dict ------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Path) -> None:
+    net = construct.convert(made())
+    state: Any = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
+    records = {path: entry["geometry"] for path, entry in state._metadata.items() if "geometry" in entry}
+    assert list(records) == PATHS
+    assert records == json.loads(json.dumps(records))  # plain data alone
+    assert records["stem"] == {
+        **{"kind": "MHSA", "in_channels": 2, "out_channels": 4, "kernel_size": [3, 3], "stride": [2, 2]},
+        **{"padding": [1, 1], "padding_mode": "zeros", "dilation": [1, 1], "groups": 1},
+        **{"transposed": False, "output_padding": [0, 0]},
+    }
+    assert (records["up"]["transposed"], records["body.0"]["padding"]) == (True, "same")
+
+
+@pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
+def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
+    net = construct.convert(made())
+    state: Any = (nn.ModuleDict({prefix: net}) if prefix else nn.DataParallel(net)).state_dict()
+    assert sum("geometry" in entry for entry in state._metadata.values()) == len(PATHS)
+    path = written(state, tmp_path / "s.pt")
+    assert same(construct.load(path, model=made(1)), net)
+    assert {name.rpartition("stem")[0] + "stem" for name in construct.load(path, layers=True) if "stem" in name}
+
+
+def test_copies_and_dicts_of_the_callers_own() -> None:
+    net = construct.convert(made())
+    state = net.state_dict()
+    copied = copy.deepcopy(state)
+    copied._metadata["stem"]["geometry"]["stride"][0] = 5  # type: ignore[attr-defined]
+    assert net.state_dict()._metadata["stem"]["geometry"]["stride"] == [2, 2]  # type: ignore[attr-defined]
+    assert net.stem.stride == (2, 2)  # type: ignore[union-attr]
+    plain: dict[str, Tensor] = {}
+    assert net.state_dict(destination=plain) is plain
+    assert plain.keys() == state.keys()
+    net.load_state_dict(plain)
+    net.load_state_dict(state.copy())
+    net.load_state_dict(copy.deepcopy(state), assign=True)
+    with pytest.raises(
+        RuntimeError, match=r"\n\tstem: it was saved from attention with stride \[5, 2\] and not \[2, 2\]"
+    ):
+        net.load_state_dict(copied)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_dict_of_another_geometry_is_an_error(strict: bool) -> None:
+    first, other = (construct.conv_to_mhsa(nn.Conv2d(2, 2, 3, padding=p)) for p in (1, 0))
+    before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    with pytest.raises(
+        RuntimeError, match=r"the layer: it was saved from attention with padding \[0, 0\] and not \[1, 1\]"
+    ):
+        first.load_state_dict(other.state_dict(), strict=strict)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
+    first.load_state_dict(dict(other.state_dict()))  # tensors alone say nothing
+    assert torch.equal(first.w_val, other.w_val)
+
+
+# ---- with its network --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(cases())
+def test_any_layer_comes_back(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
+    path = tmp_path_factory.mktemp("state") / "s.pt"
+    net: Any = construct.convert(nn.ModuleDict({"a": case.conv}))
+    torch.save(net.state_dict(), path)
+    fresh = nn.ModuleDict({"a": copy.deepcopy(case.conv)})
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.zero_()
+    alone, inside = construct.load(path, layers=True)["a"], construct.load(path, model=fresh).get_submodule("a")
+    assert alone.geometry == net["a"].geometry
+    expected = net["a"](case.x)
+    assert torch.equal(alone(case.x), expected)
+    assert torch.equal(inside(case.x), expected)
+    assert not any(bool(parameter.any()) for parameter in fresh.parameters())  # it is not changed
+
+
+@pytest.mark.parametrize("form", ["state dict", "checkpoint", "beside extra state", "safetensors"])
+@pytest.mark.parametrize("convert", [lambda net: net, construct.convert], ids=["fresh", "converted"])
+def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) -> None:
+    net: Any = construct.convert(made())
+    net.stem.w_key_pos.data *= 2.0
+    path = tmp_path / "s.pt"
+    state = net.state_dict()
+    if form == "checkpoint":
+        written({"epoch": 3, "model": state, "lr": [0.1]}, path)
+    elif form == "beside extra state":
+        state["counts"] = 3
+        written(state, path)
+    elif form == "safetensors":
+        path = tmp_path / "s.safetensors"
+        construct.save(net, path)
+    else:
+        written(state, path)
+    model = convert(made(1))
+    model.stem.requires_grad_(False)
+    if convert is construct.convert:
+        model.body[0].execution = "dense"
+    again: Any = construct.load(path, model=model)
+    assert type(again) is Net
+    assert same(again, net)
+    assert sorted(construct.load(path, layers=True)) == sorted(PATHS)
+    assert torch.equal(again(IMAGE), net(IMAGE)) == (
+        convert is not construct.convert
+    )  # or nearly, by another execution
+    torch.testing.assert_close(again(IMAGE), net(IMAGE))
+    assert again.body is again.again
+    assert not again.training
+    assert not any(parameter.requires_grad for parameter in again.stem.parameters())
+    assert again.up.w_val.requires_grad
+
+
+def test_other_encodings_widths_and_formats(tmp_path: Path) -> None:
+    """None of which the network would be converted to by itself."""
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    layers: dict[str, Any] = {
+        "parabola": construct.conv_to_mhsa(conv, encoding="parabola"),
+        "narrow": construct.conv_to_mhsa(conv, head_dim=1, heads_per_shift=4),
+        "covariance": with_covariance(construct.conv_to_mhsa(conv)),
+        "in bfloat16": construct.conv_to_mhsa(copy.deepcopy(conv).bfloat16()),
+    }
+    path = written(nn.ModuleDict(layers).state_dict(), tmp_path / "s.pt")
+    again: Any = construct.load(path, model=nn.ModuleDict({name: copy.deepcopy(conv) for name in layers}))
+    for name, layer in layers.items():
+        x = torch.randn(1, 4, 5, 5).to(layer.w_val.dtype)
+        assert torch.equal(again[name](x), layer(x)), name
+        assert torch.equal(construct.load(path, layers=True)[name](x), layer(x)), name
+        assert again[name].encoding.name == layer.encoding.name
+
+
+def test_ties_stay_where_the_file_has_them_and_only_there(tmp_path: Path) -> None:
+    def tied() -> Any:
+        first, second = nn.Conv1d(2, 2, 3), nn.Conv1d(2, 2, 3, padding=1)
+        second.weight = first.weight
+        return nn.Sequential(first, second)
+
+    net: Any = construct.convert(tied())
+    again: Any = construct.load(written(net.state_dict(), tmp_path / "s.pt"), model=tied())
+    assert again[0].w_out is again[1].w_out
+    apart = copy.deepcopy(net.state_dict())
+    apart["1.w_out"] = apart["1.w_out"] + 1
+    again = construct.load(written(apart, tmp_path / "a.pt"), model=tied())
+    assert torch.equal(again[0].w_out, apart["0.w_out"])
+    assert torch.equal(again[1].w_out, apart["1.w_out"])
+
+
+def test_files_from_before_load_into_what_the_network_is_converted_to(tmp_path: Path) -> None:
+    net: Any = construct.convert(made())
+    path = written(dict(net.state_dict()), tmp_path / "s.pt")
+    assert same(construct.load(path, model=made(1)), net)
+    assert "nothing is said of the geometry of its attention layer 'stem' (give model=Net()" in refusal(
+        path, layers=True
+    )
+    mixed = net.state_dict()
+    del mixed._metadata["stem"]["geometry"]
+    path = written(mixed, tmp_path / "m.pt")
+    assert same(construct.load(path, model=made(1)), net)
+    assert "attention layer 'stem'" in refusal(path, layers=True)
+
+
+def test_convolutions_come_back_too(tmp_path: Path) -> None:
+    net = made()
+    path = written(net.state_dict(), tmp_path / "s.pt")
+    fresh = made(1)
+    assert same(construct.load(path, model=fresh), net)
+    assert not same(fresh, net)
+    assert refusal(path).endswith(
+        "s.pt: a state dict without its network (give model=Net(), the network that it is of)"
+    )
+    partly: Any = construct.convert(made(), filter_fn=lambda _, name: name != "up")
+    again: Any = construct.load(written(partly.state_dict(), tmp_path / "p.pt"), model=made(1))
+    assert [type(module).__name__ for module in (again.stem, again.up)] == ["MHSA", "ConvTranspose2d"]
+
+
+class Stride(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem.stride = (1, 1)
+
+
+class Linear(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(2, 2)  # type: ignore[assignment]
+
+
+def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
+    net: Any = construct.convert(made())
+    state = net.state_dict()
+    path = written(state, tmp_path / "s.pt")
+    assert refusal(path) == (
+        f"{path}: a state dict without its network (give model=Net(), the network that it is of, or layers=True for its "
+        "attention layers alone)"
+    )
+    assert "does not fit Stride: ValueError: stem: stride is (2, 2) in the file and (1, 1)" in refusal(
+        path, model=Stride()
+    )
+    told = refusal(path, model=construct.convert(Stride()))
+    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in told
+    assert "up: Linear: not a convolution" in refusal(path, model=Linear())
+    assert "Unexpected key(s)" in refusal(path, model=nn.Conv2d(2, 4, 3))
+    assert "two ways to read it" in refusal(path, model=Net(), layers=True)
+    whole = tmp_path / "whole.pt"
+    construct.save(construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))), whole)
+    assert "holds a whole module, which needs no network (leave model out)" in refusal(whole, model=Net())
+    missing = OrderedDict(state)
+    del missing["stem.v"]
+    missing._metadata = state._metadata  # type: ignore[attr-defined]
+    path = written(missing, tmp_path / "m.pt")
+    for options in ({"model": made()}, {"layers": True}):
+        assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
+    assert "holds no attention layer" in refusal(written(made().state_dict(), tmp_path / "c.pt"), layers=True)
+    assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
+
+
+def test_the_geometry_in_safetensors_binds_a_converted_network_too(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    construct.save(construct.convert(made()), path)
+    told = refusal(path, model=construct.convert(Stride()))
+    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in told
+
+
+def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -> None:
+    net = construct.convert(nn.ModuleDict({"a": nn.Conv1d(1, 2, 3), "b": nn.Conv1d(2, 1, 1)}))
+    state = net.state_dict()
+    for name in [name for name in state if name.startswith("a.")]:
+        del state[name]
+    path = written(state, tmp_path / "s.pt")
+    assert list(construct.load(path, layers=True)) == ["b"]
+    assert same(
+        construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)})).get_submodule("b"), net.get_submodule("b")
+    )
+    assert layer_in(path).geometry == net.get_submodule("b").geometry
+
+
+def test_layers_of_two_names_are_two_layers(tmp_path: Path) -> None:
+    layers = construct.load(written(construct.convert(made()).state_dict(), tmp_path / "s.pt"), layers=True)
+    before = layers["again.0"].w_val.clone()
+    layers["body.0"].w_val.data += 1
+    assert torch.equal(layers["again.0"].w_val, before)
+
+
+def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) -> None:
+    def learning() -> Any:
+        return nn.Sequential(learned_quadratic(construct.conv_to_mhsa(nn.Conv1d(1, 2, 3), alpha=1.0)))
+
+    net = learning()
+    path = written(net.state_dict(), tmp_path / "s.pt")
+    assert same(construct.load(path, model=learning()), net)
+    assert "construct.learnable.settle makes plain tensors" in refusal(path, layers=True)
+    assert "construct.learnable.settle makes plain tensors" in refusal(path, model=nn.Sequential(nn.Conv1d(1, 2, 3)))
+
+
+# ---- without a network ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["state dict", "module", "safetensors"])
+def test_layers_alone(form: str, tmp_path: Path) -> None:
+    conv = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 1, 1)))
+    net = construct.convert(conv)
+    path = tmp_path / f"net.{'safetensors' if form == 'safetensors' else 'pt'}"
+    if form == "state dict":
+        written(net.state_dict(), path)
+    else:
+        construct.save(net, path)
+    layers = construct.load(path, layers=True)
+    assert list(layers) == ["0", "1.1"]
+    for name, layer in layers.items():
+        assert type(layer) is MHSA
+        assert same(layer, net.get_submodule(name))
+        assert layer.geometry == net.get_submodule(name).geometry
+    bare = construct.conv_to_mhsa(nn.Conv1d(1, 2, 3, dilation=2))
+    layers = construct.load(written(bare.state_dict(), tmp_path / "bare.pt"), layers=True)
+    assert layers[""].dilation == (2,)
+
+
+def lies(record: Any) -> list[Any]:
+    """Records that a file may hold in place of one."""
+    return [
+        *(7, "MHSA", [], {}, None, [record], {**record, "kind": "Conv2d"}, {**record, "groups": 2}),
+        *({**record, "stride": value} for value in ([2], [2, 0], "x", [2.0, 2], None, {"a": 1}, [True, 1])),
+        *({**record, "more": 1}, {**record, "radix": [1]}, {**record, "radix": "x"}, {**record, "encoding": 5}),
+        *({**record, "encoding": "relative"}, {**record, "radix": [1, 9], "encoding": "covariance"}),
+    ]
+
+
+LIES = len(lies({"kind": "MHSA"}))
+
+
+@pytest.mark.parametrize("number", range(LIES))
+def test_records_that_lie_are_refused(number: int, tmp_path: Path) -> None:
+    state: Any = construct.convert(nn.Sequential(nn.Conv2d(3, 3, 3, stride=2))).state_dict()
+    state._metadata["0"]["geometry"] = lies(state._metadata["0"]["geometry"])[number]
+    path = written(state, tmp_path / "s.pt")
+    assert "do not fit together" in refusal(path, layers=True)
+    assert "does not fit Sequential: " in refusal(path, model=nn.Sequential(nn.Conv2d(3, 3, 3, stride=2)))
+    with pytest.raises(ValueError, match=r"s\.pt"):
+        layer_in(path)
+
+
+@pytest.mark.parametrize("metadata", [5, "x", [], {}, {"0": 5}, {"0": {"version": "x"}}, {5: {"geometry": 5}}, None])
+def test_metadata_that_are_none(metadata: Any, tmp_path: Path) -> None:
+    state: Any = construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))).state_dict()
+    state._metadata = metadata
+    path = written(state, tmp_path / "s.pt")
+    assert "nothing is said of the geometry" in refusal(path, layers=True)
+    if not isinstance(metadata, dict):
+        assert isinstance(construct.load(path, model=nn.Sequential(nn.Conv1d(1, 1, 1))).get_submodule("0"), MHSA)
+    with pytest.raises(ValueError, match=r"s\.pt"):
+        layer_in(path)
+
+
+# ---- the checker, the figures, the command -----------------------------------------------------------------------------
+
+
+def test_the_checker_takes_the_geometry_of_attention_from_its_state_dict(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 2, stride=2)).eval()
+    mhsa: Any = construct.convert(net)
+    proofs = [
+        (name, verify.certify(net.get_submodule(name), mhsa[int(name)], grid=(6, 6), input_bound=1.0))
+        for name in ("0", "2")
+    ]
+    conv, mine, proof = (tmp_path / name for name in ("conv.pt", "mhsa.pt", "proof.json"))
+    torch.save(net, conv)
+    state = mhsa.state_dict()
+    torch.save(state, mine)
+    with mine.open("rb") as file:
+        assert [layer.geometry["stride"] for layer in layers_in(file, "f").values() if layer.geometry] == [
+            [1, 1],
+            [2, 2],
+        ]
+    write_document(proof, proofs, conv, mine)
+    result = verify.check(proof, conv, mine)
+    assert result.verdict.name == "PROVED"
+    assert "geometry" not in str(result)  # nothing is assumed of it
+    for name, value in (("stride", [1, 1]), ("padding", [1, 0]), ("padding_mode", "reflect"), ("more", 1)):
+        other = copy.deepcopy(state)
+        other._metadata["2"]["geometry"][name] = value
+        torch.save(other, mine)
+        write_document(proof, proofs, conv, mine)
+        with pytest.raises(ValueError, match="the geometry of the MHSA is not the one that was certified"):
+            verify.check(proof, conv, mine)
+    del other["2.v"]  # of what is no whole layer nothing is believed
+    torch.save(other, mine)
+    write_document(proof, proofs, conv, mine)
+    with pytest.raises(ValueError, match="not those that were certified"):
+        verify.check(proof, conv, mine)
+    for name in [name for name in state if name.startswith("2.")]:
+        del state[name]
+    torch.save(state, mine)
+    with mine.open("rb") as file:
+        assert list(layers_in(file, "f")) == ["0"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the state dict of ``Net``, and its architecture."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    (tmp_path / "net.py").write_text("from test_loading import *\n")
+    torch.save(made().state_dict(), "state.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_what_the_command_writes_is_opened_by_everything_of_ours(
+    encoding: str, form: str, folder: Path, capsys: Any
+) -> None:
+    options = ("--model-file", "net.py:made", "--encoding", encoding, "--format", form)
+    assert main(["state.pt", *options]) == 0
+    output = f"state.mhsa.{form}"
+    net = construct.load(output, model=made(1))
+    torch.testing.assert_close(net(IMAGE), made()(IMAGE))
+    layers = construct.load(output, layers=True)
+    assert sorted(layers) == sorted(PATHS)
+    assert {layer.encoding.name for layer in layers.values()} == {encoding}
+    assert torch.equal(layers["stem"](IMAGE), net.get_submodule("stem")(IMAGE))
+    proof = "state.mhsa.json" if form == "pt" else f"{output}.json"
+    capsys.readouterr()
+    assert verify_main(["check", proof, "--conv", "state.pt", "--mhsa", output]) == 0
+    assert "the file of the MHSA" not in capsys.readouterr().out
+    assert verify_main(["audit", output, "--layer", "stem", "--grid", "6", "6"]) == 0
+    assert "stride 2 × 2" in capsys.readouterr().out
+    assert verify_main(["plot", "centres", output, "--layer", "up", "-o", "up.svg"]) == 0
+    assert verify_main(["audit", output, "--grid", "6", "6"]) == 2
+    assert "several layers; give --layer, one of " in capsys.readouterr().err
+    # And by the command itself.
+    assert main([output, "--model-file", "net.py:made", "-o", "twice.pt"]) == 0
+    assert f"already converted: {len(set(PATHS)) - 1} attention layers" in capsys.readouterr().out
+
+
+def test_safetensors_of_others_say_nothing_of_geometry(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    net = construct.convert(made())
+    save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, path)
+    assert "a state dict without its network" in refusal(path)
+    assert "nothing is said of the geometry" in refusal(path, layers=True)
+    assert same(construct.load(path, model=made(1)), net)

@@ -1,0 +1,516 @@
+"""Rules: a user states torch layers for a class with a forward of its own; samples judge them, and what they refute is refused."""
+
+import copy
+import doctest
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+import construct
+from construct import MHSA, UnsupportedLayer
+from construct.rules import sizes
+from construct.support import geometry_of
+from verify.calls import convolution_calls
+from verify.strategies import Case, cases
+
+
+def convert(model: nn.Module, **options: Any) -> Any:
+    return construct.convert(model, **options)
+
+
+def reasons(model: nn.Module, rules: Any, **options: Any) -> dict[str, str]:
+    """path → why it is not converted."""
+    with pytest.raises(UnsupportedLayer) as caught:
+        construct.convert(model, rules=rules, **options)
+    assert not any("\n" in row.reason or "--" in row.reason for row in caught.value.rows)
+    return {row.path: row.reason for row in caught.value.rows}
+
+
+def plain_conv(module: Any, **changes: Any) -> Any:
+    """torch's own, with the numbers of a subclass."""
+    kind = [nn.Conv1d, nn.Conv2d, nn.Conv3d][module.weight.dim() - 3]
+    options = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation", "groups")}
+    conv: Any = kind(module.in_channels, module.out_channels, bias=module.bias is not None, **options | changes)
+    conv.weight, conv.bias = module.weight, module.bias
+    return conv
+
+
+# ---- classes of users ------------------------------------------------------------------------------------------------
+
+
+class StaticSame(nn.Conv2d):
+    """Pads as TensorFlow does, for the one image size that it was built for."""
+
+    def __init__(self, d_in: int, d_out: int, kernel: int, image_size: int, **options: Any):
+        super().__init__(d_in, d_out, kernel, **options)
+        pads = [max((-(-image_size // s) - 1) * s + (k - 1) * d + 1 - image_size, 0)
+                for k, s, d in zip(self.kernel_size, self.stride, self.dilation, strict=True)]  # fmt: skip
+        self.static_padding = nn.ZeroPad2d((pads[1] // 2, -(-pads[1] // 2), pads[0] // 2, -(-pads[0] // 2)))
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.static_padding(input)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def static_same(module: StaticSame) -> nn.Module:
+    return nn.Sequential(module.static_padding, plain_conv(module))
+
+
+class DynamicSame(nn.Conv2d):
+    """Pads as TensorFlow does, by the size of each input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        pads = []
+        for n, k, s, d in zip(input.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True):
+            pad = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            pads = [pad // 2, pad - pad // 2, *pads]
+        return F.conv2d(F.pad(input, pads), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+def fixed_same(residue: int) -> Callable[[Any], nn.Module]:
+    """What DynamicSame does for inputs whose size has that residue modulo the stride."""
+
+    def rule(module: Any) -> nn.Module:
+        pads: Any = []
+        for k, s, d in zip(module.kernel_size, module.stride, module.dilation, strict=True):
+            n = 10 * s + residue
+            pad = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            pads = [pad // 2, pad - pad // 2, *pads]
+        return nn.Sequential(nn.ZeroPad2d(tuple(pads)), plain_conv(module, padding=0))
+
+    return rule
+
+
+class CausalCrop(nn.Conv1d):
+    """Pads on both sides and crops what looks ahead."""
+
+    def __init__(self, d_in: int, d_out: int, kernel: int, dilation: int = 1):
+        super().__init__(d_in, d_out, kernel, padding=(kernel - 1) * dilation, dilation=dilation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)[..., : input.shape[-1]]
+
+
+def causal(module: Any) -> nn.Sequential:
+    (kernel,), (dilation,) = module.kernel_size, module.dilation
+    return nn.Sequential(nn.ConstantPad1d(((kernel - 1) * dilation, 0), 0.0), plain_conv(module, padding=0))
+
+
+class CausalBlock(nn.Module):
+    """No convolution itself: it holds one."""
+
+    def __init__(self, d_in: int, d_out: int, kernel: int):
+        super().__init__()
+        self.left = kernel - 1
+        self.conv = nn.Conv1d(d_in, d_out, kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (self.left, 0)))
+
+
+class Standardised(nn.Conv2d):
+    """Each filter less its mean, over its standard deviation, times a gain."""
+
+    def __init__(self, *args: Any, eps: float = 1e-6, **options: Any):
+        super().__init__(*args, **options)
+        self.gain, self.eps = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1) + 0.5), eps
+
+    def kernel(self, eps: float | None = None) -> Tensor:
+        var, mean = torch.var_mean(self.weight, dim=[1, 2, 3], keepdim=True, correction=0)
+        return self.gain * (self.weight - mean) / torch.sqrt(var + (self.eps if eps is None else eps))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.kernel(), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def standardised(module: Standardised) -> nn.Module:
+    conv = nn.Conv2d(module.in_channels, module.out_channels, module.kernel_size, module.stride, module.padding)  # type: ignore[arg-type]
+    conv.to(module.weight.dtype)
+    conv.weight.copy_(module.kernel())
+    conv.bias.copy_(module.bias)  # type: ignore[union-attr]
+    return conv
+
+
+def made_anew(module: Standardised) -> nn.Module:
+    """In the default format, which for a float64 copy is float64."""
+    conv = nn.Conv2d(module.in_channels, module.out_channels, 3)
+    conv.load_state_dict({"weight": module.kernel(), "bias": module.bias})
+    return conv
+
+
+class Kernel(nn.Module):
+    """The same as a parametrization, which stays worked out until it is converted."""
+
+    def __init__(self, module: Standardised):
+        super().__init__()
+        self.gain, self.eps = module.gain, module.eps
+
+    def forward(self, weight: Tensor) -> Tensor:
+        var, mean = torch.var_mean(weight, dim=[1, 2, 3], keepdim=True, correction=0)
+        return self.gain * (weight - mean) / torch.sqrt(var + self.eps)
+
+
+def parametrized(module: Standardised) -> nn.Module:
+    conv = plain_conv(module)
+    parametrize.register_parametrization(conv, "weight", Kernel(module))
+    return conv
+
+
+# ---- what holds ------------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
+    "static": (lambda: StaticSame(2, 4, 3, 15, stride=2), static_same, (2, 15, 15)),
+    "static, even": (lambda: StaticSame(4, 4, 5, 16, stride=2, groups=2), static_same, (4, 16, 16)),
+    "dynamic, stride 1": (lambda: DynamicSame(2, 3, 3, dilation=2), fixed_same(0), (2, 7, 8)),
+    "dynamic, even kernel": (lambda: DynamicSame(2, 3, (2, 4)), fixed_same(0), (2, 7, 8)),
+    "dynamic, no overlap": (lambda: DynamicSame(2, 3, 1), fixed_same(0), (2, 7, 8)),
+    "cropped": (lambda: CausalCrop(2, 3, 3, dilation=2), causal, (2, 11)),
+    "holding one": (lambda: CausalBlock(2, 3, 4), lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), m.conv), (2, 9)),
+    "standardised": (lambda: Standardised(3, 4, 3, padding=1), standardised, (3, 6, 6)),
+    "standardised, made anew": (lambda: Standardised(3, 4, 3), made_anew, (3, 6, 6)),
+    "around itself": (lambda: CausalBlock(2, 3, 4), lambda m: nn.Sequential(m), (2, 9)),
+    "standardised in float16": (lambda: Standardised(3, 4, 3, padding=1).half(), standardised, (3, 6, 6)),
+    "standardised in float64": (lambda: Standardised(3, 4, 3).double(), standardised, (3, 6, 6)),
+    "standardised, parametrized": (lambda: Standardised(3, 4, 3, padding=1), parametrized, (3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.nasty(67)
+def test_a_rule_that_holds(name: str) -> None:
+    torch.manual_seed(0)
+    make, rule, shape = GOOD[name]
+    module = make()
+    dtype = next(module.parameters()).dtype
+    random, default = torch.random.get_rng_state(), torch.get_default_dtype()
+    net = convert(nn.Sequential(module, nn.ReLU()), rules={type(module): rule})
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.get_default_dtype() is default
+    assert any(isinstance(part, MHSA) for part in net[0].modules())
+    x = torch.randn(2, *shape).to(dtype)
+    with torch.no_grad():
+        assert not convolution_calls(lambda: net(x))
+        torch.testing.assert_close(net(x), module(x).relu())
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_no_rule_that_holds_is_refused_for_rounding(case: Case) -> None:
+    """Every geometry, format and magnitude that torch's own convolutions have."""
+    base: Any = type(case.conv)
+    own = type("Own", (base,), {"forward": lambda self, *args, **options: base.forward(self, *args, **options)})
+    module: Any = copy.deepcopy(case.conv)
+    module.__class__ = own
+
+    def rule(module: Any) -> nn.Module:
+        conv = copy.copy(module)
+        conv.__class__ = base
+        return conv
+
+    layer = convert(module, rules={own: rule})
+    assert torch.equal(layer(case.x), convert(case.conv)(case.x))
+
+
+def test_without_a_rule_the_reason_names_the_way_out() -> None:
+    told = reasons(nn.Sequential(StaticSame(1, 1, 3, 8)), {})
+    assert told == {
+        "0": "its class has a forward of its own; in Python, construct.convert(model, rules={StaticSame: function}) takes "
+        "the torch layers that compute the same"
+    }
+    assert isinstance(convert(nn.Sequential(CausalBlock(1, 1, 2)))[0].conv, MHSA)  # whose inner convolution is torch's
+
+
+def test_what_is_inside_is_the_rules_affair() -> None:
+    block = CausalBlock(2, 3, 4)
+    net = convert(
+        nn.ModuleDict({"a": block, "b": block, "c": nn.Conv1d(3, 1, 1)}),
+        rules={CausalBlock: lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), m.conv)},
+    )
+    assert type(net["a"]) is nn.Sequential
+    assert net["a"] is net["b"]
+    assert isinstance(net["a"][1], MHSA)
+    assert isinstance(net["c"], MHSA)
+    assert type(block.conv) is nn.Conv1d
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = StaticSame(1, 1, 3, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    asked: list[str] = []
+
+    def outer(module: Outer) -> nn.Module:
+        asked.append("outer")
+        return static_same(module.inner)
+
+    def inner(module: Any) -> nn.Module:
+        asked.append("inner")
+        return static_same(module)
+
+    convert(nn.Sequential(Outer()), rules={Outer: outer, StaticSame: inner})
+    assert set(asked) == {"outer"}
+    asked.clear()
+    chosen = convert(
+        nn.Sequential(Outer()),
+        rules={Outer: outer, StaticSame: inner},
+        filter_fn=lambda module, path: not isinstance(module, Outer),
+    )
+    assert set(asked) == {"inner"}
+    assert isinstance(chosen[0].inner[1], MHSA)
+
+
+def test_the_filter_is_asked_of_the_module_and_not_of_its_layers() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def chosen(module: nn.Module, path: str) -> bool:
+        asked.append((type(module).__name__, path))
+        return isinstance(module, CausalCrop) and path != "1"
+
+    model = nn.Sequential(CausalCrop(1, 2, 3), CausalCrop(2, 2, 3), nn.Conv1d(2, 1, 1))
+    net = convert(model, rules={CausalCrop: causal}, filter_fn=chosen)
+    assert isinstance(net[0][1], MHSA)
+    assert [type(part) for part in net][1:] == [CausalCrop, nn.Conv1d]
+    assert set(asked) == {("CausalCrop", "0"), ("CausalCrop", "1"), ("Conv1d", "2")}
+
+
+def test_the_nearest_class_decides() -> None:
+    class Nearer(CausalCrop):
+        pass
+
+    def never(module: Any) -> nn.Module:
+        raise AssertionError
+
+    assert isinstance(convert(Nearer(1, 2, 3), rules={nn.Conv1d: never, CausalCrop: causal})[1], MHSA)
+    assert isinstance(convert(CausalCrop(1, 2, 3), rules={Nearer: never, CausalCrop: causal})[1], MHSA)
+    told = reasons(Nearer(1, 2, 3), {Nearer: never, CausalCrop: causal})
+    assert told == {"": "its rule fails: AssertionError"}
+
+
+def test_sharing_modes_and_ties_are_kept() -> None:
+    first, second = (CausalCrop(2, 2, 3).eval() for _ in range(2))
+    second.weight = first.weight
+    first.weight.requires_grad_(False)
+    net = convert(nn.Sequential(first, first, second, nn.ReLU()).eval(), rules={CausalCrop: causal})
+    assert net[0] is net[1]
+    assert net[0][1].w_val is net[2][1].w_val
+    assert not net[0][1].w_out.requires_grad
+    assert not any(part.training for part in net.modules())
+    assert convert(CausalCrop(1, 1, 2), rules={CausalCrop: causal})[1].training
+
+
+def test_methods_that_are_held_follow() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = CausalCrop(1, 2, 3)
+            self.step = self.conv.forward
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.step(x)
+
+    model, x = Held(), torch.randn(1, 1, 6)
+    net = convert(model, rules={CausalCrop: causal})
+    with torch.no_grad():
+        assert not convolution_calls(lambda: net(x))
+        torch.testing.assert_close(net(x), model(x))
+    model.step = model.conv.extra_repr  # type: ignore[assignment]
+    rule = {CausalCrop: lambda m: causal(m)[1]}
+    assert convert(CausalCrop(1, 2, 1), rules=rule)
+    model.step = model.conv.fan_out = model.conv._conv_forward  # type: ignore[assignment]
+    assert "holds its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
+
+
+def test_a_network_with_a_rule_comes_back_from_its_state_dict(tmp_path: Any) -> None:
+    model = nn.Sequential(CausalCrop(2, 3, 3), nn.ReLU())
+    net = convert(model, rules={CausalCrop: causal})
+    torch.save(net.state_dict(), tmp_path / "s.pt")
+    again: Any = construct.load(
+        tmp_path / "s.pt",
+        model=construct.convert(nn.Sequential(CausalCrop(2, 3, 3), nn.ReLU()), rules={CausalCrop: causal}),
+    )
+    x = torch.randn(1, 2, 7)
+    assert torch.equal(again(x), net(x))
+
+
+# ---- what samples refute -----------------------------------------------------------------------------------------------
+
+
+def wrong_weight(module: Any) -> nn.Module:
+    conv: Any = causal(module)
+    conv[1].weight = nn.Parameter(module.weight.clone())
+    conv[1].weight[0, 0, 0] *= 1 + 1e-6  # type: ignore[index]
+    return conv
+
+
+def nudged(module: Any) -> nn.Module:
+    """Right in float64, wrong in the format of the module itself."""
+    return causal(module) if module.weight.dtype == torch.float64 else wrong_weight_by(module, 1e-3)
+
+
+def wrong_weight_by(module: Any, relative: float) -> nn.Module:
+    conv: Any = causal(module)
+    conv[1].weight = nn.Parameter(module.weight * (1 + relative))
+    return conv
+
+
+def other_eps(module: Standardised) -> nn.Module:
+    conv = plain_conv(module)
+    conv.weight = nn.Parameter(module.kernel(eps=2e-6))
+    return conv
+
+
+REFUTED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    **{
+        f"dynamic, stride {s}, residue {r}": (lambda s=s: DynamicSame(2, 3, 3, stride=s), fixed_same(r), "")
+        for s, r in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (20, 7))
+    },
+    "dynamic, one axis strided": (lambda: DynamicSame(2, 3, 3, stride=(1, 2)), fixed_same(0), ""),
+    "kernel below the stride": (lambda: DynamicSame(2, 3, 2, stride=3), fixed_same(0), ""),
+    "one weight by 1e-6": (lambda: CausalCrop(2, 3, 3), wrong_weight, "outputs differ by"),
+    "another in float32": (lambda: CausalCrop(2, 3, 3), nudged, "outputs differ by"),
+    "another epsilon": (lambda: Standardised(3, 4, 3), other_eps, "outputs differ by"),
+    "not causal": (lambda: CausalCrop(2, 3, 3), lambda m: plain_conv(m, padding=1), "outputs differ by"),
+    "other sizes": (lambda: CausalCrop(2, 3, 3), plain_conv, r"its output is \(2, 3, \d+\) and that of"),
+    "not a number": (lambda: CausalCrop(1, 1, 2), lambda m: nn.Sequential(causal(m), nn.Threshold(9.0, float("nan"))), "nan"),
+    "fails": (lambda: CausalCrop(2, 3, 3), lambda m: nn.Sequential(causal(m), nn.Linear(7, 7)), "layers of the rule fail"),
+    "returns two": (lambda: CausalCrop(2, 3, 3), lambda m: nn.LSTM(1, 1) and Pair(causal(m)), "a Tensor and .* a tuple"),
+}  # fmt: skip
+
+
+class Pair(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x), x
+
+
+@pytest.mark.parametrize("name", REFUTED)
+@pytest.mark.nasty(67)
+def test_a_rule_that_samples_refute(name: str) -> None:
+    torch.manual_seed(0)
+    make, rule, words = REFUTED[name]
+    module = make()
+    (row,) = reasons(nn.ModuleDict({"stem": module}), {type(module): rule}).values()
+    assert row.startswith("its rule gives another function: on an input of size ")
+    with pytest.raises(AssertionError, match=words or "its output is|outputs differ|layers of the rule fail"):
+        raise AssertionError(row)
+
+
+def test_what_is_refuted_is_left_in_place_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(CausalBlock(1, 2, 3), nn.Conv1d(2, 1, 1))
+    with caplog.at_level(logging.WARNING, logger="construct.network"):
+        net = convert(model, rules={CausalBlock: lambda m: m.conv}, strict=False)
+    assert type(net[0]) is CausalBlock
+    assert type(net[0].conv) is nn.Conv1d  # what the user's rule is about is not converted by another one
+    assert isinstance(net[1], MHSA)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("left unconverted: 0: CausalBlock: its rule gives another function: on an input of size ")
+
+
+class Ordered(nn.Module):
+    """Channels last: no input as the layers want it fits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2] != 1000:
+            raise ValueError("channels last")
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "told"),
+    [
+        (
+            Ordered(),
+            lambda m: m.conv,
+            "cannot be judged, for it runs on no inputs like 2 x 10: ValueError: channels last",
+        ),
+        (CausalCrop(1, 1, 2), lambda m: 5, "its rule gives a int, not an nn.Module"),
+        (
+            CausalCrop(1, 1, 2).double(),
+            lambda m: nn.Conv1d(1, 1, 2),
+            "weights that are torch.float32 on cpu, and it has none",
+        ),
+        (CausalCrop(1, 1, 2), lambda m: {}["x"], "its rule fails: KeyError: 'x'"),
+        (CausalCrop(1, 1, 2), lambda m: nn.Identity(), "the layers of its rule hold no convolution"),
+        (CausalCrop(1, 1, 2), lambda m: m, "its class has a forward of its own; in Python"),
+        (
+            CausalCrop(1, 1, 2),
+            lambda m: nn.Sequential(nn.Identity(), m),
+            "its class has a forward of its own; in Python",
+        ),
+    ],
+    ids=["runs nowhere", "no module", "another format", "fails", "no convolution", "itself", "around itself"],
+)
+def test_what_cannot_be_judged_is_refused(module: Any, rule: Any, told: str) -> None:
+    (row,) = reasons(nn.Sequential(module), {type(module): rule}).values()
+    assert told in row
+
+
+def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
+    module = CausalCrop(1, 1, 2)
+    table = {module: causal(module)}
+    told = reasons(module, {CausalCrop: lambda m: table[m]})[""]
+    assert told.startswith("its rule fails on a float64 copy of it: KeyError")
+
+
+def test_hooks_are_refused_here_too() -> None:
+    block = CausalBlock(1, 1, 2)
+    block.conv.register_forward_hook(lambda module, args, output: None)
+    rule = {CausalBlock: lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), plain_conv(m.conv))}
+    assert reasons(nn.Sequential(block), rule)["0"].startswith("it has a forward hook")
+
+
+def test_rules_of_another_kind_are_an_error() -> None:
+    for rules in ({"CausalCrop": causal}, {CausalCrop: 5}):
+        with pytest.raises(TypeError, match="rules go from classes to functions"):
+            construct.convert(nn.ReLU(), rules=rules)  # type: ignore[arg-type]
+
+
+def test_a_network_is_not_changed_by_being_judged() -> None:
+    module = nn.Sequential(CausalBlock(2, 3, 4)).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    convert(module, rules={CausalBlock: lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), m.conv)})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(part.training for part in module.modules())
+
+
+# ---- the sizes ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=3))
+def test_sizes_have_every_residue_modulo_the_stride(axes: Any) -> None:
+    kernel, stride, dilation = (tuple(row) for row in zip(*axes, strict=True))
+    kind = [nn.Conv1d, nn.Conv2d, nn.Conv3d][len(axes) - 1]
+    found = sizes([geometry_of(kind(1, 1, kernel, stride, dilation=dilation))])
+    for axis, (k, s, d) in enumerate(axes):
+        fitting = [size[axis] for size in found if size[axis] >= d * (k - 1) + 1]
+        assert {n % s for n in fitting} == set(range(s))
+        assert max(fitting) > d * (k - 1) + s
+        assert min(size[axis] for size in found) <= d * (k - 1) + 1 + axis
+    assert all(len(set(size)) > 1 for size in found) or len(axes) == 1 or len(set(axes)) > 1
+
+
+@pytest.mark.parametrize("name", ["convert", "load"])
+def test_the_examples_run(name: str) -> None:
+    function = getattr(construct, name)
+    (test,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
