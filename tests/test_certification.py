@@ -244,7 +244,7 @@ LAYER = conv_to_mhsa(CONV)
         (CONV, LAYER, {"within": math.inf}, "within is inf"),
         (CONV, LAYER, {"grid": (5,)}, "is not 2 positive sizes"),
         (CONV, LAYER, {"grid": (5, 0)}, "is not 2 positive sizes"),
-        (CONV, LAYER, {"grid": (5, 10**9)}, "axis 1 of the grid .* too long to be gone through"),
+        (CONV, LAYER, {"grid": (5, 10**9)}, "axis 1 of the grid .* tokens, too many to go through"),
         (LAYER, LAYER, {}, "MHSA is none of torch's convolutions"),
         (CONV, CONV, {}, "no tensor w_qry"),
         (nn.Linear(2, 4), LAYER, {}, "Linear is none of torch's convolutions"),

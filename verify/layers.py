@@ -15,6 +15,8 @@ def certify_layer(
     layer: Any,
     check: LayerCheck,
     input_bound: float | None = None,
+    *,
+    within: float | None = None,
     leaking: bool = False,
     attention: Attention | None = None,
 ) -> tuple[Certificate | None, Verdict]:
@@ -25,7 +27,9 @@ def certify_layer(
         layer: its attention layer.
         check: what the samples showed; its grid is the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
-        leaking: whether a sharpness was asked for that leaks; the claim is then a difference within the certificate's bound.
+        within: T, to claim a difference of at most T.
+        leaking: whether the sharpness was chosen by the user.  Where heads leak, the claim is then a difference of at most the
+            bound that is derived, the leakage in it; where none does, the same function as ever.
         attention: the raw fields of ``layer``, where they were read just now.
 
     Returns:
@@ -33,10 +37,7 @@ def certify_layer(
     """
     bound = input_bound or power_of_two_above(check.largest_input)
     try:
-        certificate = certify_read(conv, layer, attention, check.grid, bound, None)
-        most = float(certificate.bound.max(initial=0.0))
-        if leaking and certificate.verdict.name == "UNDECIDED" and math.isfinite(most):
-            certificate = certify_read(conv, layer, attention, check.grid, bound, most)
+        certificate = certify_read(conv, layer, attention, check.grid, bound, within, leaking)
     except ValueError as error:
         worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
         return None, worse
