@@ -107,7 +107,8 @@ def certify_read(
     argument.run()
     total = _total(argument)
     if leaking and within is None and argument.leaked.any() and np.isfinite(total).all():
-        argument.within = min(float(from_above(float(total.max()))), float(np.finfo(np.float64).max))
+        derived = float(np.nextafter(argument.rounding + argument.leaked, np.inf).max())
+        argument.within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
     counter = counterexample_of(argument)
     probes = run_all(argument, total)
     if not unchanged(before, settled(given)[0], mhsa):
@@ -233,7 +234,9 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
     largest = float(total.max(initial=0.0))
     failed = next((step for step in argument.steps if not step.holds), None)
     if failed is not None:
-        told = f"step {failed.number} ({failed.name}): {failed.sentence}"
+        odd = next((p for p in probes if p.over), None)
+        told = f"on inputs of size {odd.grid}, {odd.over.sentence}" if odd and odd.over and failed.number == 6 else failed.sentence
+        told = f"step {failed.number} ({failed.name}): {told}"
         if failed.number == 3 and isfinite(largest):
             told += f": the layers differ by at most {from_above(largest)} (claim that with within={from_above(largest)}"
             told += f", or take α from {from_above(argument.sharp_from)} on)"

@@ -46,16 +46,17 @@ def certify_layer(
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
-    name = certificate.verdict.name
+    name, seen, within = certificate.verdict.name, check.discrepancy, certificate.within
     if name == "PROVED":
-        seen = check.discrepancy
         limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
         covered = check.largest_input <= certificate.input_bound and all(
             n <= most for n, most in zip(check.grid, certificate.grid, strict=True)
         )
         if covered and not seen.max_abs <= limit:
-            return Verdict("REFUTED", f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}")
-    elif name == "UNDECIDED" and check.verdict.name == "REFUTED":
+            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
+            off = check.convolution_off and check.verdict.name != "REFUTED"  # torch's own convolution, and not the attention
+            return Verdict("UNDECIDED" if off else "REFUTED", told)
+    elif name == "UNDECIDED" and check.verdict.name == "REFUTED" and (within is None or not seen.max_abs <= within):
         return check.verdict
     return certificate.verdict
 

@@ -18,7 +18,7 @@ from verify.oracle import Convolution
 from verify.precision import full_precision
 from verify.reading import tap_of_shift, token_count
 from verify.reference import Deviation, deviation
-from verify.rounding import convolution_bound
+from verify.rounding import convolution_share
 from verify.taps import scaled_permutation_product
 
 LABOUR, EXPONENTIAL = 2**33, 64
@@ -197,7 +197,7 @@ def _over(
 ) -> Deviation:
     """Which side is off where a run is over its bound."""
     allowed = np.broadcast_to(bound.reshape(-1, *(1,) * (ours.ndim - 2)) if bound.ndim == 1 else bound, ours.shape)
-    fields, explained = Convolution.read(conv_module), convolution_bound(conv_module, x)
+    fields, explained = Convolution.read(conv_module), convolution_share(conv_module, x)
     numbers = x.double().cpu().numpy()
     return deviation(fields, Geometry.read(conv_module), numbers, theirs, ours, over, allowed, explained)
 
