@@ -1,4 +1,4 @@
-"""Whatever α is, a layer is judged alike: one function where no head leaks, and else a difference within the bound that is derived."""
+"""Whatever α is, a layer is judged alike: one function where no head leaks, else a difference within the derived bound."""
 
 from dataclasses import replace
 from fractions import Fraction

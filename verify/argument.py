@@ -39,17 +39,6 @@ from verify.wording import from_above
 Shift = tuple[int, ...]
 Fields = tuple[Convolution, Geometry, Attention]
 """The raw fields of a convolution and of an attention layer."""
-LN2 = Fraction(693147180559945310, 10**18)
-"""Just above ln 2."""
-
-
-def one_hot_from(log_eta: int) -> Fraction:
-    """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
-    return LN2 * (1 + log_eta) + Fraction(1, 2**45)
-
-
-VANISHING = one_hot_from(1074)
-"""A gap beyond which every other weight is 0 in float64 too, in which executions evaluate the softmax."""
 
 
 @dataclass
@@ -96,11 +85,6 @@ class Argument:
         self.one_hot = False
         self.remainders = np.zeros(len(self.attention.v))
         self.sharp_from = 0.0
-
-    @property
-    def threshold(self) -> Fraction:
-        """A gap beyond which every other weight rounds to zero in the working type."""
-        return one_hot_from(int(-math.log2(self.fmt.eta)))
 
     def run(self) -> "Argument":
         """Go through the steps; one that fails ends it where the next would have nothing to stand on.
@@ -240,16 +224,16 @@ class Argument:
                 continue
             slack = 2 * score_rounding(self.attention, aimed, self._box)
             gap = aimed.gap - slack
-            if gap > VANISHING:
+            if gap > budget.FORMATS["float64"].one_hot_gap:
                 continue
             ideal = leakage.leakage_nearly(aimed.sharpness, aimed.offset)
             # Scores that are off by ±slack/2 change the odds by at most exp(slack).
             leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
             self.remainders[h] = math.nextafter(leak, math.inf)
-            if not gap > self.threshold:
+            if not gap > self.fmt.one_hot_gap:
                 leaks[h] = self.remainders[h]
                 # The gap and the rounding of the scores grow with α alike.
-                needed = float(self.threshold * aimed.sharpness / gap) if gap > 0 else math.inf
+                needed = float(self.fmt.one_hot_gap * aimed.sharpness / gap) if gap > 0 else math.inf
                 self.sharp_from = max(self.sharp_from, needed)
         if not leaks.any():
             told = f"every other weight is below half of {self.fmt.eta:.3g}, the smallest number: exactly one-hot"

@@ -38,5 +38,7 @@ def assumptions_of(argument: Argument, probes: list[Probe], worked_out: tuple[st
             f"tap{flushed}"
         )
     if worked_out:
-        told.append(f"eval mode: the convolution's numbers are those of eval mode, worked out by {', '.join(worked_out)}")
+        told.append(
+            f"eval mode: the convolution's numbers are those of eval mode, worked out by {', '.join(worked_out)}"
+        )
     return tuple(told)

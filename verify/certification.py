@@ -235,10 +235,16 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
     failed = next((step for step in argument.steps if not step.holds), None)
     if failed is not None:
         odd = next((p for p in probes if p.over), None)
-        told = f"on inputs of size {odd.grid}, {odd.over.sentence}" if odd and odd.over and failed.number == 6 else failed.sentence
+        told = (
+            f"on inputs of size {odd.grid}, {odd.over.sentence}"
+            if odd and odd.over and failed.number == 6
+            else failed.sentence
+        )
         told = f"step {failed.number} ({failed.name}): {told}"
         if failed.number == 3 and isfinite(largest):
-            told += f": the layers differ by at most {from_above(largest)} (claim that with within={from_above(largest)}"
+            told += (
+                f": the layers differ by at most {from_above(largest)} (claim that with within={from_above(largest)}"
+            )
             told += f", or take α from {from_above(argument.sharp_from)} on)"
         return Verdict("UNDECIDED", told)
     if not isfinite(largest):
@@ -251,4 +257,6 @@ def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | No
         return Verdict("UNDECIDED", f"{told} (claim that bound with within={from_above(largest)})")
     parts = {"leakage": argument.leaked, "taps": argument.taps, "rounding": argument.rounding}
     told = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
-    return Verdict("PROVED", f"a difference of at most {exactly(argument.within)} {domain}: {told or 'nothing differs'}")
+    return Verdict(
+        "PROVED", f"a difference of at most {exactly(argument.within)} {domain}: {told or 'nothing differs'}"
+    )

@@ -19,7 +19,10 @@ import numpy as np
 
 from verify.arrays import GEOMETRY, Rejected
 
-LONGEST, MOST = 2**26, 2**32  # tokens of one axis, and tokens times taps: gone through tap by tap, some ten seconds at most
+LONGEST, MOST = (
+    2**26,
+    2**32,
+)  # tokens of one axis, and tokens times taps: gone through tap by tap, some ten seconds at most
 MODES = ("zeros", "reflect", "replicate", "circular")
 
 

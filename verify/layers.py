@@ -54,7 +54,9 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
         )
         if covered and not seen.max_abs <= limit:
             told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
-            off = check.convolution_off and check.verdict.name != "REFUTED"  # torch's own convolution, and not the attention
+            off = (
+                check.convolution_off and check.verdict.name != "REFUTED"
+            )  # torch's own convolution, and not the attention
             return Verdict("UNDECIDED" if off else "REFUTED", told)
     elif name == "UNDECIDED" and check.verdict.name == "REFUTED" and (within is None or not seen.max_abs <= within):
         return check.verdict

@@ -68,7 +68,9 @@ def require_own_code(
             held = vars(cls)[own]
             if own in parametrized and _made_by_torch(held):
                 continue
-            if own in fields and not hasattr(base, own) and not hasattr(held, "__set__"):  # the instance's own is met first
+            if (
+                own in fields and not hasattr(base, own) and not hasattr(held, "__set__")
+            ):  # the instance's own is met first
                 continue
             if own in known and own not in HARMLESS:
                 raise Unreadable(f"{name} has a {own} of its own")

@@ -144,9 +144,7 @@ class Refuter:
             total += np.matmul(self.attention.w_val[head], self.attention.w_out[head])
         return np.abs(total)
 
-    def _confirmed(
-        self, entries: dict[Index, Fraction], output: Index, readers: Readers
-    ) -> Counterexample | None:
+    def _confirmed(self, entries: dict[Index, Fraction], output: Index, readers: Readers) -> Counterexample | None:
         """Evaluate both layers exactly; a counterexample only if they differ."""
         channel = output[0]
         theirs = Fraction(0) if self.conv.bias is None else Fraction(float(self.conv.bias[channel]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -96,7 +95,9 @@ def settled(conv: Any) -> tuple[Any, tuple[str, ...]]:
         raise
     except Exception as error:  # whatever a parametrization of the user's own raises
         told = " ".join(str(error).split())[:200]
-        raise Unreadable(f"{type(conv).__name__}: its tensors cannot be worked out: {type(error).__name__}: {told}") from error
+        raise Unreadable(
+            f"{type(conv).__name__}: its tensors cannot be worked out: {type(error).__name__}: {told}"
+        ) from error
     made: Any = base.__new__(base)
     nn.Module.__init__(made)
     for name in COPIED:

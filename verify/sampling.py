@@ -140,7 +140,10 @@ def _deviation(
     outputs: tuple[int, ...],
 ) -> Deviation:
     """Which side is off where outputs differ by more than rounding explains: beside their exact values."""
-    fields, explained = Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs), convolution_bound(conv, x, outputs)
+    fields, explained = (
+        Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
+        convolution_bound(conv, x, outputs),
+    )
     return deviation(fields, Geometry.read(conv), float64(x), theirs, ours, over, bound, explained)
 
 
