@@ -23,7 +23,7 @@ EXAMPLES = settings().max_examples
 
 def negative(tensor: Tensor) -> Tensor:
     """The same numbers, kept with the other sign; as the imaginary part of a conjugate is."""
-    view = torch._neg_view((-tensor).clone(memory_format=torch.preserve_format))
+    view = torch.ops.aten._neg_view((-tensor).clone(memory_format=torch.preserve_format))
     assert view.is_neg()
     assert torch.equal(view.double(), tensor.double())
     return view

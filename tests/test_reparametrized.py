@@ -24,7 +24,7 @@ class Renamed(nn.Conv2d):
 
     kind = "mine"
 
-    def __init__(self, *sizes: int):
+    def __init__(self, *sizes: Any):
         super().__init__(*sizes)
         self.kind = "yours"
 
@@ -107,7 +107,7 @@ def held_as_a_tensor(conv: Any) -> Any:
 
 
 def with_the_other_sign(conv: Any) -> Any:
-    conv.weight = nn.Parameter(torch._neg_view(conv.weight.detach()))
+    conv.weight = nn.Parameter(torch.ops.aten._neg_view(conv.weight.detach()))
     return conv
 
 
@@ -283,6 +283,16 @@ def a_property_of_ones_own(conv: Any) -> None:
     type(conv).weight = property(lambda self: right(self))
 
 
+class Liar(torch.Tensor):
+    """May do anything at all."""
+
+
+def a_list_of_parametrizations(conv: Any) -> None:
+    """A name in a dictionary that looks like torch's does not make a weight that is worked out."""
+    conv.parametrizations = nn.ModuleDict({"weight": nn.Identity()})
+    conv._parameters["weight"] = conv.weight.detach().as_subclass(Liar)
+
+
 def a_parametrization_that_throws(conv: Any) -> None:
     class Thrower(nn.Module):
         ready = True
@@ -315,6 +325,7 @@ def a_parametrization_by_chance(conv: Any) -> None:
         (a_hook_that_says_its_arguments, "has hooks"),
         (another_hook_besides, "has hooks"),
         (a_property_of_ones_own, "has a weight of its own"),
+        (a_list_of_parametrizations, "weight of Conv2d is a Liar"),
         (a_parametrization_that_throws, "cannot be worked out: RuntimeError: not today"),
         (a_parametrization_by_chance, "is another whenever it is read"),
     ],

@@ -19,7 +19,7 @@ from verify.certification import certify
 from verify.fields import Geometry
 from verify.layers import certify_layer
 from verify.oracle import Convolution
-from verify.reference import deviation
+from verify.reference import Outputs
 from verify.rounding import convolution_bound, convolution_share
 from verify.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
@@ -159,9 +159,10 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
     over = ~(np.abs(ours - theirs) <= allowed)
     assert over.sum() == 1
-    found = deviation(fields, g, numbers, theirs, ours, over, allowed, share)
+    found = Outputs(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
     assert found.index == place
     assert found.refutes == (ours is moved)
+    assert found.convolution_off == (theirs is moved)
     assert found.exact == exactly.convolution(conv, numbers[place[0]])[place[1:]]
     assert "\n" not in found.sentence
 

@@ -47,6 +47,7 @@ def certify_layer(
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
     name, seen, within = certificate.verdict.name, check.discrepancy, certificate.within
+    refuted = check.verdict.name == "REFUTED"  # of the same sums
     if name == "PROVED":
         limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
         covered = check.largest_input <= certificate.input_bound and all(
@@ -54,12 +55,11 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
         )
         if covered and not seen.max_abs <= limit:
             told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
-            off = (
-                check.convolution_off and check.verdict.name != "REFUTED"
-            )  # torch's own convolution, and not the attention
-            return Verdict("UNDECIDED" if off else "REFUTED", told)
-    elif name == "UNDECIDED" and check.verdict.name == "REFUTED" and (within is None or not seen.max_abs <= within):
-        return check.verdict
+            excused = check.convolution_off and not (refuted and within is None)  # that may be torch's own convolution
+            return Verdict("UNDECIDED" if excused else "REFUTED", told)
+    elif name == "UNDECIDED" and refuted:
+        if within is None or not (seen.max_abs <= within or check.convolution_off):
+            return check.verdict
     return certificate.verdict
 
 

@@ -7,6 +7,7 @@ tensors alone; :mod:`verify.reparametrized` then works these out.  Attention lay
 makes theirs what they are but our own code.
 """
 
+import inspect
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -54,7 +55,7 @@ def require_own_code(
         all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
     ):
         raise Unreadable(f"{name} has hooks, which may change what it computes")
-    fields, parametrized = vars(layer), getattr(layer, "parametrizations", {})
+    fields = vars(layer)
     for own in fields:
         if hasattr(base, own) and own not in HARMLESS:
             raise Unreadable(f"{name} has a {own} of its own")
@@ -65,24 +66,23 @@ def require_own_code(
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            held = vars(cls)[own]
-            if own in parametrized and _made_by_torch(held):
-                continue
-            if (
-                own in fields and not hasattr(base, own) and not hasattr(held, "__set__")
-            ):  # the instance's own is met first
+            # The instance's own is met first, unless the class holds a property.
+            met = own not in fields or hasattr(base, own) or hasattr(vars(cls)[own], "__set__")
+            if not met or is_worked_out(layer, own):
                 continue
             if own in known and own not in HARMLESS:
                 raise Unreadable(f"{name} has a {own} of its own")
     for own in tensors:
-        tensor = None if own in parametrized else getattr(layer, own, None)
+        tensor = None if is_worked_out(layer, own) else getattr(layer, own, None)
         if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
 
 
-def _made_by_torch(attribute: object) -> bool:
-    """Whether this is the property by which ``torch.nn.utils.parametrize`` gives a tensor."""
-    return isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
+def is_worked_out(layer: nn.Module, name: str) -> bool:
+    """Whether ``torch.nn.utils.parametrize`` gives this tensor, by the property that it puts into the class."""
+    attribute = inspect.getattr_static(type(layer), name, None)
+    by_torch = isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
+    return by_torch and parametrize.is_parametrized(layer, name)
 
 
 def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
 from verify.precision import full_precision
 from verify.reading import tap_of_shift, token_count
-from verify.reference import Deviation, deviation
+from verify.reference import Deviation, Outputs
 from verify.rounding import convolution_share
 from verify.taps import scaled_permutation_product
 
@@ -199,7 +199,7 @@ def _over(
     allowed = np.broadcast_to(bound.reshape(-1, *(1,) * (ours.ndim - 2)) if bound.ndim == 1 else bound, ours.shape)
     fields, explained = Convolution.read(conv_module), convolution_share(conv_module, x)
     numbers = x.double().cpu().numpy()
-    return deviation(fields, Geometry.read(conv_module), numbers, theirs, ours, over, allowed, explained)
+    return Outputs(fields, Geometry.read(conv_module), numbers, theirs, ours, allowed, explained).deviation(over)
 
 
 def _judged(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:

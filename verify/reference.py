@@ -8,7 +8,7 @@ assumption that torch's convolution computes its definition, and this has just b
 sentence names the side.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, isfinite
 
@@ -16,8 +16,11 @@ import numpy as np
 
 from verify.fields import Geometry
 from verify.oracle import Convolution
-from verify.refutation import exact_output
+from verify.refutation import Index, exact_output
 from verify.taps import rounded_up
+
+TINY = 2.0**-126
+"""Smaller numbers are subnormal in bfloat16 and float32."""
 
 
 @dataclass(frozen=True)
@@ -30,81 +33,86 @@ class Deviation:
         convolution: what torch's convolution gave.
         attention: what the attention gave.
         refutes: whether the attention is off; else it is torch's convolution alone, here and wherever they differ too much.
+        convolution_off: whether torch's convolution is off by more than rounding explains, here or at another output.
         sentence: by how much either is off.
     """
 
-    index: tuple[int, ...]
+    index: Index
     exact: Fraction
     convolution: float
     attention: float
     refutes: bool
+    convolution_off: bool
     sentence: str
 
 
-def deviation(
-    conv: Convolution,
-    g: Geometry,
-    x: np.ndarray,
-    theirs: np.ndarray,
-    ours: np.ndarray,
-    over: np.ndarray,
-    allowed: np.ndarray,
-    rounding: np.ndarray,
-) -> Deviation:
-    """Judge outputs that differ by more than is allowed.
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of both sides for the same inputs, float64 (N, D_out, *output) each, and how far they may be off.
 
-    The attention is refuted by an output that is further off the exact value than is allowed; or by one that is less far off,
-    if torch's convolution is off by no more than rounding explains there, since then the attention took more than its share.
-
-    Args:
-        conv: the convolution's fields.
-        g: its geometry.
-        x: finite, (N, D_in, *grid) float64.
-        theirs: outputs of torch's convolution, (N, D_out, *output) float64.
-        ours: of the attention.
-        over: bool, the outputs that differ by more than is allowed, at least one.
+    Attributes:
+        fields: of the convolution.
+        geometry: of the convolution.
+        inputs: finite, (N, D_in, *grid) float64.
+        convolution: of torch's convolution.
+        attention: of the attention.
         allowed: how far apart the two may be.
         rounding: how far torch's convolution may be off by rounding alone.
     """
-    about = conv(x)  # good enough to say where to look
+
+    fields: Convolution
+    geometry: Geometry
+    inputs: np.ndarray
+    convolution: np.ndarray
+    attention: np.ndarray
+    allowed: np.ndarray
+    rounding: np.ndarray
+
+    def deviation(self, over: np.ndarray) -> Deviation:
+        """Judge the outputs that differ by more than is allowed.
+
+        The attention is refuted by an output that is further off the exact value than is allowed; or by one that is less far
+        off, if torch's convolution is off by no more than rounding explains there, since then the attention took more than its
+        share.  A float64 reference says where to look: at the output where the attention is off most, and at those where the
+        convolution is off least and most.
+
+        Args:
+            over: bool (N, D_out, *output), the outputs to judge, at least one.
+        """
+        reference, places = self.fields(self.inputs)[over], np.flatnonzero(over)
+        attention = _ratio(self.attention[over], reference, self.allowed[over])
+        convolution = _ratio(self.convolution[over], reference, self.rounding[over])
+        candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))
+        judged = [self._at(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates]
+        first = next((one for one in judged if one.refutes), judged[0])
+        return replace(first, convolution_off=any(one.convolution_off for one in judged))
+
+    def _at(self, index: Index) -> Deviation:
+        """One output, exactly."""
+        image, *output = index
+        x = self.inputs[image]
+        exact = exact_output(self.fields, self.geometry, x, tuple(output))
+        convolution, attention = float(self.convolution[index]), float(self.attention[index])
+        allowed, rounding = float(self.allowed[index]), float(self.rounding[index])
+        convolution_off = not _within(convolution, exact, rounding)
+        refutes = not _within(attention, exact, allowed) or not convolution_off
+        sentence = (
+            f"of the exact value {'-' * (exact < 0)}{rounded_up(abs(exact)):.6g} the convolution is off by "
+            f"{_distance(convolution, exact)}, where rounding explains {rounding:.3g}, and the attention by "
+            f"{_distance(attention, exact)}"
+        )
+        if not refutes:
+            sentence += ": here torch's own convolution does not compute its definition, and the attention does"
+            if _subnormal(self.fields.weight) or _subnormal(x) or 0 < abs(exact) < TINY:
+                sentence += " (subnormal numbers are flushed to zero there)"
+        return Deviation(index, exact, convolution, attention, refutes, convolution_off, sentence)
+
+
+def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """|values − reference|/allowed; infinite for what is no number."""
     with np.errstate(all="ignore"):
-        ours_off, theirs_off = (np.nan_to_num(np.abs(y - about), nan=np.inf) for y in (ours, theirs))
-        most = np.where(over, ours_off / allowed, -1.0)
-        least = np.where(over, theirs_off / rounding, np.inf)
-    looked_at = [int(np.nan_to_num(most, nan=0.0).argmax()), int(np.nan_to_num(least, nan=0.0).argmin())]
-    judged = [
-        _deviation(conv, g, x, theirs, ours, allowed, rounding, tuple(int(i) for i in np.unravel_index(at, over.shape)))
-        for at in dict.fromkeys(looked_at)
-        if over.flat[at]
-    ]
-    return next((one for one in judged if one.refutes), judged[0])
-
-
-def _deviation(
-    conv: Convolution,
-    g: Geometry,
-    x: np.ndarray,
-    theirs: np.ndarray,
-    ours: np.ndarray,
-    allowed: np.ndarray,
-    rounding: np.ndarray,
-    index: tuple[int, ...],
-) -> Deviation:
-    image, *output = index
-    exact = exact_output(conv, g, x[image], tuple(output))
-    a, b, explained = float(theirs[index]), float(ours[index]), float(rounding[index])
-    refutes = not _within(b, exact, float(allowed[index])) or _within(a, exact, explained)
-    told = f"of the exact value {_about(exact)} the convolution is off by {_off(a, exact)}, where rounding explains "
-    told += f"{explained:.3g}, and the attention by {_off(b, exact)}"
-    if not refutes:
-        told += ": here torch's own convolution does not compute its definition, and the attention does"
-        if _subnormal(conv.weight) or _subnormal(x[image]) or 0 < abs(exact) < TINY:
-            told += " (subnormal numbers are flushed to zero there)"
-    return Deviation(index, exact, a, b, refutes, told)
-
-
-TINY = 2.0**-126
-"""Smaller numbers are subnormal in bfloat16 and float32."""
+        off = np.abs(values - reference)
+        return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)
 
 
 def _subnormal(numbers: np.ndarray) -> bool:
@@ -115,9 +123,5 @@ def _within(value: float, exact: Fraction, distance: float) -> bool:
     return isfinite(value) and (distance == inf or abs(Fraction(value) - exact) <= Fraction(distance))
 
 
-def _off(value: float, exact: Fraction) -> str:
+def _distance(value: float, exact: Fraction) -> str:
     return f"{rounded_up(abs(Fraction(value) - exact)):.3g}" if isfinite(value) else str(value)
-
-
-def _about(exact: Fraction) -> str:
-    return f"{'-' * (exact < 0)}{rounded_up(abs(exact)):.6g}"

@@ -15,7 +15,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from verify.own_code import Unreadable, require_own_code
+from verify.own_code import Unreadable, is_worked_out, require_own_code
 
 CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.Conv1d: (1, False),
@@ -84,7 +84,7 @@ def settled(conv: Any) -> tuple[Any, tuple[str, ...]]:
     """
     base = base_of(conv)
     require_own_code(conv, base, ("weight", "bias"), remaking_hooks(conv))
-    hooks, chains = remaking_hooks(conv), getattr(conv, "parametrizations", {})
+    hooks, chains = remaking_hooks(conv), _chains(conv)
     if not hooks and not chains:
         return conv, ()
     worked_out = [f"{_name(hook)} of {_tensor_name(hook)}" for hook in hooks]
@@ -104,8 +104,7 @@ def settled(conv: Any) -> tuple[Any, tuple[str, ...]]:
         if hasattr(conv, name):
             setattr(made, name, getattr(conv, name))
     for name, tensor in first.items():
-        again = second[name]
-        if tensor is not None and not (isinstance(tensor, torch.Tensor) and torch.equal(tensor, again)):
+        if tensor is not None and not _alike(tensor, second[name]):
             raise Unreadable(f"{name} of {type(conv).__name__} is another whenever it is read")
         made.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
     return made.eval(), tuple(worked_out)
@@ -113,7 +112,7 @@ def settled(conv: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode works them out."""
-    chains, tensors = getattr(conv, "parametrizations", {}), {}
+    chains, tensors = _chains(conv), {}
     with _in_eval_mode(conv), torch.no_grad():
         copied: Any = type(conv).__new__(type(conv))  # the hooks write here
         vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})
@@ -121,10 +120,19 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
             hook(copied, None)
         for name in ("weight", "bias"):
             value = chains[name]() if name in chains else getattr(copied, name)
-            if name in chains and not torch.equal(value, getattr(conv, name)):
+            if name in chains and not _alike(value, getattr(conv, name)):
                 raise Unreadable(f"{name} of {type(conv).__name__} is another whenever it is read")
             tensors[name] = value if value is None else value.detach().clone()
     return tensors
+
+
+def _chains(conv: nn.Module) -> dict[str, Any]:
+    """The parametrizations of every tensor that has some."""
+    return {name: chain for name, chain in getattr(conv, "parametrizations", {}).items() if is_worked_out(conv, name)}
+
+
+def _alike(first: Any, second: Any) -> bool:
+    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @contextmanager

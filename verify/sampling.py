@@ -18,7 +18,7 @@ from verify.any_aim import any_aim_bound, one_hot
 from verify.comparison import Discrepancy, errors, of_errors
 from verify.fields import Geometry, Unreadable
 from verify.oracle import Convolution, float64
-from verify.reference import Deviation, deviation
+from verify.reference import Deviation, Outputs
 from verify.rounding import OffTheKernel, convolution_bound, difference_bound
 from verify.verdict import Verdict
 from verify.wording import from_above
@@ -38,7 +38,7 @@ class LayerCheck:
         grid: the largest spatial size of an input, axis by axis.
         largest_input: the greatest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
-        convolution_off: whether torch's own convolution is what is off its exact value, of some call that is not REFUTED.
+        convolution_off: whether torch's own convolution was seen to be off its exact value by more than rounding explains.
     """
 
     discrepancy: Discrepancy
@@ -121,7 +121,7 @@ def check_outputs(
         odd = _deviation(conv, x, a, b, ~(ratios <= 1), bound, outputs)
         at = f"{told}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
         at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
-        verdict, faulty = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), not odd.refutes
+        verdict, faulty = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
     elif told:
         seen_most = from_above(seen.max_abs)
         verdict = Verdict("UNDECIDED", f"{told}the outputs differ by at most {seen_most} on {what}, as rounding may")
@@ -144,7 +144,7 @@ def _deviation(
         Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
         convolution_bound(conv, x, outputs),
     )
-    return deviation(fields, Geometry.read(conv), float64(x), theirs, ours, over, bound, explained)
+    return Outputs(fields, Geometry.read(conv), float64(x), theirs, ours, bound, explained).deviation(over)
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
