@@ -1,9 +1,9 @@
 """The certificate for all inputs: the argument, the runs, and, where they fail, the search for a counterexample.
 
-Steps 0 to 5 are in :mod:`verify.argument`.  Here:
+Steps 0 to 5 are in :mod:`verify.argument`, step 6 (the runs) in :mod:`verify.runs`.  Here:
 
-6 runs        every execution, on adversarial inputs, stays under the bound
-7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound
+7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound in which the attention is
+              off its exact value
 """
 
 from collections.abc import Iterable
@@ -43,11 +43,13 @@ def certify(
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; one whose tensors ``torch.nn.utils`` works out from others
+            (weight_norm, spectral_norm, pruning, parametrizations) is judged as it is in eval mode, and an assumption says so.
         mhsa: the attention layer (its raw fields are read; its executions are run).
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
         input_bound: B; the claim is about inputs with |x| ≤ B.
-        within: None to claim the same function; a number T to claim a difference of at most T.
+        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence names the bound, and the α
+            from which on they do not); a number T to claim a difference of at most T.
 
     Returns:
         The certificate, whatever the verdict.
@@ -58,7 +60,7 @@ def certify(
         GridRefused: torch's convolution has no output for this grid.
         TypeError: the grid is no series of whole numbers, or B or T no number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
-            or an axis of the grid is too long to be gone through position by position, or subnormal numbers are flushed to
+            or an axis of the grid has too many tokens to be gone through one by one, or subnormal numbers are flushed to
             zero (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
     """
     return certify_read(conv, mhsa, None, grid, input_bound, within)
