@@ -163,7 +163,7 @@ class MHSA(nn.Module):
         self.heads = heads
         for name in NAMES:
             trained = name in ("w_val", "w_out", "b_out")
-            self.register_parameter(name, nn.Parameter(getattr(weights, name), requires_grad=trained))
+            self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
         if isinstance(encoding, Covariance | Relative):
             self._encoding = encoding.name
         for axis, table in enumerate(encoding.tables if isinstance(encoding, Relative) else (), start=1):
@@ -326,6 +326,7 @@ class MHSA(nn.Module):
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
+        input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
         tracing = torch.compiler.is_compiling()
         if not tracing and output_size is None and (known := RECALLING[0](self, input)) is not None:
             return known

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.folding import folded, plain
+from construct.folding import folded
 from construct.plain_text import shown
 from construct.room import require
 from construct.sharpness import alpha_for
@@ -53,7 +53,7 @@ def judged(
         progress.begin("certifying", len(pairs))
         for path, (conv, layer) in pairs.items():
             verdicts[path] = checkers.layers.certify_layer(
-                plain(conv), layer, checks[path], options.input_bound, within=options.within, leaking=chosen(options)
+                conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen(options)
             )
             progress.advance(path)
     rows = []

@@ -96,7 +96,7 @@ class StockAttention(nn.Module):
             raise RuntimeError(
                 f"MHSA: input is {input.dtype} on {input.device}, the layer {wanted.dtype} on {wanted.device}"
             )
-        x = input if batched else input[None]
+        x = (input if batched else input[None]).resolve_neg()  # as MHSA does
         shape = g.output_size(self.grid)
         keys, asked = len(self.sources), len(self.query_tokens)
         # Of every key: the token, its copy for the product, and key and value laid out twice; of every query the like.

@@ -300,6 +300,8 @@ def _lines(report: Report) -> list[str]:
             "interior, border: the largest difference seen where no padding is read, and where some is; bound: of the certificate, "
             "for all finite inputs up to |x| and the size beside it"
         )
+    if assumed := _assumed(report):
+        lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
         lines.append(
             f"on samples: {checked_layers(report)} of {len(report.layers)} layers CHECKED, equal within rounding"
@@ -334,6 +336,12 @@ def _lines(report: Report) -> list[str]:
         if row.certificate is not None:
             lines += ["", *(f"{_place(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
+
+
+def _assumed(report: Report) -> list[str]:
+    """What the certificates assume, by name."""
+    certificates = [row.certificate for row in report.layers if row.certificate is not None]
+    return list(dict.fromkeys(text.partition(":")[0] for one in certificates for text in one.assumptions))
 
 
 def network_lines(network: NetworkRow) -> list[str]:

@@ -264,6 +264,14 @@ class Drifting(nn.Module):
         return value + 1e-6 * max(0, self.reads - self.after)
 
 
+class Stepping(Drifting):
+    """One number up to the n-th reading, another from then on."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.reads += 1
+        return value + (self.reads > self.after)
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_that_changes_when_it_is_read_is_refused(name: str):
     conv = nn.Conv2d(2, 3, 3, padding=1)
@@ -286,7 +294,9 @@ def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.Mon
     """Or in between: what is hashed is what was judged, and still there after the last run."""
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv)
-    parametrize.register_parametrization(conv, "weight", Drifting(after=12))
+    stepping = Stepping(after=10**6)
+    parametrize.register_parametrization(conv, "weight", stepping)
+    stepping.after = stepping.reads + 4
     with pytest.raises(Unreadable, match="changed while"):
         certify(conv, layer, grid=(4, 4))
     conv = nn.Conv2d(2, 3, 3, padding=1)
@@ -679,14 +689,6 @@ def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
 def test_weights_that_are_kept_with_the_other_sign_are_read():
     conv = nn.Conv2d(1, 2, 3)
     conv.weight = nn.Parameter(torch.ops.aten._neg_view(conv.weight.detach()))
-    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
-
-
-def test_a_weight_that_changes_when_it_is_read_is_refused():
-    conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3)).train()
-    with pytest.raises(Unreadable, match="eval mode"):
-        certify(conv, conv_to_mhsa(nn.Conv2d(3, 5, 3)), grid=(4, 4))
-    conv.eval()
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
 
 

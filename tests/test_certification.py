@@ -244,7 +244,7 @@ LAYER = conv_to_mhsa(CONV)
         (CONV, LAYER, {"within": math.inf}, "within is inf"),
         (CONV, LAYER, {"grid": (5,)}, "is not 2 positive sizes"),
         (CONV, LAYER, {"grid": (5, 0)}, "is not 2 positive sizes"),
-        (CONV, LAYER, {"grid": (5, 10**9)}, "axis 1 of the grid .* too long to be gone through"),
+        (CONV, LAYER, {"grid": (5, 10**9)}, "axis 1 of the grid .* tokens, too many to go through"),
         (LAYER, LAYER, {}, "MHSA is none of torch's convolutions"),
         (CONV, CONV, {}, "no tensor w_qry"),
         (nn.Linear(2, 4), LAYER, {}, "Linear is none of torch's convolutions"),
@@ -290,6 +290,40 @@ def test_the_record_is_json_is_stable_and_reads_back_exactly():
     told = json.loads(refuted.to_json(), parse_constant=pytest.fail)["counterexample"]
     assert told["convolution"] != told["attention"]
     assert told["output"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: torch.dtype):
+    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 5), input_bound=0.1)
+    names = [told.split(":")[0] for told in certificate.assumptions]
+    expected = [
+        "finite inputs",
+        "float64 scores",
+        "IEEE sums",
+        "torch's definition",
+        "Eq. 3",
+        f"torch {torch.__version__} on cpu",
+    ]
+    half = ["float32 accumulation"] * (dtype in (torch.float16, torch.bfloat16))
+    assert names == expected + half
+    assert certificate.assumes == f"assumes {'; '.join(names)} ({len(names)} in all, told in the certificate)"
+    assert all(f"assuming {told}" in str(certificate) for told in certificate.assumptions)
+    assert json.loads(certificate.to_json())["assumptions"] == [*certificate.assumptions]
+    assert "|x| ≤ 0.1, of spatial size (4, 5) or smaller" in certificate.assumptions[0]
+    counts = Counter[str]()
+    for probe in certificate.probes:
+        counts[probe["execution"]] += probe["inputs"]
+    assert all(f"{name} checked on {count} inputs" in certificate.assumptions[4] for name, count in counts.items())
+    assert ("below 2^−126" in str(certificate)) == (dtype == torch.bfloat16)
+
+
+def test_how_products_were_made_exact_is_no_assumption():
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    layer = conv_to_mhsa(conv, head_dim=2)
+    certificate = certify(conv, layer, grid=(4, 5), within=100.0)
+    assert "exact integer products at shift" in certificate.steps[4].sentence
+    assert not any("exact integer" in told for told in certificate.assumptions)
 
 
 def test_a_certificate_reads_as_sentences():

@@ -7,6 +7,7 @@ from functools import partial
 from math import inf, nan
 from typing import Any
 
+import exactly
 import numpy as np
 import pytest
 import torch
@@ -140,10 +141,15 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     assert all(probe.over is None for probe in probes)
     monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + value))
     found = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
-    over = found[name].over
-    assert over is not None
-    np.testing.assert_array_equal(over[0], inputs[0])
+    assert found[name].refutes
     assert not found[name].worst <= 1
+    over, x = found[name].over, found[name].at
+    assert over is not None
+    assert x is not None
+    np.testing.assert_array_equal(x, inputs[0])
+    image, *output = over.index
+    assert (image, over.exact) == (0, exactly.convolution(conv, x)[tuple(output)])
+    np.testing.assert_allclose(over.attention, over.convolution + value, rtol=1e-6)
     certificate = certify(conv, layer, grid=(4, 4))
     assert certificate.verdict.name == "REFUTED"
 

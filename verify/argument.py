@@ -9,7 +9,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -21,14 +20,13 @@ from verify import budget, leakage
 from verify.aims import Aim, aim, box_of, exact_integer_scores, largest_score, numbers_are_distinct, score_rounding
 from verify.certificate import Step
 from verify.fields import Attention, Geometry, read_convolution
-from verify.oracle import Convolution
 from verify.reading import (
     output_size,
     query_places,
     require_readable,
-    shift_reads,
+    shift_of_tap,
     tap_of_shift,
-    taps_read,
+    tap_read_otherwise,
     token_count,
     token_length,
 )
@@ -37,19 +35,19 @@ from verify.taps import TapDifference, compare_taps
 from verify.wording import from_above
 
 Shift = tuple[int, ...]
-Fields = tuple[Convolution, Geometry, Attention]
-"""The raw fields of a convolution and of an attention layer."""
-LN2 = Fraction(693147180559945310, 10**18)
-"""Just above ln 2."""
 
 
 @dataclass
 class Argument:
     """The argument for one convolution, one attention layer, one grid and one bound on the input.
 
-    After :meth:`run`: ``steps``, ``notes``, the three parts of the bound (infinite where a step before them failed), ``aims``
-    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, ``one_hot``, and ``as_stored``:
-    whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that |W_val||W_out| = |W|.
+    The claim: the same function; with ``within``, a difference of at most that, whatever makes it; with ``leaking``, the same
+    function but for what heads leak.
+
+    After :meth:`run`: ``steps``, the three parts of the bound (infinite where a step before them failed), ``aims``
+    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, ``one_hot``, ``as_stored``
+    (whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that |W_val||W_out| = |W|),
+    ``remainders`` (what a softmax in float64 leaves to other keys, by head), and ``sharp_from``: the α from which on no head leaks.
 
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
@@ -62,14 +60,12 @@ class Argument:
     grid: tuple[int, ...]
     bound: float
     within: float | None
-    read: Fields | None = None
+    leaking: bool = False
     steps: list[Step] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.read is None:
-            self.read = (*read_convolution(self.conv_module), Attention.read(self.layer))
-        self.conv, self.geometry, self.attention = self.read
+        self.conv, self.geometry = read_convolution(self.conv_module)
+        self.attention = Attention.read(self.layer)
         self.outputs = output_size(self.geometry, self.grid)
         require_readable(self.geometry, self.grid)
         self.dtype = str(self.layer.w_val.dtype).removeprefix("torch.")
@@ -81,11 +77,8 @@ class Argument:
         self.differences: list[TapDifference] = []
         self.bias_differs = self.same_taps = self.as_stored = False
         self.one_hot = False
-
-    @property
-    def threshold(self) -> Fraction:
-        """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
-        return LN2 * (1 + int(-math.log2(self.fmt.eta))) + Fraction(1, 2**45)
+        self.remainders = np.zeros(len(self.attention.v))
+        self.sharp_from = 0.0
 
     def run(self) -> "Argument":
         """Go through the steps; one that fails ends it where the next would have nothing to stand on.
@@ -107,24 +100,6 @@ class Argument:
         self._round()
         return self
 
-    def again(self, steps: Sequence[Step]) -> "Argument":
-        """Step 5 alone, for another bound on the input: steps 0 to 4 are about one exact function, whatever goes in.
-
-        Args:
-            steps: 0 to 4 of an argument about the same layers and grid, which all hold with no tolerance.
-
-        Raises:
-            ValueError: an intermediate may overflow the layers' type, or some step does not hold.
-        """
-        if [step.number for step in steps if step.holds] != [*range(5)]:
-            raise ValueError("steps 0 to 4 do not hold")
-        self._nothing_overflows()
-        self.steps += steps
-        self.one_hot = self.same_taps = True
-        self.leaked = self.taps = np.zeros(self.geometry.out_channels)
-        self._round()
-        return self
-
     def _round(self) -> None:
         """Step 5."""
         self.rounding = budget.rounding_part(
@@ -139,19 +114,17 @@ class Argument:
         return holds
 
     def _same_geometry(self) -> bool:
-        """Step 0: field by field, which covers every size; and position by position on this grid, worked out afresh."""
+        """Step 0: field by field, which covers every size; and token by token on this grid, worked out afresh."""
         g, ours = self.geometry, self.attention.geometry
         for name in Geometry.__dataclass_fields__:
             if getattr(g, name) != getattr(ours, name):
                 told = f"the convolution's {name} is {getattr(g, name)}, the attention's {getattr(ours, name)}"
                 return self._step(0, "tokens", False, told)
-        for axis, (n, o, k, dil) in enumerate(zip(self.grid, self.outputs, g.kernel_size, g.dilation, strict=True)):
-            reads = taps_read(g, axis, n, o)
-            for j in range(k):
-                tau = dil * ((k - 1 - j if g.transposed else j) - (k - 1) // 2)
-                if not np.array_equal(reads[j], shift_reads(g, axis, n, o, tau)):
-                    told = f"tap {j} of axis {axis} and the token at shift {tau} are not the same input"
-                    return self._step(0, "tokens", False, told)
+        for axis, (n, outputs) in enumerate(zip(self.grid, self.outputs, strict=True)):
+            tap = tap_read_otherwise(g, axis, n, outputs)
+            if tap is not None:
+                told = f"tap {tap} of axis {axis} and the token at shift {shift_of_tap(g, axis, tap)} are not the same input"
+                return self._step(0, "tokens", False, told)
         return self._step(0, "tokens", True, f"one geometry; every tap meets the same input, {self.tokens} tokens")
 
     def _no_content(self) -> bool:
@@ -221,27 +194,29 @@ class Argument:
 
     def _leaks(self, aims: list[Aim | None]) -> np.ndarray:
         """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
-        u, eta = self.fmt.u, Fraction(self.fmt.eta)
         leaks = np.zeros(len(aims))
-        known: dict[tuple[Fraction, tuple[Fraction, ...], Fraction], float] = {}
         for h, aimed in enumerate(aims):
             if aimed is None:
                 continue
             slack = 2 * score_rounding(self.attention, aimed, self._box)
-            if aimed.gap - slack > self.threshold:
+            gap = aimed.gap - slack
+            if gap > budget.FORMATS["float64"].one_hot_gap:
                 continue
-            key = (aimed.sharpness, aimed.offset, slack)
-            if key not in known:
-                ideal = leakage.leakage(aimed.sharpness, aimed.offset)
-                # Scores that are off by ±slack/2 change the odds by at most exp(slack).
-                known[key] = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
-            leaks[h] = math.nextafter(known[key], math.inf)
+            ideal = leakage.leakage_nearly(aimed.sharpness, aimed.offset)
+            # Scores that are off by ±slack/2 change the odds by at most exp(slack).
+            leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
+            self.remainders[h] = math.nextafter(leak, math.inf)
+            if not gap > self.fmt.one_hot_gap:
+                leaks[h] = self.remainders[h]
+                # The gap and the rounding of the scores grow with α alike.
+                needed = float(self.fmt.one_hot_gap * aimed.sharpness / gap) if gap > 0 else math.inf
+                self.sharp_from = max(self.sharp_from, needed)
         if not leaks.any():
-            told = f"every other weight is below half of {float(eta):.3g}, the smallest number: exactly one-hot"
+            told = f"every other weight is below half of {self.fmt.eta:.3g}, the smallest number: exactly one-hot"
             self._step(3, "leakage", True, told)
         else:
-            told = f"heads leak up to {leaks.max():.6g} of their attention (unit roundoff {u:.2g})"
-            self._step(3, "leakage", self.within is not None, told)
+            told = f"heads leak up to {leaks.max():.6g} of their attention (unit roundoff {self.fmt.u:.2g})"
+            self._step(3, "leakage", self.leaking or self.within is not None, told)
         return leaks
 
     def _tap_differences(self, aims: list[Aim | None]) -> list[TapDifference]:
@@ -257,27 +232,25 @@ class Argument:
             tap = tap_of_shift(g, shift)
             return zero if tap is None else tap_matrix(self.conv, tap)
 
-        kernel = [
-            tuple(dil * (j - (k - 1) // 2) for j, k, dil in zip(tap, g.kernel_size, g.dilation, strict=True))
-            for tap in product(*map(range, g.kernel_size))
-        ]
+        kernel = list(product(*([shift_of_tap(g, i, j) for j in range(k)] for i, k in enumerate(g.kernel_size))))
         shifts = sorted({*kernel, *heads})
         a = self.attention
-        known = len(self.notes)
-        differences = compare_taps(heads, a.w_val, a.w_out, tap_at, shifts, self.notes.append)
-        self.as_stored = not differences and len(self.notes) == known
+        slower: list[str] = []
+        differences = compare_taps(heads, a.w_val, a.w_out, tap_at, shifts, slower.append)
+        self.as_stored = not differences and not slower
         bias = np.zeros(g.out_channels) if self.conv.bias is None else self.conv.bias
         self._bias_difference = np.abs(a.b_out - bias)
         self.bias_differs = bool(self._bias_difference.any())
         self.same_taps = not differences and not self.bias_differs
         if self.same_taps:
-            self._step(4, "taps", True, f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias")
+            told = f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias"
+            self._step(4, "taps", True, "; ".join([told, *slower]))
         else:
             first = (
                 f"; first at shift {differences[0].shift}, by {float(differences[0].exact):.6g}" if differences else ""
             )
             told = f"{len(differences)} taps and {np.count_nonzero(self._bias_difference)} biases differ{first}"
-            self._step(4, "taps", self.within is not None, told)
+            self._step(4, "taps", self.within is not None, "; ".join([told, *slower]))
         return differences
 
     def _tap_part(self, differences: list[TapDifference]) -> np.ndarray:

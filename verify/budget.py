@@ -24,6 +24,7 @@ and a few in every exponential, division and cast: 2T + 4 + 12d more.  Its produ
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -35,6 +36,8 @@ WIDEN = 1 + 2.0**-20
 """More than float64 can lose in the sums of non-negative numbers below (fewer than 2^32 terms)."""
 NEGLIGIBLE = 2.0**-100
 """Where attention is evaluated axis by axis, weights below this may be taken for zero."""
+LN2 = Fraction(693147180559945310, 10**18)
+"""Just above ln 2."""
 TINY = 2.0**-1074
 """The smallest double: what a product in float64 may lose besides."""
 
@@ -58,6 +61,11 @@ class Format:
     largest: float
     stored_u: float
     stored_eta: float
+
+    @property
+    def one_hot_gap(self) -> Fraction:
+        """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
+        return LN2 * (1 + (149 if self.u == 2.0**-24 else 1074)) + Fraction(1, 2**45)
 
     def below(self, value: float) -> float:
         """The largest number of the stored format that is not above ``value``, which is positive."""

@@ -77,7 +77,7 @@ class Certificate:
         leakage: the part of attention that goes to other keys.
         taps: the part of weights that differ.
         steps: the argument.
-        assumptions: what is taken for granted.
+        assumptions: what is taken for granted, each as ``"name: sentence"``.
         dtype: of both layers.
         heads: N_h.
         conv_geometry: of the convolution, as it states it.
@@ -114,6 +114,17 @@ class Certificate:
     probes: tuple[dict[str, Any], ...] = field(default=())
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
+
+    @property
+    def claim(self) -> str:
+        """Which claim it is: "same sums" (one function, so that only rounding tells them apart), or "within" a number."""
+        return "same sums" if self.within is None else "within"
+
+    @property
+    def assumes(self) -> str:
+        """The assumptions by name, in a line; ``str`` of the certificate has them in full."""
+        names = [assumption.partition(":")[0] for assumption in self.assumptions]
+        return f"assumes {'; '.join(names)} ({len(names)} in all, told in the certificate)"
 
     def __str__(self) -> str:
         claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"

@@ -1,14 +1,13 @@
 """The certificate for all inputs: the argument, the runs, and, where they fail, the search for a counterexample.
 
-Steps 0 to 5 are in :mod:`verify.argument`.  Here:
+Steps 0 to 5 are in :mod:`verify.argument`, step 6 (the runs) in :mod:`verify.runs`.  Here:
 
-6 runs        every execution, on adversarial inputs, stays under the bound
-7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound
+7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound in which the attention is
+              off its exact value
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import replace
+from math import inf, isfinite, nan
 from operator import index
 from typing import Any
 
@@ -16,16 +15,17 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.argument import Argument, Fields
+from verify.argument import Argument
+from verify.assumptions import assumptions_of
 from verify.bits import copied, unchanged
-from verify.certificate import Certificate, Overrun, Step
-from verify.fields import TENSORS, Attention, Unreadable, digest, read_convolution, stated_geometry
+from verify.certificate import Certificate
+from verify.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.own_code import require_own_attention
 from verify.precision import flushes_to_zero, winograd_may_run
-from verify.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
-from verify.probing import Probe, impulse_bound, run_executions
-from verify.reading import output_size
-from verify.refutation import Counterexample, exact_output
+from verify.probing import Probe
+from verify.refutation import Counterexample
+from verify.reparametrized import settled
+from verify.runs import overrun, run_all
 from verify.search import counterexample_of
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
@@ -42,11 +42,13 @@ def certify(
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; one whose tensors ``torch.nn.utils`` works out from others
+            (weight_norm, spectral_norm, pruning, parametrizations) is judged as it is in eval mode, and an assumption says so.
         mhsa: the attention layer (its raw fields are read; its executions are run).
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
         input_bound: B; the claim is about inputs with |x| ≤ B.
-        within: None to claim the same function; a number T to claim a difference of at most T.
+        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence names the bound, and the α
+            from which on they do not); a number T to claim a difference of at most T.
 
     Returns:
         The certificate, whatever the verdict.
@@ -57,31 +59,37 @@ def certify(
         GridRefused: torch's convolution has no output for this grid.
         TypeError: the grid is no series of whole numbers, or B or T no number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
-            or an axis of the grid is too long to be gone through position by position, or subnormal numbers are flushed to
+            or an axis of the grid has too many tokens to be gone through one by one, or subnormal numbers are flushed to
             zero (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
     """
-    return certify_read(conv, mhsa, None, grid, input_bound, within)
+    return certified(conv, mhsa, grid, input_bound, within)
 
 
-def certify_read(
-    conv: Any, mhsa: Any, attention: Attention | None, grid: Iterable[int], input_bound: float, within: float | None
+def certified(
+    conv: Any,
+    mhsa: Any,
+    grid: Iterable[int],
+    input_bound: float,
+    within: float | None,
+    leaking: bool = False,
 ) -> Certificate:
-    """:func:`certify`, where the raw fields of the attention layer were read just before; None where they were not."""
+    """:func:`certify`; with ``leaking``, where heads leak and no ``within`` says otherwise, the derived bound is claimed."""
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
     if isinstance(mhsa, MHSA):  # else nothing of it is run
         require_own_attention(mhsa, TENSORS)
-    read = None if attention is None else (*read_convolution(conv), attention)
-    argument = Argument(conv, mhsa, grid, input_bound, within, read)
+    given, (conv, worked_out) = conv, settled(conv)
+    argument = Argument(conv, mhsa, grid, input_bound, within, leaking)
     digests, before = _digests(conv, mhsa), copied(conv, mhsa)
     if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
-            "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic"
+            "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
+            "(switch it off with torch.set_flush_denormal(False))"
         )
     if winograd_may_run(conv):
         told = "torch may evaluate this convolution by NNPACK's Winograd or FFT here, which round by more than sums do"
-        raise ValueError(f"{told}: switch it off with torch.backends.nnpack.set_flags(False)")
+        raise ValueError(f"{told} (switch it off with torch.backends.nnpack.set_flags(False))")
     theirs, ours = argument.geometry, argument.attention.geometry
     for name in ("dims", "in_channels", "out_channels"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -92,23 +100,26 @@ def certify_read(
     if conv.weight.device != mhsa.w_val.device:
         raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
     argument.run()
-    counter = counterexample_of(argument)
     total = _total(argument)
-    probes = _runs(argument, total)
-    if not unchanged(before, conv, mhsa):
+    if leaking and within is None and argument.leaked.any() and np.isfinite(total).all():
+        derived = float(np.nextafter(argument.rounding + argument.leaked, np.inf).max())
+        argument.within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
+    counter = counterexample_of(argument)
+    probes = run_all(argument, total)
+    if not unchanged(before, settled(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
     observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
     return Certificate(
         verdict=_verdict(argument, total, counter, probes),
         grid=grid,
         input_bound=argument.bound,
-        within=within,
+        within=argument.within,
         bound=total,
         rounding=argument.rounding,
         leakage=argument.leaked,
         taps=argument.taps,
         steps=tuple(argument.steps),
-        assumptions=tuple(_assumptions(argument, probes)),
+        assumptions=assumptions_of(argument, probes, worked_out),
         dtype=argument.dtype,
         heads=len(argument.attention.v),
         conv_geometry=stated_geometry(conv),
@@ -123,45 +134,7 @@ def certify_read(
             for p in probes
         ),
         counterexample=counter,
-        overrun=_overrun(argument, probes),
-    )
-
-
-def for_larger_inputs(
-    known: Certificate, conv: Any, mhsa: Any, input_bound: float, read: Fields | None = None
-) -> Certificate:
-    """The argument of a certificate once more, for inputs up to a larger bound; its runs are taken over.
-
-    That both layers are one exact function, and what executions compute, does not depend on how large inputs are; rounding
-    does, and whether anything overflows.
-
-    Args:
-        known: PROVED, of the same function, of these very layers.
-        conv: as given to :func:`certify`.
-        mhsa: as given to :func:`certify`.
-        input_bound: B.
-        read: the raw fields of both, where they were read already.
-
-    Raises:
-        ValueError: as :func:`certify`.
-    """
-    larger = _positive(input_bound, "the input bound")
-    argument = Argument(conv, mhsa, known.grid, larger, None, read).again(known.steps[:5])
-    total = _total(argument)
-    runs = known.steps[-1]
-    argument.steps.append(
-        Step(runs.number, runs.name, runs.holds, f"{runs.sentence}, with |x| ≤ {exactly(known.input_bound)}")
-    )
-    return replace(
-        known,
-        verdict=_verdict(argument, total, None, []),
-        input_bound=argument.bound,
-        bound=total,
-        rounding=argument.rounding,
-        leakage=argument.leaked,
-        taps=argument.taps,
-        steps=tuple(argument.steps),
-        tightness=_tightness(total, known.observed),
+        overrun=overrun(probes),
     )
 
 
@@ -197,98 +170,50 @@ def _positive(value: float, what: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
+        number = nan
+    if not 0 < number < inf:
         told = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
         raise ValueError(f"{what} is {told}, not a positive finite number")
     return number
 
 
-# ---- step 6 and the verdict --------------------------------------------------------------------------------------------
-
-
-def _runs(argument: Argument, total: np.ndarray) -> list[Probe]:
-    layer = argument.layer
-    if not isinstance(layer, MHSA):
-        argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
-        return []
-    module, conv, bound = argument.conv_module, argument.conv, argument.bound
-    small, other = probe_grids(argument.geometry, argument.grid, argument.attention)
-    if conv.weight.size < HEAVY:
-        probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
-        # On the other grid, where tokens come from: random signs and magnitudes show that.
-        shape = (argument.geometry.in_channels, *other)
-        inputs = np.stack(random_inputs(shape, bound, np.random.default_rng(0)))
-    else:  # one size, with a stride that on which inputs may be left over
-        other = other if any(s > 1 for s in conv.stride) else small
-        probes, inputs = [], adversarial_inputs(conv, other, bound)
-    alone = impulses(conv, other, bound)  # show what each head carries
-    allowed = total
-    if argument.aims is not None and argument.same_taps and argument.one_hot:
-        shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
-        local = impulse_bound(
-            conv, argument.attention, shifts, alone, argument.fmt, argument.tokens, argument.as_stored
-        )
-        if local is not None:
-            whole = total.reshape(-1, *(1,) * len(other))
-            allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
-    # There with several blocks, as on large inputs; of unequal lengths.
-    queries = max(1, 2 * math.prod(output_size(argument.geometry, other)) // 5)
-    probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
-    ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
-    broken = next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
-    told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}{broken}"
-    argument.steps.append(Step(6, "runs", all(p.worst <= 1 for p in probes) and bool(ran) and not broken, told))
-    return probes
-
-
-def _overrun(argument: Argument, probes: list[Probe]) -> Overrun | None:
-    """The first run that is over the bound, beside the convolution's exact output there."""
-    for probe in probes:
-        if probe.over is not None:
-            x, output, found = probe.over
-            outputs = output_size(argument.geometry, probe.grid)
-            exact = exact_output(argument.conv, argument.geometry, x, output, outputs)
-            return Overrun(probe.execution, x, output, exact, found)
-    return None
+# ---- the verdict --------------------------------------------------------------------------------------------------------
 
 
 def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | None, probes: list[Probe]) -> Verdict:
     if counter is not None:
         return Verdict("REFUTED", counter.sentence)
-    over = next((p for p in probes if not p.worst <= 1), None)
+    over = next((p for p in probes if p.refutes), None)
     if over is not None:
         told = over.note or f"a run differs from the convolution by {over.worst:.3g} times the bound"
+        told += f": {over.over.sentence}" if over.over else ""
         return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {told}")
+    largest = float(total.max(initial=0.0))
     failed = next((step for step in argument.steps if not step.holds), None)
     if failed is not None:
-        return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {failed.sentence}")
-    if not np.isfinite(total).all():
+        odd = next((p for p in probes if p.over), None)
+        told = (
+            f"on inputs of size {odd.grid}, {odd.over.sentence}"
+            if odd and odd.over and failed.number == 6
+            else failed.sentence
+        )
+        told = f"step {failed.number} ({failed.name}): {told}"
+        if failed.number == 3 and isfinite(largest):
+            told += (
+                f": the layers differ by at most {from_above(largest)} (claim that with within={from_above(largest)}"
+            )
+            told += f", or take α from {from_above(argument.sharp_from)} on)"
+        return Verdict("UNDECIDED", told)
+    if not isfinite(largest):
         return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
-    largest = float(total.max(initial=0.0))
-    if argument.within is not None and not largest <= argument.within:
-        return Verdict("UNDECIDED", f"the bound {from_above(largest)} exceeds the wanted {exactly(argument.within)}")
-    what = "the same function" if argument.within is None else f"a difference of at most {exactly(argument.within)}"
+    domain = f"for all |x| ≤ {exactly(argument.bound)} up to {argument.grid}"
+    if argument.within is None:
+        return Verdict("PROVED", f"the same function {domain}: difference ≤ {from_above(largest)}")
+    if not largest <= argument.within:
+        told = f"the bound {from_above(largest)} exceeds the wanted {exactly(argument.within)}"
+        return Verdict("UNDECIDED", f"{told} (claim that bound with within={from_above(largest)})")
+    parts = {"leakage": argument.leaked, "taps": argument.taps, "rounding": argument.rounding}
+    told = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
     return Verdict(
-        "PROVED",
-        f"{what} for all |x| ≤ {exactly(argument.bound)} up to {argument.grid}: difference ≤ {from_above(largest)}",
+        "PROVED", f"a difference of at most {exactly(argument.within)} {domain}: {told or 'nothing differs'}"
     )
-
-
-def _assumptions(argument: Argument, probes: list[Probe]) -> list[str]:
-    counts: dict[str, int] = {}
-    for probe in probes:
-        counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs
-    ran = [f"{name} checked on {count} inputs" for name, count in counts.items() if count]
-    told = [
-        f"inputs are finite, |x| ≤ {exactly(argument.bound)}, of spatial size {argument.grid} or smaller",
-        "positions and scores are computed in float64, and the softmax subtracts each row's maximum",
-        "sums may be taken in any order, with or without fused multiply-add, but by no Winograd, FFT or TF32 algorithm, "
-        "and nothing is flushed to zero; torch's own convolution computes its definition, in any memory layout",
-        f"the layer's execution computes Eq. 3: {', '.join(ran) or 'not run'}, with reduced precision switched off",
-        f"torch {torch.__version__}",
-    ]
-    if argument.fmt.stored_u:
-        name = argument.dtype
-        told.append(f"{name} layers accumulate in float32; the convolution rounds to {name} at most once a tap")
-    return [*told, *argument.notes]

@@ -15,7 +15,7 @@ import numpy as np
 
 from verify.arrays import Rejected, layers_in
 from verify.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, selected
-from verify.grids import Axis, Geometry, NoOutput, axis_of
+from verify.grids import Axis, Geometry, NoOutput, axis_of, read_by_taps
 from verify.pairs import Pair
 from verify.statements import Claim, read_document
 from verify.unwrapping import by_certified_name
@@ -187,11 +187,11 @@ def same_tokens(pair: Pair) -> list[Axis]:
     if g != pair.mhsa:
         raise Fails("step 0 (tokens): the two layers have different geometries")
     axes = axes_of(g, pair.claim.grid)
-    for tap, shift in enumerate(g.shifts()):
-        for axis, j, tau in zip(axes, np.unravel_index(tap, g.kernel), shift, strict=True):
+    for number, axis in enumerate(axes):
+        for tap, tau in enumerate(g.steps(number)):
             keys = axis.queries + tau
-            if keys.min() < 0 or keys.max() >= len(axis.tokens) or (axis.tokens[keys] != axis.reads[j]).any():
-                raise Fails(f"step 0 (tokens): tap {tap} and the head at {shift} read different inputs")
+            if keys[0] < 0 or keys[-1] >= len(axis.tokens) or (axis.tokens[keys] != axis.reads(tap)).any():
+                raise Fails(f"step 0 (tokens): on axis {number}, tap {tap} and the head at {tau} read different inputs")
     return axes
 
 
@@ -260,16 +260,16 @@ def refuted(pair: Pair, counter: dict[str, Any]) -> Verdict:
     _, _, d_in, d_out = pair.kernel.shape
     group, o = divmod(channel, d_out)
     outputs = [Fraction(float(pair.bias[channel])), Fraction(float(pair.a["b_out"][channel]))]
+    met = read_by_taps(pair.conv, theirs, place)
     for (source, *position), value in counter["input"].items():
         inside = all(x < n for x, n in zip(position, pair.claim.grid, strict=True))
         if not inside or source >= pair.conv.d_in or abs(value) > Fraction(pair.claim.input_bound):
             raise Rejected(told + "is no input that the claim is about")
         if source // d_in != group:
             continue
-        for tap, matrix in enumerate(pair.kernel):
-            tapped = zip(theirs, np.unravel_index(tap, pair.conv.kernel), place, strict=True)
-            if [int(axis.reads[j, at]) for axis, j, at in tapped] == position:
-                outputs[0] += value * Fraction(float(matrix[group, source % d_in, o]))
+        for tap, read in zip(pair.kernel, met, strict=True):
+            if read == tuple(position):
+                outputs[0] += value * Fraction(float(tap[group, source % d_in, o]))
         for head in np.flatnonzero(pair.carrying):
             aim = aim_at(pair, int(head), ours)
             assert aim is not None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.oracle import Convolution
+from verify.oracle import Convolution, float64
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, found: torch
     dims = conv.weight.dim() - 2
     if x.dim() == dims + 1:
         x, expected, found = x[None], expected[None], found[None]
-    a, b = (t.detach().cpu().double().numpy() for t in (expected, found))
+    a, b = float64(expected), float64(found)
     return of_errors(conv, x, expected.dtype, a, b, errors(a, b))
 
 

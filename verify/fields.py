@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from verify.oracle import Convolution
-from verify.own_code import Unreadable, exact_array, require_known_encoding, require_own_code
+from verify.own_code import Unreadable, exact_array, require_known_encoding
+from verify.reparametrized import CONVOLUTIONS, base_of, settled
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = (
@@ -30,17 +30,6 @@ GEOMETRY = (
     "transposed",
     "output_padding",
 )
-
-
-CONVOLUTIONS: dict[type, tuple[int, bool]] = {
-    nn.Conv1d: (1, False),
-    nn.Conv2d: (2, False),
-    nn.Conv3d: (3, False),
-    nn.ConvTranspose1d: (1, True),
-    nn.ConvTranspose2d: (2, True),
-    nn.ConvTranspose3d: (3, True),
-}
-"""torch's convolutions: the number of spatial dimensions, and whether transposed."""
 
 
 @dataclass(frozen=True)
@@ -237,19 +226,22 @@ def stated_geometry(layer: Any) -> dict[str, Any]:
 
 
 def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
-    """The raw fields of a torch convolution, exactly.
+    """The raw fields of a torch convolution, exactly; of one whose tensors are worked out from others, as in eval mode.
 
     Raises:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
-    base = _base(conv)
+    conv, _ = settled(conv)
     geometry = Geometry.read(conv)
+    if not isinstance(getattr(conv, "weight", None), torch.Tensor):
+        raise Unreadable(f"{type(conv).__name__} has no weight")
     weight = exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
         exact_array(conv.bias, "bias of the convolution")
         if conv.bias.dtype != conv.weight.dtype:
             raise Unreadable(f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}")
     g = geometry
+    base = base_of(conv)
     if (g.dims, g.transposed) != CONVOLUTIONS[base]:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
     if g.padding_mode != "zeros":
@@ -263,19 +255,6 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     if conv.bias is not None and tuple(conv.bias.shape) != (g.out_channels,):
         raise Unreadable(f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)")
     return Convolution.read(conv, weight), geometry
-
-
-def _base(conv: Any) -> type:
-    """Which of torch's convolutions this is; its fields say what it computes only if it has torch's own forward.
-
-    Raises:
-        Unreadable: none of them, or one that does more.
-    """
-    base = next((base for base in CONVOLUTIONS if isinstance(conv, base)), None)
-    if base is None or not isinstance(getattr(conv, "weight", None), torch.Tensor):
-        raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")
-    require_own_code(conv, base, ("weight", "bias"))
-    return base
 
 
 def digest(layer: Any, tensors: tuple[str, ...]) -> str:

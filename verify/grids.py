@@ -11,6 +11,7 @@ Worked out from THEORY.md, axis by axis, with numpy alone; nothing is shared wit
 
 import json
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,7 +19,10 @@ import numpy as np
 
 from verify.arrays import GEOMETRY, Rejected
 
-LONGEST = 2**27  # numbers in a table of one axis
+LONGEST, MOST = (
+    2**26,
+    2**32,
+)  # tokens of one axis, and tokens times taps: gone through tap by tap, some ten seconds at most
 MODES = ("zeros", "reflect", "replicate", "circular")
 
 
@@ -44,13 +48,14 @@ class Geometry(NamedTuple):
         """Where the query of output 0 sits."""
         return self.dilation[axis] * ((self.kernel[axis] - 1) // 2)
 
+    def steps(self, axis: int) -> list[int]:
+        """τ on one axis of every tap along it."""
+        k, dil = self.kernel[axis], self.dilation[axis]
+        return [dil * j - self.anchor(axis) for j in (range(k - 1, -1, -1) if self.transposed else range(k))]
+
     def shifts(self) -> list[tuple[int, ...]]:
         """τ of every tap, taps in row-major order."""
-        rows = []
-        for axis, (k, dil) in enumerate(zip(self.kernel, self.dilation, strict=True)):
-            taps = range(k - 1, -1, -1) if self.transposed else range(k)
-            rows.append([dil * j - self.anchor(axis) for j in taps])
-        return [*product(*rows)]
+        return [*product(*map(self.steps, range(len(self.kernel))))]
 
     def torch_pads(self) -> list[int]:
         """The numbers that torch pads the input by, last axis first."""
@@ -60,7 +65,7 @@ class Geometry(NamedTuple):
 class Axis(NamedTuple):
     """One axis of a grid; in ``reads`` and ``tokens`` a number is an input position, −1 a zero."""
 
-    reads: np.ndarray  # (K, outputs): what tap j reads for output o
+    reads: Callable[[int], np.ndarray]  # (outputs,) by tap: what it reads for every output
     tokens: np.ndarray  # (N,): what the tokens hold
     queries: np.ndarray  # (outputs,): which token asks for output o
 
@@ -115,16 +120,19 @@ def axis_of(g: Geometry, axis: int, n: int) -> Axis:
     """
     k, dil, s, span = g.kernel[axis], g.dilation[axis], g.stride[axis], g.span(axis)
     before, after = g.pads[axis]
-    if k * (n * s + span + before + after) > LONGEST:
-        raise Rejected(f"an axis of {n} positions is too long for this checker")
+    length = n * (s if g.transposed else 1) + span + before + after
+    if length > LONGEST or k * length > MOST:
+        raise Rejected(f"an axis of {n} positions and {k} taps is too long for this checker")
     inputs = np.arange(n)
     if g.transposed:
         size = s * (n - 1) - before - after + span + g.extra[axis] + 1
-        reads = np.full((k, max(size, 0)), -1)
-        for j in range(k):
-            out = s * inputs + dil * j - before
+
+        def reads(j: int) -> np.ndarray:
+            read, out = np.full(size, -1), s * inputs + dil * j - before
             reached = (out >= 0) & (out < size)
-            reads[j, out[reached]] = inputs[reached]
+            read[out[reached]] = inputs[reached]
+            return read
+
         stuffed = np.arange(max(size, 0) + span) - (span - before)
         held = (stuffed % s == 0) & (stuffed >= 0) & (stuffed <= s * (n - 1))
         tokens, step = np.where(held, stuffed // s, -1), 1
@@ -132,11 +140,20 @@ def axis_of(g: Geometry, axis: int, n: int) -> Axis:
         if max(before, after) > {"reflect": n - 1, "circular": n}.get(g.mode, math.inf):
             raise NoOutput(f"{g.mode} padding by {before} and {after} of only {n} positions")
         size, step = (n + before + after - span - 1) // s + 1, s
-        reads = _continued(s * np.arange(max(size, 0)) + dil * np.arange(k)[:, None] - before, n, g.mode)
+
+        def reads(j: int) -> np.ndarray:
+            return _continued(s * np.arange(size) + dil * j - before, n, g.mode)
+
         tokens = _continued(np.arange(n + before + after) - before, n, g.mode)
     if n < 1 or size < 1:
         raise NoOutput(f"an input of size {n} has no output")
     return Axis(reads, tokens, step * np.arange(size) + g.anchor(axis))
+
+
+def read_by_taps(g: Geometry, axes: list[Axis], output: list[int]) -> list[tuple[int, ...]]:
+    """What every tap reads for one output, taps in row-major order."""
+    along = zip(axes, g.kernel, output, strict=True)
+    return [*product(*([int(axis.reads(j)[at]) for j in range(k)] for axis, k, at in along))]
 
 
 def _continued(place: np.ndarray, n: int, mode: str) -> np.ndarray:

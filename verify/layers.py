@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from verify.certificate import Certificate
-from verify.certification import certify
+from verify.certification import certified
 from verify.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -25,18 +25,16 @@ def certify_layer(
         layer: its attention layer.
         check: what the samples showed; its grid is the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
-        within: None to claim the same function; a number to claim a difference of at most so much.
-        leaking: whether a sharpness was asked for that may leak; where heads do, the claim is a difference within the bound.
+        within: T, to claim a difference of at most T.
+        leaking: whether the sharpness was chosen by the user.  Where heads leak, the claim is then a difference of at most the
+            bound that is derived, the leakage in it; where none does, the same function as ever.
 
     Returns:
         The certificate (None if there is none to be had) and the verdict.
     """
     bound = input_bound or power_of_two_above(check.largest_input)
     try:
-        certificate = certify(conv, layer, grid=check.grid, input_bound=bound, within=within)
-        most = float(certificate.bound.max(initial=0.0))
-        if within is None and leaking and certificate.leakage.any() and math.isfinite(most):
-            certificate = certify(conv, layer, grid=check.grid, input_bound=bound, within=most)
+        certificate = certified(conv, layer, check.grid, bound, within, leaking)
     except ValueError as error:
         worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
         return None, worse
@@ -45,17 +43,20 @@ def certify_layer(
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
-    name = certificate.verdict.name
+    name, seen, within = certificate.verdict.name, check.discrepancy, certificate.within
+    refuted = check.verdict.name == "REFUTED"  # of the same sums
     if name == "PROVED":
-        seen = check.discrepancy
         limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
         covered = check.largest_input <= certificate.input_bound and all(
             n <= most for n, most in zip(check.grid, certificate.grid, strict=True)
         )
         if covered and not seen.max_abs <= limit:
-            return Verdict("REFUTED", f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}")
-    elif name == "UNDECIDED" and check.verdict.name == "REFUTED":
-        return check.verdict
+            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
+            excused = check.convolution_off and not (refuted and within is None)  # that may be torch's own convolution
+            return Verdict("UNDECIDED" if excused else "REFUTED", told)
+    elif name == "UNDECIDED" and refuted:
+        if within is None or not (seen.max_abs <= within or check.convolution_off):
+            return check.verdict
     return certificate.verdict
 
 

@@ -14,6 +14,7 @@ All of it in interval arithmetic: the returned number is never below the true va
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import mpmath
@@ -70,6 +71,16 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
         s = tail(alpha, offset)
         excess = excess + s + s * excess
     return min(1.0, upper(excess / (1 + excess)))
+
+
+def leakage_nearly(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
+    """:func:`leakage` at offsets rounded up to multiples of 2^−30: heads that differ by rounding alone share one evaluation."""
+    return _kept(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
+
+
+@lru_cache(maxsize=4096)
+def _kept(alpha: Fraction, offsets: tuple[Fraction, ...]) -> float:
+    return leakage(alpha, offsets)
 
 
 def leakage_on_lattice(alpha: Number, dims: int) -> float:

@@ -54,8 +54,8 @@ class Convolution:
             return values * dims if len(values) == 1 else values
 
         return cls(
-            weight=conv.weight.detach().cpu().double().numpy() if weight is None else weight,
-            bias=None if conv.bias is None else conv.bias.detach().cpu().double().numpy(),
+            weight=float64(conv.weight) if weight is None else weight,
+            bias=None if conv.bias is None else float64(conv.bias),
             stride=vector(conv.stride),
             padding=conv.padding if isinstance(conv.padding, str) else vector(conv.padding),
             dilation=vector(conv.dilation),
@@ -187,6 +187,11 @@ class Convolution:
             inside = (first >= 0) & (last <= end)
             mask &= inside.reshape(-1, *(1,) * (len(output) - axis - 1))
         return mask
+
+
+def float64(tensor: torch.Tensor) -> np.ndarray:
+    """The numbers of a tensor, exactly; the signs that torch keeps apart from them (``torch.Tensor.is_neg``) are put in."""
+    return tensor.detach().cpu().resolve_neg().double().numpy()
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:

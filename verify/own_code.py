@@ -1,13 +1,15 @@
 """A layer computes what its fields say only if nothing but its class's own code runs when it is called.
 
 So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
-place of what the class defines; and if every tensor is a plain one.  Of convolutions, the class that ``torch.nn.utils.parametrize``
-makes is let through, as it adds properties for the parametrized tensors alone; those are read twice, and must come out alike.
-Attention layers have to be settled first: nothing in a network makes theirs what they are but our own code.
+place of what a call of the class comes to; and if every tensor is a plain one.  Of convolutions, torch's own hooks that only make a
+tensor anew are let through, and the class that ``torch.nn.utils.parametrize`` makes, as it adds properties for the parametrized
+tensors alone; :mod:`verify.reparametrized` then works these out.  Attention layers have to be settled first: nothing in a network
+makes theirs what they are but our own code.
 """
 
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +23,10 @@ from construct.attention import MHSA, ConvGeometry
 HARMLESS = frozenset(
     "__init__ __module__ __doc__ __qualname__ __annotations__ __annotate_func__ __annotations_cache__ __static_attributes__ "
     "__firstlineno__ __dict__ __weakref__ __parameters__ __orig_bases__ __constants__ __repr__ extra_repr reset_parameters "
-    "__getstate__ __setstate__ __deepcopy__ __reduce__".split()
+    "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
+    "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
 )
-"""What a subclass may define anew, as no call of the layer comes to it."""
+"""What an instance or a subclass may define anew, as no call of the layer comes to it."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -31,13 +34,16 @@ class Unreadable(ValueError):
     """The two modules given cannot be a convolution and an attention layer of the same kind; the message says why."""
 
 
-def require_own_code(layer: nn.Module, base: type[nn.Module], tensors: Iterable[str]) -> None:
+def require_own_code(
+    layer: nn.Module, base: type[nn.Module], tensors: Iterable[str], known_hooks: Collection[object] = ()
+) -> None:
     """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are not what they seem.
 
     Args:
         layer: an instance of ``base``.
         base: the class whose code is known.
-        tensors: the names of its tensors.
+        tensors: the names of its tensors; one that is parametrized is not looked at.
+        known_hooks: forward pre-hooks that change nothing but these tensors.
 
     Raises:
         Unreadable: with the reason.
@@ -45,11 +51,13 @@ def require_own_code(layer: nn.Module, base: type[nn.Module], tensors: Iterable[
     name = type(layer).__name__
     if any(getattr(modules, hooks) for hooks in GLOBAL_HOOKS):
         raise Unreadable("global forward hooks are registered, which may change what any module computes")
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if layer._forward_hooks or any(
+        all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
+    ):
         raise Unreadable(f"{name} has hooks, which may change what it computes")
-    fields, parametrized = vars(layer), getattr(layer, "parametrizations", {})
+    fields = vars(layer)
     for own in fields:
-        if hasattr(type(layer), own):
+        if hasattr(base, own) and own not in HARMLESS:
             raise Unreadable(f"{name} has a {own} of its own")
         if any(own in fields[kept] for kept in ("_parameters", "_buffers", "_modules")):
             raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
@@ -58,20 +66,23 @@ def require_own_code(layer: nn.Module, base: type[nn.Module], tensors: Iterable[
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            if own in parametrized and isinstance(vars(cls)[own], property) and parametrize.is_parametrized(layer, own):
+            # The instance's own is met first, unless the class holds a property.
+            met = own not in fields or hasattr(base, own) or hasattr(vars(cls)[own], "__set__")
+            if not met or is_worked_out(layer, own):
                 continue
             if own in known and own not in HARMLESS:
                 raise Unreadable(f"{name} has a {own} of its own")
     for own in tensors:
-        tensor = getattr(layer, own, None)
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if type(tensor) not in (torch.Tensor, nn.Parameter):
+        tensor = None if is_worked_out(layer, own) else getattr(layer, own, None)
+        if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
-        if own in parametrized:
-            learning = any(part.training and [*part.buffers()] for part in parametrized[own])
-            if learning or not torch.equal(tensor, getattr(layer, own)):
-                raise Unreadable(f"{own} of {name} is another whenever it is read; put it into eval mode")
+
+
+def is_worked_out(layer: nn.Module, name: str) -> bool:
+    """Whether ``torch.nn.utils.parametrize`` gives this tensor, by the property that it puts into the class."""
+    attribute = inspect.getattr_static(type(layer), name, None)
+    by_torch = isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
+    return by_torch and parametrize.is_parametrized(layer, name)
 
 
 def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:

@@ -12,15 +12,18 @@ import numpy as np
 import torch
 
 from construct.attention import EXECUTIONS, smaller_blocks
-from verify.budget import WIDEN, Format, stored_rounding, working_rounding
-from verify.fields import Attention
+from verify.budget import WIDEN, Format, leakage_part, stored_rounding, working_rounding
+from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
 from verify.precision import full_precision
-from verify.reading import tap_of_shift
+from verify.reading import tap_of_shift, token_count
+from verify.reference import Deviation, Outputs
+from verify.rounding import convolution_share
 from verify.taps import scaled_permutation_product
 
-LABOUR = 2**33
-"""Multiplications of one run beyond which an execution is not run but noted: some ten seconds of one core."""
+LABOUR, EXPONENTIAL = 2**33, 64
+"""Multiplications of one run beyond which an execution is not run but noted, some ten seconds of one core; and as how many of
+them the softmax counts for each pair of a query and a key."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Probe:
         worst: the greatest |difference|/bound over all outputs.
         note: why it was not run; empty if it was.
         broken: whether it was not run because it raised an error other than want of memory.
-        over: where a run is over the bound, the worst: the input (D_in, *grid), the output (channel, *position) and its value.
+        over: where a run is over the bound, an output that tells which side is off the exact value.
+        at: the input (D_in, *grid) of that output.
     """
 
     execution: str
@@ -45,7 +49,13 @@ class Probe:
     worst: float
     note: str = ""
     broken: bool = False
-    over: tuple[np.ndarray, tuple[int, ...], float] | None = None
+    over: Deviation | None = None
+    at: np.ndarray | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it is the attention that is off; torch's own convolution may be."""
+        return not self.worst <= 1 and (self.over is None or self.over.refutes)
 
 
 def impulse_bound(
@@ -56,8 +66,17 @@ def impulse_bound(
     fmt: Format,
     tokens: int,
     as_stored: bool = False,
+    remainders: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """How far one-hot attention that carries exactly the kernel may be off on these inputs: float64 (N, D_out, *output).
+
+    At each output, the rounding of the terms that it meets, and nothing where it meets none: there both sides give 0, or the
+    bias.  But heads that are one-hot in the working type need not be so in float64, in which the softmax is evaluated: with a
+    gap between ln(2/η) of the one and of the other (104 and 745 for float32) a weight e^−gap that float32 would round to 0 is a
+    number, and an execution that multiplies by it in float64 (``sdpa``) keeps e^−gap·x, which float32 has room for where x is
+    large.  A head of sharpness α that leaks ε = 1 − Π 1/(1 + s_i) over the reals moves an output by at most
+    2ε·max|x|·Σ|W_val||W_out|, wherever the input is; so this is added, and it is exactly 0 where the gap beats float64 too, as
+    at the default α.  An execution that rounds the weights to the working type first stays within this also.
 
     Args:
         conv: the convolution's fields.
@@ -67,6 +86,7 @@ def impulse_bound(
         fmt: the format of both layers.
         tokens: at least T.
         as_stored: whether Σ_h|W_val^h||W_out^h| is known to be |W| at every tap.
+        remainders: ε of every head, (heads,), as a softmax in float64 has it; none by default.
 
     Returns:
         None if a head that carries something looks at no tap.
@@ -92,10 +112,13 @@ def impulse_bound(
     # To half precision: once for each tap that meets something, once with the bias, once in the end.
     one = replace(conv, weight=np.ones((1, 1, *conv.kernel_size)), bias=None, groups=1)
     roundings = one((x > 0).astype(float)) + 2
+    left = 0.0
+    if remainders is not None and remainders.any():
+        left = leakage_part(attention, largest, remainders).reshape(-1, *(1,) * (inputs.ndim - 2))
     bounds = []
     for c, a, count in zip(size_c, size_a, roundings, strict=True):
         total = working_rounding(conv, attention, c, a, fmt, tokens, soft=False, bound=largest)
-        bounds.append(stored_rounding(total + tokens * fmt.eta * a, c, a, fmt, count))
+        bounds.append(stored_rounding(total + tokens * fmt.eta * a + left, c, a + left, fmt, count))
     return np.stack(bounds) * WIDEN
 
 
@@ -137,10 +160,13 @@ def run_executions(
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
         expected = conv_module(x).double().cpu().numpy()
         difference = np.empty_like(expected)
+        pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
         for name in names or tuple(EXECUTIONS):
             layer.execution = name
             try:
-                if (labour := layer.products(x.shape, name)) > LABOUR:
+                labour = layer.products(x.shape, name)
+                labour += EXPONENTIAL * pairs * (labour >= pairs)  # else it does not go over all pairs
+                if labour > LABOUR:
                     raise MemoryError(f"{labour:.2g} multiplications are too many to run")
                 found = layer(x).double().cpu().numpy()
             except (MemoryError, NotImplementedError) as error:
@@ -158,14 +184,22 @@ def run_executions(
             with np.errstate(invalid="ignore", over="ignore"):
                 np.subtract(found, expected, out=difference)
             per_channel, worst = _judged(np.abs(difference, out=difference), bound)
-            over = None
+            over = at = None
             if not worst <= 1:
-                image, *output = (
-                    int(i) for i in np.unravel_index(int(np.argmax(_ratio(difference, bound))), found.shape)
-                )
-                over = x[image].double().cpu().numpy(), tuple(output), float(found[(image, *output)])
-            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
+                over = _over(conv_module, x, expected, found, ~(_ratio(difference, bound) <= 1), bound)
+                at = x[over.index[0]].double().cpu().numpy()
+            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))
     return probes
+
+
+def _over(
+    conv_module: Any, x: torch.Tensor, theirs: np.ndarray, ours: np.ndarray, over: np.ndarray, bound: np.ndarray
+) -> Deviation:
+    """Which side is off where a run is over its bound."""
+    allowed = np.broadcast_to(bound.reshape(-1, *(1,) * (ours.ndim - 2)) if bound.ndim == 1 else bound, ours.shape)
+    fields, explained = Convolution.read(conv_module), convolution_share(conv_module, x)
+    numbers = x.double().cpu().numpy()
+    return Outputs(fields, Geometry.read(conv_module), numbers, theirs, ours, allowed, explained).deviation(over)
 
 
 def _judged(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:

@@ -2,9 +2,15 @@
 
 The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's:
 a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
+
+    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is whole)
+    attention     the head at shift τ meets the token s·o + a + τ        (transposed: o + a + τ)
+
+Taps and outputs come in through the place alone, and heads and queries through the token's number.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +18,8 @@ from verify.fields import Geometry
 
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
-OFF = -2
-"""Stands for a place outside the padded grid, where there is no key."""
 LONGEST = 2**26
-"""Pairs of a tap and a token of one axis that a table may hold: half a gigabyte."""
+"""Tokens of one axis that are gone through one by one: half a gigabyte."""
 
 
 class GridRefused(ValueError):
@@ -50,14 +54,17 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(output)
 
 
-def taps_read(g: Geometry, axis: int, n: int, outputs: int) -> np.ndarray:
-    """The convolution's side: int (K, outputs), the input position that tap j of this axis meets at output o, or ``ZERO``."""
-    k, dil, s, (before, _) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
-    o, j = np.arange(outputs)[None, :], np.arange(k)[:, None]
+def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
+    """The convolution's side: the place that a tap of this axis meets at an output; transposed: the stride times that place."""
+    before, dil = g.pads[axis][0], g.dilation[axis]
+    return output + before - dil * tap if g.transposed else g.stride[axis] * output + dil * tap - before
+
+
+def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
+    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, also before 0 and from n on."""
     if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
-        i, rest = np.divmod(o + before - dil * j, s)
+        i, rest = np.divmod(place, g.stride[axis])
         return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
-    place = s * o + dil * j - before
     if g.padding_mode == "zeros":
         return np.where((place >= 0) & (place < n), place, ZERO)
     if g.padding_mode == "replicate":
@@ -92,11 +99,29 @@ def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
     return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
 
 
-def shift_reads(g: Geometry, axis: int, n: int, outputs: int, tau: int) -> np.ndarray:
-    """The attention's side: int (outputs,), the input position that a head at shift τ meets; ``ZERO`` or ``OFF`` the grid."""
-    tokens, keys = tokens_along(g, axis, n), query_places(g, axis, outputs) + tau
-    inside = (keys >= 0) & (keys < len(tokens))
-    return np.where(inside, tokens[np.clip(keys, 0, len(tokens) - 1)], OFF)
+def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
+    """τ on this axis of the head that carries a tap: dil·j − a, on the grid of a transposed layer dil·(K − 1 − j) − a."""
+    k, dil = g.kernel_size[axis], g.dilation[axis]
+    return dil * ((k - 1 - tap if g.transposed else tap) - (k - 1) // 2)
+
+
+def tap_read_otherwise(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
+    """A tap of this axis that does not read what the head at its shift reads, at some output; None if there is none.
+
+    The key less the place is one number for all taps and outputs: both go up by the same stride from an output to the next,
+    so that the first output and the last tell.  Then it is enough that each token holds the input at its place, and that all
+    keys are tokens; which takes the tokens and the taps, and not their product.
+    """
+    tokens, queries = tokens_along(g, axis, n), query_places(g, axis, outputs)
+    lead = int(queries[0]) + shift_of_tap(g, axis, 0) - tap_place(g, axis, 0, 0)
+    for tap in range(g.kernel_size[axis]):
+        for output in (0, outputs - 1):
+            key = int(queries[output]) + shift_of_tap(g, axis, tap)
+            if key - tap_place(g, axis, tap, output) != lead or not 0 <= key < len(tokens):
+                return tap
+    held = input_at(g, axis, n, np.arange(len(tokens)) - lead) == tokens
+    taps = () if held.all() else range(g.kernel_size[axis])
+    return next((tap for tap in taps if not held[queries + shift_of_tap(g, axis, tap)].all()), None)
 
 
 def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -134,9 +159,7 @@ def require_readable(g: Geometry, grid: tuple[int, ...]) -> None:
         ValueError: naming the axis.
     """
     for axis, n in enumerate(grid):
-        numbers = g.kernel_size[axis] * token_length(g, axis, n)
-        if numbers > LONGEST:
-            told = (
-                f"axis {axis} of the grid {grid} has {token_length(g, axis, n)} tokens and {g.kernel_size[axis]} taps"
-            )
-            raise ValueError(f"{told}: too long to be gone through position by position (up to {LONGEST} pairs)")
+        length = token_length(g, axis, n)
+        if length > LONGEST:
+            told = f"axis {axis} of the grid {grid} has {length} tokens"
+            raise ValueError(f"{told}, too many to go through one by one (give a grid of up to {LONGEST})")

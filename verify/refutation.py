@@ -4,7 +4,7 @@ Only for attention that is one-hot and depends on position alone: then an output
 rational number, and so is the convolution's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -13,9 +13,11 @@ import numpy as np
 
 from verify.fields import Attention, Geometry
 from verify.oracle import Convolution
-from verify.reading import ZERO, query_places, taps_read, tokens_along
+from verify.reading import ZERO, input_at, query_places, tap_place, tokens_along
 
 Index = tuple[int, ...]
+Readers = dict[Index, tuple[list[Index], list[int]]]
+"""By input position: the taps and the heads that read it."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,9 @@ class Refuter:
         outputs: tuple[int, ...],
         bound: float,
     ):
-        self.conv, self.attention, self.shifts = conv, attention, shifts
+        self.conv, self.g_conv, self.attention, self.shifts = conv, g_conv, attention, shifts
         self.grid, self.outputs, self.bound = grid, outputs, bound
-        self.taps = list(product(*map(range, conv.kernel_size)))
-        axes = range(len(grid))
-        self.tap_reads = [taps_read(g_conv, axis, grid[axis], outputs[axis]) for axis in axes]
-        g = attention.geometry
+        axes, g = range(len(grid)), attention.geometry
         self.tokens = [tokens_along(g, axis, grid[axis]) for axis in axes]
         self.queries = [query_places(g, axis, outputs[axis]) for axis in axes]
 
@@ -84,7 +83,7 @@ class Refuter:
         ours = self.attention.b_out
         theirs = np.zeros_like(ours) if self.conv.bias is None else self.conv.bias
         for channel in np.flatnonzero(ours != theirs):
-            return self._confirmed({}, (int(channel), *(0 for _ in self.grid)))
+            return self._confirmed({}, (int(channel), *(0 for _ in self.grid)), {})
         return None
 
     def search(self, places: Iterable[Index], wanted: Sequence[tuple[int, int, int]] = ()) -> Counterexample | None:
@@ -95,22 +94,36 @@ class Refuter:
             wanted: entries (group, i, o) of the tap matrices to try first.
         """
         for place in places:
-            reads = {self.conv_read(tap, place) for tap in self.taps} | {self.head_read(t, place) for t in self.shifts}
-            for position in sorted(read for read in reads if read is not None):
-                difference = self._coefficients(place, position)
+            readers = self._readers(place)
+            for position in sorted(readers):
+                difference = self._coefficients(*readers[position])
                 entries = [*wanted, np.unravel_index(int(np.argmax(difference)), difference.shape)]
                 for g, i, o in entries:
                     d_in, d_out = difference.shape[1:]
                     impulse = {(int(g * d_in + i), *position): Fraction(self.bound)}
-                    found = self._confirmed(impulse, (int(g * d_out + o), *place))
+                    found = self._confirmed(impulse, (int(g * d_out + o), *place), readers)
                     if found is not None:
                         return found
         return None
 
+    def _readers(self, place: Index) -> Readers:
+        """By input position, the taps and the heads that read it for the output at ``place``."""
+        readers: Readers = {}
+        for tap, position in taps_at(self.g_conv, self.grid, place):
+            readers.setdefault(position, ([], []))[0].append(tap)
+        for head, shift in enumerate(self.shifts):
+            position = self.head_read(shift, place)
+            if position is not None:
+                readers.setdefault(position, ([], []))[1].append(head)
+        return readers
+
     def conv_read(self, tap: Index, place: Index) -> Index | None:
         """The input position that a tap meets at an output, or None for a zero."""
-        read = tuple(int(self.tap_reads[axis][j, o]) for axis, (j, o) in enumerate(zip(tap, place, strict=True)))
-        return None if ZERO in read else read
+        read = []
+        for axis, (j, o) in enumerate(zip(tap, place, strict=True)):
+            met = np.array([tap_place(self.g_conv, axis, j, o)])
+            read.append(int(input_at(self.g_conv, axis, self.grid[axis], met)[0]))
+        return None if ZERO in read else tuple(read)
 
     def head_read(self, shift: Index | None, place: Index) -> Index | None:
         """The input position that a one-hot head meets: the key at the shift, else the nearest key there is."""
@@ -122,40 +135,33 @@ class Refuter:
             read.append(int(row[min(max(int(self.queries[axis][o]) + tau, 0), len(row) - 1)]))
         return None if ZERO in read else tuple(read)
 
-    def tap_matrix(self, tap: Index) -> np.ndarray:
-        """The kernel's matrix at a tap: (groups, D_in/groups, D_out/groups)."""
-        return tap_matrix(self.conv, tap)
-
-    def _coefficients(self, place: Index, position: Index) -> np.ndarray:
-        """About |coefficient of X[position] in the output at ``place``, attention minus convolution| (g, i, o)."""
-        total = np.zeros_like(self.tap_matrix(self.taps[0]))
-        for tap in self.taps:
-            if self.conv_read(tap, place) == position:
-                total -= self.tap_matrix(tap)
-        for head, shift in enumerate(self.shifts):
-            if self.head_read(shift, place) == position:
-                total += np.matmul(self.attention.w_val[head], self.attention.w_out[head])
+    def _coefficients(self, taps: list[Index], heads: list[int]) -> np.ndarray:
+        """About |coefficient of an input position in an output|, attention minus convolution, (g, i, o), by who reads it."""
+        total = np.zeros_like(tap_matrix(self.conv, (0,) * len(self.grid)))
+        for tap in taps:
+            total -= tap_matrix(self.conv, tap)
+        for head in heads:
+            total += np.matmul(self.attention.w_val[head], self.attention.w_out[head])
         return np.abs(total)
 
-    def _confirmed(self, entries: dict[Index, Fraction], output: Index) -> Counterexample | None:
+    def _confirmed(self, entries: dict[Index, Fraction], output: Index, readers: Readers) -> Counterexample | None:
         """Evaluate both layers exactly; a counterexample only if they differ."""
-        channel, place = output[0], output[1:]
+        channel = output[0]
         theirs = Fraction(0) if self.conv.bias is None else Fraction(float(self.conv.bias[channel]))
         ours = Fraction(float(self.attention.b_out[channel]))
-        _, d_in, d_out = self.tap_matrix(self.taps[0]).shape
+        d_in, d_out = self.attention.w_val.shape[2], self.attention.w_out.shape[3]
         g, o = divmod(channel, d_out)
         for (source, *position), value in entries.items():
             if source // d_in != g:
                 continue
             i = source % d_in
-            for tap in self.taps:
-                if self.conv_read(tap, place) == tuple(position):
-                    theirs += value * Fraction(float(self.tap_matrix(tap)[g, i, o]))
-            for head, shift in enumerate(self.shifts):
-                if self.head_read(shift, place) == tuple(position):
-                    row, column = self.attention.w_val[head, g, i], self.attention.w_out[head, g, :, o]
-                    for a, b in zip(row, column, strict=True):
-                        ours += value * Fraction(float(a)) * Fraction(float(b))
+            taps, heads = readers.get(tuple(position), ([], []))
+            for tap in taps:
+                theirs += value * Fraction(float(tap_matrix(self.conv, tap)[g, i, o]))
+            for head in heads:
+                row, column = self.attention.w_val[head, g, i], self.attention.w_out[head, g, :, o]
+                for a, b in zip(row, column, strict=True):
+                    ours += value * Fraction(float(a)) * Fraction(float(b))
         if ours == theirs:
             return None
         what = (
@@ -172,7 +178,7 @@ class Refuter:
         )
 
 
-def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index, outputs: Index) -> Fraction:
+def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -> Fraction:
     """One output of the convolution, exactly.
 
     Args:
@@ -180,19 +186,26 @@ def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index, o
         g: its geometry.
         x: (D_in, *grid).
         output: (channel, *position).
-        outputs: the spatial size of all outputs.
     """
     channel, *place = output
     d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
     group, o = divmod(channel, d_out)
     total = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
-    reads = [taps_read(g, axis, n, size) for axis, (n, size) in enumerate(zip(x.shape[1:], outputs, strict=True))]
-    for tap in product(*map(range, g.kernel_size)):
-        read = [int(rows[j, at]) for rows, j, at in zip(reads, tap, place, strict=True)]
-        if ZERO not in read:
-            row, seen = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
-            total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, seen, strict=True)), Fraction(0))
+    for tap, read in taps_at(g, x.shape[1:], place):
+        row, seen = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
+        total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, seen, strict=True)), Fraction(0))
     return total
+
+
+def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[Index, Index]]:
+    """Every tap that meets an input at the output at ``place``, and which; those that meet a zero are left out."""
+    axes = []
+    for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
+        reads = input_at(g, axis, n, tap_place(g, axis, np.arange(k), output)).tolist()
+        axes.append([(j, read) for j, read in enumerate(reads) if read != ZERO])
+    for pairs in product(*axes):
+        tap, read = zip(*pairs, strict=True)
+        yield tap, read
 
 
 def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:

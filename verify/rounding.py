@@ -25,7 +25,7 @@ import torch
 
 from verify.aims import aim
 from verify.fields import Attention
-from verify.oracle import Convolution, matmul
+from verify.oracle import Convolution, float64, matmul
 from verify.reading import tap_of_shift
 from verify.refutation import tap_matrix
 from verify.taps import scaled_permutation_product
@@ -102,10 +102,23 @@ def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None
     return _along(_of_convolution(fields, x), _sum_of_sizes(fields, x))
 
 
-def _of_convolution(fields: Convolution, x: torch.Tensor) -> tuple[float, float]:
+def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
+    """As :func:`convolution_bound`, without what that allows beyond need in half precision: elementwise no more than the part
+    of the convolution in any bound of a certificate.
+
+    Nothing is rounded at a tap that meets zeros alone, and to round to the nearest number errs by half of a unit.
+    """
+    fields = _fields(conv, x, None)
+    ones = replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)
+    met = ones((x != 0).any(dim=1, keepdim=True).cpu().double().numpy())
+    return _along(_of_convolution(fields, x, (met + 2) / 2), _sum_of_sizes(fields, x))
+
+
+def _of_convolution(fields: Convolution, x: torch.Tensor, half_roundings: Any = None) -> tuple[Any, Any]:
     taps = int(np.prod(fields.kernel_size))
     n = _contraction(fields) * taps + 1
-    return _line(n, underflows=float(n), dtype=x.dtype, half_roundings=taps + 2)
+    half_roundings = taps + 2 if half_roundings is None else half_roundings
+    return _line(n, underflows=float(n), dtype=x.dtype, half_roundings=half_roundings)
 
 
 def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
@@ -121,7 +134,7 @@ def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, .
         OffTheKernel: a head looks at no tap.
     """
     fields = _fields(conv, x, output)
-    bias = layer.b_out.detach().cpu().double().numpy()
+    bias = float64(layer.b_out)
     return _along(
         _of_attention(Attention.read(layer), x),
         _sum_of_sizes(replace(fields, weight=carried_kernel(layer, absolute=True), bias=bias), x),
@@ -213,18 +226,18 @@ def single_sum(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
     return size
 
 
-def _line(n: int, underflows: float, dtype: torch.dtype, half_roundings: int) -> tuple[float, float]:
+def _line(n: int, underflows: float, dtype: torch.dtype, half_roundings: Any) -> tuple[Any, Any]:
     """The rounding of n operations, and what underflows and is stored in half precision, as slope·size + rest; widened."""
     working = torch.finfo(torch.promote_types(dtype, torch.float32))
     slope, rest = gamma(n, working.eps / 2), underflows * working.tiny * working.eps
     if dtype in (torch.float16, torch.bfloat16):
         stored = torch.finfo(dtype)
-        slope += half_roundings * stored.eps * (1 + slope)
-        rest += half_roundings * (stored.eps * rest + stored.tiny * stored.eps)
+        slope = slope + half_roundings * stored.eps * (1 + slope)
+        rest = rest + half_roundings * (stored.eps * rest + stored.tiny * stored.eps)
     return slope * WIDEN, rest * WIDEN
 
 
-def _along(line: tuple[float, float], size: np.ndarray) -> np.ndarray:
+def _along(line: tuple[Any, Any], size: np.ndarray) -> np.ndarray:
     """slope·size + rest, in the place of ``size``."""
     np.multiply(size, line[0], out=size)
     return np.add(size, line[1], out=size)

@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_map
 
 from verify.any_aim import any_aim_bound, one_hot
 from verify.comparison import Discrepancy, errors, of_errors
-from verify.fields import Unreadable
-from verify.oracle import Convolution
-from verify.rounding import OffTheKernel, difference_bound
+from verify.fields import Geometry, Unreadable
+from verify.oracle import Convolution, float64
+from verify.reference import Deviation, Outputs
+from verify.rounding import OffTheKernel, convolution_bound, difference_bound
 from verify.trace import untraced
 from verify.verdict import Verdict
 from verify.wording import from_above
@@ -38,6 +39,7 @@ class LayerCheck:
         grid: the largest spatial size of an input, axis by axis.
         largest_input: the greatest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
+        convolution_off: whether torch's own convolution was seen to be off its exact value by more than rounding explains.
     """
 
     discrepancy: Discrepancy
@@ -49,6 +51,7 @@ class LayerCheck:
     grid: tuple[int, ...]
     largest_input: float
     verdict: Verdict
+    convolution_off: bool = False
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
         """One record of two sets of calls of the same layer: the worse of each figure, the worse verdict."""
@@ -64,6 +67,7 @@ class LayerCheck:
             grid=tuple(max(sides) for sides in zip(self.grid, other.grid, strict=True)),
             largest_input=max(self.largest_input, other.largest_input),
             verdict=worse.verdict,
+            convolution_off=self.convolution_off or other.convolution_off,
         )
 
 
@@ -90,7 +94,7 @@ def check_outputs(
     dims = conv.weight.dim() - 2
     if x.dim() == dims + 1:
         x, expected, found = x[None], expected[None], found[None]
-    a, b = (t.detach().cpu().double().numpy() for t in (expected, found))
+    a, b = float64(expected), float64(found)
     error = errors(a, b)
     seen = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
@@ -110,28 +114,43 @@ def check_outputs(
         if float(_ratios(error, wide).max(initial=0.0)) <= 1:
             bound, told = wide, "attention is shared among keys, and "
             ratios = _ratios(error, bound)
-    ratio = float(ratios.max(initial=0.0))
+    ratio, faulty = float(ratios.max(initial=0.0)), False
     at_worst = float(bound[seen.worst]) if seen.worst else 0.0
     if not np.isfinite(a).all() or not (told or np.isfinite(bound).all()):
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that a NaN fails
-        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
-        verdict = Verdict(
-            "REFUTED",
-            f"{told}at {place} the convolution gives {float(a[place])!r} and the attention {float(b[place])!r} on {what}: "
-            f"a difference of {error[place]:.3g} where rounding explains {bound[place]:.3g}",
-        )
+        odd = _deviation(conv, x, a, b, ~(ratios <= 1), bound, outputs)
+        at = f"{told}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
+        at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
+        verdict, faulty = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
     elif told:
         seen_most = from_above(seen.max_abs)
         verdict = Verdict("UNDECIDED", f"{told}the outputs differ by at most {seen_most} on {what}, as rounding may")
     else:
         verdict = Verdict("CHECKED", f"{seen.compared} outputs agree within rounding on {what}")
-    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, grid, largest, verdict)
+    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, grid, largest, verdict, faulty)
+
+
+def _deviation(
+    conv: Any,
+    x: torch.Tensor,
+    theirs: np.ndarray,
+    ours: np.ndarray,
+    over: np.ndarray,
+    bound: np.ndarray,
+    outputs: tuple[int, ...],
+) -> Deviation:
+    """Which side is off where outputs differ by more than rounding explains: beside their exact values."""
+    fields, explained = (
+        Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
+        convolution_bound(conv, x, outputs),
+    )
+    return Outputs(fields, Geometry.read(conv), float64(x), theirs, ours, bound, explained).deviation(over)
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """|a − b| over its bound; 0 where they are the same, whatever the bound."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / bound)
 
 

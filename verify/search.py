@@ -66,7 +66,7 @@ def _reading_counterexample(argument: Argument) -> Counterexample | None:
     shifts: list[Shift | None] = []
     for head, carries in enumerate(attention.carrying):
         aimed = aim(attention, head) if carries else None
-        if carries and (aimed is None or not aimed.gap > argument.threshold):
+        if carries and (aimed is None or not aimed.gap > argument.fmt.one_hot_gap):
             return None
         shifts.append(None if aimed is None else aimed.shift)
     refuter = _refuter(argument, shifts)

@@ -1,0 +1,186 @@
+"""Whatever α is, a layer is judged alike: one function where no head leaks, else a difference within the derived bound."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import verify
+from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.certification import certify
+from verify.documents import write_document
+from verify.layers import certify_layer
+from verify.leakage import leakage, leakage_nearly
+from verify.probing import run_executions
+from verify.sampling import check_call
+from verify.strategies import DTYPES, convolutions, sizes_for
+
+EXAMPLES = settings().max_examples
+ALPHAS = [1e-3, 0.5, 1.0, 16.0, 45.96, 46.0, 104.0, 110.0, 746.0, 1024.0]
+GEOMETRIES = {
+    "2-D": (lambda dtype: nn.Conv2d(2, 3, 3, padding=1, dtype=dtype), (6, 5)),
+    "1-D, strided, circular": (
+        *(lambda dtype: nn.Conv1d(2, 4, 4, stride=2, padding=2, padding_mode="circular", groups=2, dtype=dtype), (11,)),
+    ),
+    "3-D, transposed": (
+        *(lambda dtype: nn.ConvTranspose3d(2, 1, 2, stride=2, output_padding=1, bias=False, dtype=dtype), (2, 3, 2)),
+    ),
+}
+
+
+def judged(conv: Any, layer: Any, grid: tuple[int, ...], **claimed: Any) -> tuple[Any, Any]:
+    """The certificate and the last word, on a sample of this size."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, conv.in_channels, *grid, generator=generator, dtype=torch.float64).clamp(-2, 2)
+    return certify_layer(conv, layer, check_call(conv, layer, x.to(conv.weight.dtype), "x"), 2.0, **claimed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_every_sharpness_is_proved_and_rechecked(name: str, dtype: torch.dtype, tmp_path: Path):
+    """The same function from the format's threshold on; below it a difference within the bound, which is no secret."""
+    torch.manual_seed(0)
+    make, grid = GEOMETRIES[name]
+    conv = make(dtype)
+    threshold = 745.5 if dtype == torch.float64 else 103.98
+    layers = {f"at {alpha:g}": conv_to_mhsa(conv, alpha=alpha) for alpha in ALPHAS}
+    certificates = {}
+    for (path, layer), alpha in zip(layers.items(), ALPHAS, strict=True):
+        certificate, verdict = judged(conv, layer, grid, leaking=True)
+        assert verdict.name == "PROVED", (alpha, verdict)
+        assert certificate.claim == ("same sums" if alpha > threshold else "within")
+        assert certificate.leakage.any() == (alpha < threshold)
+        most = certificate.bound.max()
+        if certificate.within is not None:
+            assert most <= certificate.within <= 1.01 * most
+            assert f"a difference of at most {certificate.within:g} for all |x| ≤ 2" in verdict.sentence
+            assert "leakage" in verdict.sentence
+        certificates[path] = certificate
+    torch.save(nn.ModuleDict({path.replace(".", "_"): conv for path in layers}), tmp_path / "c.pt")
+    torch.save(nn.ModuleDict({path.replace(".", "_"): layer for path, layer in layers.items()}), tmp_path / "m.pt")
+    records = [(path.replace(".", "_"), certificate) for path, certificate in certificates.items()]
+    write_document(tmp_path / "c.json", records, tmp_path / "c.pt", tmp_path / "m.pt")
+    result = verify.check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt")
+    assert result.verdict.name == "PROVED", result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alpha", [1e-3, 1.0, 46.0, 103.0])
+def test_undecided_for_leakage_says_what_to_do(alpha: float, dtype: torch.dtype):
+    """Either remedy that it names is one."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
+    told = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5)).verdict
+    assert told.name == "UNDECIDED"
+    assert told.sentence.startswith("step 3 (leakage)")
+    within = float(told.sentence.split("within=")[1].split(",")[0])
+    sharp = float(told.sentence.split("take α from ")[1].split(" ")[0])
+    assert certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5), within=within).verdict.name == "PROVED"
+    assert certify(conv, conv_to_mhsa(conv, alpha=sharp), grid=(6, 5)).verdict.name == "PROVED"
+    assert sharp == (746 if dtype == torch.float64 else 104)
+
+
+def test_within_is_claimed_where_it_is_wanted():
+    """More than the bound, less, and where nothing leaks."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    soft, sharp = conv_to_mhsa(conv, alpha=3.0), conv_to_mhsa(conv)
+    certificate, verdict = judged(conv, soft, (6, 5), within=100.0, leaking=True)
+    assert (verdict.name, certificate.within, certificate.claim) == ("PROVED", 100.0, "within")
+    certificate, verdict = judged(conv, soft, (6, 5), within=1.0, leaking=True)
+    assert verdict.name == "UNDECIDED"  # the samples differ by more than rounding, but by less than was wanted
+    assert "exceeds the wanted 1" in verdict.sentence
+    certificate, verdict = judged(conv, soft, (6, 5), within=1e-6)
+    assert verdict.name == "REFUTED"
+    certificate, verdict = judged(conv, sharp, (6, 5), within=1e-4)
+    assert (verdict.name, certificate.within) == ("PROVED", 1e-4)
+    certificate, verdict = judged(conv, sharp, (6, 5), leaking=True)
+    assert (verdict.name, certificate.within, certificate.claim) == ("PROVED", None, "same sums")
+
+
+@pytest.mark.parametrize("alpha", [1.0, 46.0, 1024.0])
+@pytest.mark.parametrize("fault", ["taps", "one ulp", "bias", "a head", "padding"])
+def test_a_derived_bound_excuses_no_other_fault(alpha: float, fault: str):
+    """A bound that is derived covers what leaks, and not whatever else is wrong."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    with torch.no_grad():
+        if fault == "taps":
+            layer.w_out[[0, 8]] = layer.w_out[[8, 0]]
+        elif fault == "one ulp":
+            layer.w_out.view(torch.int32).view(-1)[1] += 1
+        elif fault == "bias":
+            layer.b_out[1] += 1e-3
+        elif fault == "a head":
+            layer.v[0, 1] += 2 * layer.v[0, 0]
+        else:
+            conv = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
+            conv.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    assert judged(conv, layer, (6, 5), leaking=True)[1].name in ("UNDECIDED", "REFUTED")
+
+
+@settings(max_examples=EXAMPLES // 3)
+@given(convolutions(), st.data())
+def test_any_layer_of_any_sharpness(conv: Any, data: st.DataObject):
+    grid = data.draw(sizes_for(conv, tokens=40))
+    layer = conv_to_mhsa(conv, alpha=10 ** data.draw(st.floats(-4, 3.2)))
+    certificate, verdict = judged(conv, layer, grid, leaking=True)
+    assert verdict.name == "PROVED", certificate
+    assert (certificate.within is not None) == bool(certificate.leakage.any())
+
+
+def test_heads_that_differ_by_rounding_share_one_bound_on_what_they_leak():
+    for alpha in (0.3, 3.0, 46.0):
+        for offset in (Fraction(1, 2**53), Fraction(-3, 2**50), Fraction(1, 3)):
+            exact, shared = leakage(Fraction(alpha), [offset]), leakage_nearly(Fraction(alpha), [offset])
+            assert exact * (1 - 1e-12) <= shared <= exact * (1 + 1e-6)
+    assert leakage_nearly(Fraction(2), [Fraction(0)]) == leakage(2, [0])
+
+
+# ---- heads that are one-hot in float32 and not in float64 -----------------------------------------------------------------------
+
+
+def heavy(alpha: float) -> tuple[Any, Any]:
+    """Weights of 1e10, so that e^−α beside an input of 1e3 is a number of float32."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+    conv.weight.data *= 1e10
+    return conv, conv_to_mhsa(conv, alpha=alpha)
+
+
+@pytest.mark.parametrize("alpha", [103.98, 104.0, 105.0, 107.5, 110.0, 120.0])
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_what_float64_keeps_of_weights_that_float32_has_no_number_for_refutes_nothing(alpha: float, encoding: str):
+    conv, layer = heavy(alpha)
+    layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
+    certificate = certify(conv, layer, grid=(6, 6), input_bound=1e6)
+    assert certificate.verdict.name == "PROVED", certificate.verdict
+    x = np.zeros((1, 2, 6, 6))
+    x[:, :, 3, 3] = 1e6
+    (probe,) = run_executions(conv, layer, x, certificate.bound, names=("sdpa",))
+    assert 0 < probe.worst < 1
+    layer.execution = "sdpa"
+    with torch.no_grad():
+        kept = layer(torch.from_numpy(x).float())
+        nothing = conv(torch.from_numpy(x).float()) == 0
+    assert (kept[nothing] != 0).any()
+
+
+def test_at_full_sharpness_a_zero_is_still_a_zero(monkeypatch: pytest.MonkeyPatch):
+    """There float64 keeps nothing either: what heads of α = 104 may leave beside an impulse is over the bound."""
+    right = EXECUTIONS["sdpa"]
+    noisy = replace(right, run=lambda layer, x, grid: right.run(layer, x, grid) + 1e-32)
+    for alpha, verdict in ((1024.0, "REFUTED"), (104.0, "PROVED")):
+        conv, layer = heavy(alpha)
+        with monkeypatch.context() as patch:
+            patch.setitem(EXECUTIONS, "sdpa", noisy)
+            assert certify(conv, layer, grid=(6, 6), input_bound=1e6).verdict.name == verdict

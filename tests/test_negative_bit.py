@@ -1,0 +1,112 @@
+"""Tensors whose sign torch keeps apart from their numbers (``torch.Tensor.is_neg``): inputs, weights and gradients, everywhere."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import verify
+from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
+from construct.attention import EXECUTIONS
+from construct.weights import NAMES
+from verify.certification import certify
+from verify.fields import TENSORS, digest
+from verify.oracle import Convolution
+from verify.sampling import check_call
+from verify.strategies import DTYPES, cases, convolutions, sizes_for
+
+EXAMPLES = settings().max_examples
+
+
+def negative(tensor: Tensor) -> Tensor:
+    """The same numbers, kept with the other sign; as the imaginary part of a conjugate is."""
+    view = torch.ops.aten._neg_view((-tensor).clone(memory_format=torch.preserve_format))
+    assert view.is_neg()
+    assert torch.equal(view.double(), tensor.double())
+    return view
+
+
+def test_the_imaginary_part_of_a_conjugate_is_kept_so():
+    conv = nn.Conv1d(2, 3, 3)
+    z = torch.complex(torch.randn(1, 2, 7), torch.randn(1, 2, 7))
+    x = z.conj().imag
+    assert x.is_neg()
+    assert check_call(conv, conv_to_mhsa(conv), x, "x").verdict.name == "CHECKED"
+    assert verify.compare(conv, conv_to_mhsa(conv), x).max_abs < 1e-6
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(integers=[True]), st.sampled_from(list(EXECUTIONS)))
+def test_every_execution_sees_the_sign_of_its_input(case: Any, name: str):
+    """Small integers, so bit for bit; in every layout, batched or not."""
+    layer = conv_to_mhsa(case.conv)
+    layer.execution = name
+    with torch.no_grad():
+        expected = case.conv(case.x)
+        for _ in range(2):  # a call that is like an earlier one may go another way
+            assert torch.equal(layer(negative(case.x)), expected)
+    if case.x.dim() == case.conv.weight.dim() and name == "auto":
+        assert torch.equal(layer.attention_probabilities(negative(case.x)), layer.attention_probabilities(case.x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_stock_attention_sees_it(dtype: torch.dtype):
+    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
+    stock, x = to_torch_mha(conv_to_mhsa(conv), grid=(5, 4)), torch.randn(2, 2, 5, 4, dtype=dtype)
+    with torch.no_grad():
+        assert torch.equal(stock(negative(x)), stock(x))
+        assert torch.equal(stock(negative(x[0])), stock(x)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
+    conv = nn.Conv2d(3, 5, 3, stride=2, padding=1, dtype=dtype)
+    layer = conv_to_mhsa(conv)
+    layer.execution = name
+    found = []
+    for kept in (negative, torch.clone):
+        layer.zero_grad()
+        x = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+        y = layer(x)
+        y.backward(kept(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)))
+        found.append([x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+    assert len(found[0]) > 1
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(convolutions(), st.data())
+def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
+    """By the builder, the certifier, the digests and the comparison."""
+    grid = data.draw(sizes_for(conv, tokens=30))
+    plain = conv_to_mhsa(conv)
+    fields, hashed = Convolution.read(conv), digest(conv, ("weight", "bias"))
+    for name, tensor in [*conv.named_parameters()]:
+        setattr(conv, name, nn.Parameter(negative(tensor.detach()), requires_grad=False))
+    layer = conv_to_mhsa(conv)
+    for name in NAMES:
+        assert torch.equal(getattr(layer, name), getattr(plain, name))
+        assert not getattr(layer, name).is_neg()
+    again = Convolution.read(conv)
+    assert (again.weight == fields.weight).all()
+    assert again.bias is None or (again.bias == fields.bias).all()
+    assert digest(conv, ("weight", "bias")) == hashed
+    certificate = certify(conv, layer, grid=grid)
+    assert certificate.verdict.name == "PROVED"
+    assert certificate.conv_sha256 == hashed
+    x = negative(torch.randn(1, conv.in_channels, *grid, dtype=torch.float64).to(conv.weight.dtype))
+    assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_attention_layer_made_of_such_tensors(dtype: torch.dtype):
+    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
+    plain = conv_to_mhsa(conv)
+    weights = MHSAWeights(**{name: negative(getattr(plain, name).detach()) for name in NAMES})
+    layer = MHSA(plain.geometry, weights)
+    assert digest(layer, TENSORS) == digest(plain, TENSORS)
+    assert certify(conv, layer, grid=(5, 4)).verdict.name == "PROVED"

@@ -1,0 +1,356 @@
+"""Convolutions whose numbers torch works out from others: what ``convert`` takes, ``certify`` takes, and says what it is about."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
+from construct.folding import plain
+from verify.certification import certify
+from verify.fields import digest, read_convolution
+from verify.own_code import Unreadable
+from verify.reparametrized import settled
+
+
+class Renamed(nn.Conv2d):
+    """Harmless: nothing of this is met in a call."""
+
+    kind = "mine"
+
+    def __init__(self, *sizes: Any):
+        super().__init__(*sizes)
+        self.kind = "yours"
+
+    def extra_repr(self) -> str:
+        return "mine"
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+class Doubling(nn.Module):
+    """A parametrization of somebody's own."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return 2 * value
+
+
+class EveryOther(prune.BasePruningMethod):
+    """A method of pruning of somebody's own, which says what to keep and nothing else."""
+
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: torch.Tensor, default_mask: torch.Tensor) -> torch.Tensor:
+        mask = default_mask.clone()
+        mask.view(-1)[::2] = 0
+        return mask
+
+
+def old(function: str, **options: Any) -> Callable[[Any], Any]:
+    """One of the older functions, which torch advises against."""
+
+    def reparametrized(conv: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return getattr(nn.utils, function)(conv, **options)
+
+    return reparametrized
+
+
+def both_pruned(conv: Any) -> Any:
+    prune.random_unstructured(conv, "weight", 0.3)
+    prune.ln_structured(conv, "weight", 0.3, 2, 0)
+    return prune.random_unstructured(conv, "bias", 0.3)
+
+
+def with_factors_pruned(conv: Any) -> Any:
+    return prune.random_unstructured(old("weight_norm")(conv), "weight_v", 0.3)
+
+
+def pruned_by_a_rule_of_ones_own(conv: Any) -> Any:
+    EveryOther.apply(conv, "weight")
+    return conv
+
+
+def doubled(conv: Any) -> Any:
+    parametrize.register_parametrization(conv, "weight", Doubling())
+    return parametrize.register_parametrization(conv, "bias", Doubling())
+
+
+def two_at_once(conv: Any) -> Any:
+    return parametrizations.spectral_norm(doubled(conv), "weight").eval()
+
+
+def training_spectral_norm(conv: Any) -> Any:
+    return parametrizations.spectral_norm(conv).train()
+
+
+def old_spectral_norm_in_training(conv: Any) -> Any:
+    return old("spectral_norm")(conv).train()
+
+
+def held_as_a_tensor(conv: Any) -> Any:
+    weight = conv.weight.detach()
+    del conv.weight
+    conv.weight = weight
+    return conv
+
+
+def with_the_other_sign(conv: Any) -> Any:
+    conv.weight = nn.Parameter(torch.ops.aten._neg_view(conv.weight.detach()))
+    return conv
+
+
+def materialised(conv: Any) -> Any:
+    lazy = nn.LazyConv2d(conv.out_channels, conv.kernel_size)
+    lazy(torch.zeros(1, conv.in_channels, 5, 5))
+    return lazy
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "nothing": (lambda conv: conv, ""),
+    "a subclass": (lambda conv: Renamed(3, 4, 3), ""),
+    "a tensor": (held_as_a_tensor, ""),
+    "a negative view": (with_the_other_sign, ""),
+    "lazy": (materialised, ""),
+    "weight_norm": (old("weight_norm"), "weight_norm of weight"),
+    "weight_norm of all": (old("weight_norm", dim=None), "weight_norm of weight"),
+    "weight_norm of the bias": (old("weight_norm", name="bias"), "weight_norm of bias"),
+    "spectral_norm": (old("spectral_norm"), "spectral_norm of weight"),
+    "spectral_norm in training": (old_spectral_norm_in_training, "spectral_norm of weight"),
+    "pruning": (lambda conv: prune.l1_unstructured(conv, "weight", 0.5), "pruning of weight"),
+    "pruning of both": (both_pruned, "pruning of weight, pruning of bias"),
+    "pruning of factors": (with_factors_pruned, "weight_norm of weight, pruning of weight_v"),
+    "pruning by a rule": (pruned_by_a_rule_of_ones_own, "pruning of weight"),
+    "parametrized weight_norm": (parametrizations.weight_norm, "weight_norm of weight"),
+    "parametrized spectral_norm": (parametrizations.spectral_norm, "spectral_norm of weight"),
+    "parametrized spectral_norm in training": (training_spectral_norm, "spectral_norm of weight"),
+    "orthogonal": (parametrizations.orthogonal, "orthogonal of weight"),
+    "parametrized": (doubled, "Doubling of weight, Doubling of bias"),
+    "a chain": (two_at_once, "Doubling of weight, spectral_norm of weight, Doubling of bias"),
+}
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All that a module holds."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_what_convert_takes_certify_takes(way: str, kind: Any):
+    """And of the same numbers; it says by what they are worked out, and leaves the module as it was."""
+    torch.manual_seed(0)
+    reparametrize, worked_out = WAYS[way]
+    conv = reparametrize(kind(3, 4, 3))
+    before, training = state(conv), conv.training
+    layer: Any = convert(conv)
+    certificate = certify(conv, layer, grid=(5, 5))
+    assert certificate.verdict.name == "PROVED", certificate
+    assert certificate.conv_sha256 == digest(plain(conv), ("weight", "bias"))
+    told = [line for line in certificate.assumptions if line.startswith("eval mode: ")]
+    assert told == (
+        [f"eval mode: the convolution's numbers are those of eval mode, worked out by {worked_out}"] * bool(worked_out)
+    )
+    assert conv.training == training
+    assert before.keys() == state(conv).keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state(conv).items())
+    with torch.no_grad():
+        layer.b_out[0] += 1e-3
+    assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
+
+
+@pytest.mark.parametrize("way", [way for way, (_, worked_out) in WAYS.items() if worked_out and "training" not in way])
+def test_it_is_the_function_of_eval_mode(way: str):
+    torch.manual_seed(0)
+    conv = WAYS[way][0](nn.Conv2d(3, 4, 3)).eval()
+    x = torch.randn(2, 3, 5, 5)
+    made, _ = settled(conv)
+    assert type(made) is nn.Conv2d
+    assert not made._forward_pre_hooks
+    with torch.no_grad():
+        assert torch.equal(made(x), conv(x))
+    assert torch.equal(torch.from_numpy(read_convolution(conv)[0].weight).float(), made.weight)
+
+
+# ---- lies ------------------------------------------------------------------------------------------------------------------
+
+
+def a_weight_of_an_earlier_call(conv: Any) -> MHSA:
+    """The attribute that weight_norm leaves behind is not what the next call takes."""
+    old("weight_norm")(conv)
+    stale: Any = nn.Conv2d(3, 4, 3)
+    stale.load_state_dict({"weight": conv.weight.detach(), "bias": conv.bias.detach()})
+    with torch.no_grad():
+        conv.weight_g *= 2
+    assert torch.equal(conv.weight, stale.weight)
+    return conv_to_mhsa(stale)
+
+
+def a_weight_put_in_by_hand(conv: Any) -> MHSA:
+    old("weight_norm")(conv)
+    conv.weight = conv.weight.detach() + 1
+    other = nn.Conv2d(3, 4, 3)
+    other.load_state_dict({"weight": conv.weight, "bias": conv.bias.detach()})
+    return conv_to_mhsa(other)
+
+
+@pytest.mark.parametrize("lie", [a_weight_of_an_earlier_call, a_weight_put_in_by_hand])
+def test_what_an_earlier_call_left_behind_is_not_certified(lie: Callable[[Any], MHSA]):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 3)
+    layer = lie(conv)
+    assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
+    assert certify(conv, conv_to_mhsa(conv), grid=(5, 5)).verdict.name == "PROVED"
+
+
+class Sliding(nn.Conv2d):
+    """A property comes before what the instance holds."""
+
+    stride = property(lambda self: (1, 1) if torch.is_grad_enabled() else (2, 2), lambda self, value: None)  # type: ignore[assignment]
+
+
+def test_a_property_in_the_place_of_a_number_is_refused():
+    conv = Sliding(3, 4, 3)
+    vars(conv)["stride"] = (1, 1)
+    with pytest.raises(Unreadable, match="Sliding has a stride of its own"):
+        certify(conv, conv_to_mhsa(nn.Conv2d(3, 4, 3)), grid=(5, 5))
+
+
+def hook_of(conv: Any) -> Any:
+    (hook,) = conv._forward_pre_hooks.values()
+    return hook
+
+
+def a_method_replaced(conv: Any) -> None:
+    hook = hook_of(old("weight_norm")(conv))
+    right = hook.compute_weight
+    hook.compute_weight = lambda module: right(module) * 2
+
+
+def a_subclass_of_the_hook(conv: Any) -> None:
+    hook = hook_of(old("spectral_norm")(conv))
+
+    class Doubled(type(hook)):
+        def compute_weight(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return 2 * super().compute_weight(*args, **kwargs)
+
+    hook.__class__ = Doubled
+
+
+def a_pruning_that_adds(conv: Any) -> None:
+    prune.random_unstructured(conv, "weight", 0.3)
+    hook_of(conv).apply_mask = MethodType(lambda self, module: module.weight_orig + 1, hook_of(conv))
+
+
+def a_pruning_of_another_class(conv: Any) -> None:
+    class Adding(EveryOther):
+        def apply_mask(self, module: Any) -> torch.Tensor:
+            return module.weight_orig + 1
+
+    Adding.apply(conv, "weight")
+
+
+def a_pruned_stride(conv: Any) -> None:
+    prune.random_unstructured(conv, "weight", 0.3)
+    hook_of(conv)._tensor_name = "stride"
+
+
+def a_hook_that_says_its_arguments(conv: Any) -> None:
+    old("weight_norm")(conv)
+    (number,) = conv._forward_pre_hooks
+    conv._forward_pre_hooks_with_kwargs[number] = True
+
+
+def another_hook_besides(conv: Any) -> None:
+    old("weight_norm")(conv)
+    conv.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+
+
+def a_property_of_ones_own(conv: Any) -> None:
+    parametrize.register_parametrization(conv, "weight", nn.Identity())
+    right = type(conv).weight.fget
+    type(conv).weight = property(lambda self: right(self))
+
+
+class Liar(torch.Tensor):
+    """May do anything at all."""
+
+
+def a_list_of_parametrizations(conv: Any) -> None:
+    """A name in a dictionary that looks like torch's does not make a weight that is worked out."""
+    conv.parametrizations = nn.ModuleDict({"weight": nn.Identity()})
+    conv._parameters["weight"] = conv.weight.detach().as_subclass(Liar)
+
+
+def a_parametrization_that_throws(conv: Any) -> None:
+    class Thrower(nn.Module):
+        ready = True
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                raise RuntimeError("not\ntoday")
+            return value
+
+    parametrize.register_parametrization(conv, "weight", Thrower())
+    conv.parametrizations.weight[0].ready = False
+
+
+def a_parametrization_by_chance(conv: Any) -> None:
+    class Chance(nn.Module):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return value + torch.rand(())
+
+    parametrize.register_parametrization(conv, "weight", Chance(), unsafe=True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "complaint"),
+    [
+        (a_method_replaced, "has hooks"),
+        (a_subclass_of_the_hook, "has hooks"),
+        (a_pruning_that_adds, "has hooks"),
+        (a_pruning_of_another_class, "has hooks"),
+        (a_pruned_stride, "has hooks"),
+        (a_hook_that_says_its_arguments, "has hooks"),
+        (another_hook_besides, "has hooks"),
+        (a_property_of_ones_own, "has a weight of its own"),
+        (a_list_of_parametrizations, "weight of Conv2d is a Liar"),
+        (a_parametrization_that_throws, "cannot be worked out: RuntimeError: not today"),
+        (a_parametrization_by_chance, "is another whenever it is read"),
+    ],
+)
+def test_what_works_a_tensor_out_in_a_way_of_its_own_is_refused(plant: Callable[[Any], None], complaint: str):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 3)
+    layer = conv_to_mhsa(copy.deepcopy(conv))
+    plant(conv)
+    with pytest.raises(Unreadable, match=complaint) as caught:
+        certify(conv, layer, grid=(5, 5))
+    assert "\n" not in str(caught.value)
+
+
+def test_hooks_of_an_attention_layer_are_refused_also_where_torch_made_them():
+    conv = nn.Conv2d(3, 4, 3)
+    layer = old("weight_norm", name="w_val")(conv_to_mhsa(conv))
+    with pytest.raises(Unreadable, match="MHSA has hooks"):
+        certify(conv, layer, grid=(5, 5))
+
+
+def test_what_neither_takes():
+    conv = nn.Conv2d(3, 4, 3)
+    conv.register_forward_pre_hook(lambda module, args: None)
+    with pytest.raises(UnsupportedLayer):
+        convert(conv)
+    with pytest.raises(Unreadable):
+        certify(conv, conv_to_mhsa(nn.Conv2d(3, 4, 3)), grid=(5, 5))
