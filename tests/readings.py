@@ -1,0 +1,98 @@
+"""What each reader makes of the bytes of a file: torch.load, the command's reader, and the checker's."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
+
+from construct.attention import MHSA
+from construct.checkpoints import unwrap
+from construct.files import read
+from construct.pickles import allowing
+from construct.support import BASES
+from verify.arrays import BYTES, Layer, layers_in
+from verify.fields import stated_geometry
+
+LAYERS = (*BASES, MHSA)
+
+
+def by_torch(data: bytes) -> Any:
+    """What torch makes of it, and safetensors of its own."""
+    if data[8:9] == b"{":
+        return load_safetensors(data)
+    with allowing():
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def by_command(data: bytes, path: Path) -> nn.Module | dict[str, Tensor]:
+    """What the command converts; the file is written to the path for it."""
+    path.write_bytes(data)
+    return read(path).content
+
+
+def by_checker(data: bytes) -> dict[str, Layer]:
+    """The layers that a recheck finds, with their numbers read."""
+    layers = layers_in(io.BytesIO(data), "f")
+    for layer in layers.values():
+        for stored in layer.tensors.values():
+            if stored.dtype in BYTES:
+                stored.read()
+    return layers
+
+
+def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    """A tensor's format, shape and bytes."""
+    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), plain.numpy().tobytes()
+
+
+def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
+    """Where the checker's layers are not what torch returned, path by path."""
+    content, _ = unwrap(content, "f")
+    found = []
+    if isinstance(content, nn.Module):
+        paths = [path for path, module in content.named_modules() if type(module) in LAYERS]
+        found += [f"the checker has no {path!r}" for path in paths if path not in layers]
+        for path, layer in layers.items():
+            if not path.startswith("(not among the modules"):
+                module: Any = content
+                for name in path.split(".") if path else ():
+                    module = module._modules[name]
+                held = {**module._parameters, **module._buffers}
+                found += [f"{path}: {word}" for word in _compared(layer, {n: t for n, t in held.items() if t is not None})]
+                if layer.geometry is not None and layer.geometry != stated_geometry(module):
+                    found.append(f"{path}: another geometry")
+        return found
+    for key, tensor in content.items():
+        path, _, last = key.rpartition(".")
+        if last == "weight" and tensor.dim() > 2 and path not in layers:
+            found.append(f"the checker has no {path!r}")
+    for path, layer in layers.items():
+        under = {key.rpartition(".")[2]: t for key, t in content.items() if key.rpartition(".")[0] == path}
+        found += [f"{path}: {word}" for word in _compared(layer, under)]
+    return found
+
+
+def _compared(layer: Layer, tensors: dict[str, Tensor]) -> list[str]:
+    found = [f"other tensors: {[*layer.tensors]}, {[*tensors]}"] if {*layer.tensors} != {*tensors} else []
+    for name in {*layer.tensors} & {*tensors}:
+        stored, (dtype, shape, data) = layer.tensors[name], bits(tensors[name])
+        if stored.dtype in BYTES:
+            numbers: np.ndarray = stored.read()
+            if (stored.dtype, numbers.shape, numbers.tobytes()) != (dtype, shape, data):
+                found.append(f"{name} differs")
+        elif dtype in BYTES:
+            found.append(f"{name} is {dtype}, not {stored.dtype}")
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two contents are of one kind, with the same names and the same bits."""
+    if isinstance(one, nn.Module) and isinstance(other, nn.Module):
+        names = [[(path, type(module)) for path, module in model.named_modules()] for model in (one, other)]
+        return names[0] == names[1] and alike(one.state_dict(), other.state_dict())
+    return [(key, bits(value)) for key, value in one.items()] == [(key, bits(value)) for key, value in other.items()]
