@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile
+from construct.pickle_walk import Held, Made
 from construct.plain_text import one_line
 
 KEYS = (
@@ -68,6 +69,37 @@ def _holds_model(value: object, depth: int = 3) -> bool:
     if any(isinstance(inner, Tensor) for inner in value.values()) and all(isinstance(key, str) for key in value):
         return True
     return depth > 0 and any(key in value and _holds_model(value[key], depth - 1) for key in KEYS)
+
+
+def whereabouts(root: object) -> str:
+    """Where in a file that was walked, and not loaded, its models are; nothing if one is at the top, or there is none."""
+    if _kind_of(root):
+        return ""
+    found: list[str] = []
+    pending: list[tuple[object, tuple[str, ...]]] = [(root, ())]
+    while pending:
+        thing, place = pending.pop(0)
+        if place and (kind := _kind_of(thing)):
+            found.append(f"its {'key' if isinstance(root, Held) and root.kind in _DICTS else 'item'} {'/'.join(place)!r:.80} holds a {kind}")
+        elif isinstance(thing, Held) and len(place) < 3:
+            inside = thing.pairs() if thing.kind in _DICTS else enumerate(thing.items)
+            pending += [(value, (*place, str(key))) for key, value in inside]
+        elif isinstance(thing, tuple) and len(place) < 3:
+            pending += [(value, (*place, str(number))) for number, value in enumerate(thing)]
+    return "; ".join(found[:3])
+
+
+_DICTS = ("dict", "OrderedDict")
+
+
+def _kind_of(thing: object) -> str:
+    """What a record is of: a module, or a state dict; nothing if it is neither."""
+    if isinstance(thing, Made) and isinstance(thing.state, Held) and "_modules" in thing.state.items[::2]:
+        return f"module of class {thing.name.rpartition('.')[2]}"
+    if isinstance(thing, Held) and thing.kind in _DICTS:
+        tensors = [isinstance(value, Made) and value.name == "tensor" for _, value in thing.pairs()]
+        return "state dict" if any(tensors) and all(isinstance(key, str) for key in thing.items[::2]) else ""
+    return ""
 
 
 def fitting(state: dict[str, Tensor], wanted: Collection[str]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

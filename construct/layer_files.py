@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.attention import MHSA
+from construct.containers import strict_json
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
 from construct.positions import CLASSICAL, Covariance, Encoding, Relative
@@ -78,7 +79,7 @@ def layers_of(tensors: dict[str, Tensor], metadata: str) -> nn.Module:
     """
     try:
         root = nn.Module()
-        for path, fields in json.loads(metadata).items():
+        for path, fields in strict_json(metadata).items():
             fields = dict(fields)
             if fields.pop("kind") != "MHSA":
                 raise ValueError(f"{path!r} is no attention layer")

@@ -50,7 +50,7 @@ ORDER = (
         "ties",
         "network",
     ),
-    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
+    *("archives", "pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "writing"),
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "output"),
     "from_conv",
@@ -60,7 +60,7 @@ ORDER = (
 LONGER = {
     "construct/stock.py": 320,
     "construct/attention.py": 420,
-    "construct/pickle_walk.py": 390,
+    "construct/pickle_walk.py": 460,
     "construct/table.py": 340,
     "verify/proofs_leakage.py": 320,
     "verify/strategies.py": 330,
