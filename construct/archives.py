@@ -25,6 +25,10 @@ class Truncated(Odd):
     """The end of the file is missing."""
 
 
+class Changed(Odd):
+    """The content of a record is not what it was."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A record as the directory describes it.
@@ -81,7 +85,9 @@ def directory(file: BinaryIO, size: int) -> tuple[list[Entry], int]:
     while at < len(data):
         if len(data) - at < _ENTRY.size or data[at : at + 4] != b"PK\1\2":
             raise Odd("its directory is damaged")
-        _, _, _, flags, method, _, _, crc, packed, whole, n, extra, notes, disk, _, outer, place = _ENTRY.unpack_from(data, at)
+        _, _, _, flags, method, _, _, crc, packed, whole, n, extra, notes, disk, _, outer, place = _ENTRY.unpack_from(
+            data, at
+        )
         at += _ENTRY.size + n + extra + notes
         name, large = data[at - notes - extra - n : at - notes - extra], data[at - notes - extra : at - notes]
         if at > len(data) or notes or disk or outer & _MAX16:
@@ -107,7 +113,7 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
     found: dict[bytes, Record] = {}
     at = 0
     for entry in entries:
-        shown = repr(entry.name)[1:61]
+        shown = entry.name.partition(b"/")[2].decode(errors="backslashreplace")[:60]
         if entry.flags & ~(_DESCRIBED | _UTF8):
             raise Odd("it is encrypted, or of a kind that torch does not write")
         if entry.method or entry.packed != entry.size:
@@ -122,13 +128,15 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
         if (sign, flags, method, rest[:n], crc, packed, size) != (b"PK\3\4", entry.flags, 0, entry.name, *stated):
             raise Odd(f"its record {shown} has two headers, which contradict each other")
         filling = rest[n:].removeprefix(entry.large)
-        ideal = b"FB" + (len(filling) - 4).to_bytes(2, "little") + b"Z" * (len(filling) - 4) if len(filling) > 3 else b""
+        ideal = (
+            b"FB" + (len(filling) - 4).to_bytes(2, "little") + b"Z" * (len(filling) - 4) if len(filling) > 3 else b""
+        )
         if not rest[n:].startswith(entry.large) or filling != ideal:
             raise Odd(f"its record {shown} has an extra field that is no alignment")
         start = at + _LOCAL.size + n + extra
         at = start + entry.size
         if sums and _crc(file, start, entry.size) != entry.crc:
-            raise Odd(f"CRC mismatch in {shown.partition('/')[2] or shown}: the file has changed since it was written")
+            raise Changed(f"CRC mismatch in {shown}: the file has changed since it was written")
         if described:
             width = 8 if entry.large else 4
             descriptor = b"PK\7\10" + entry.crc.to_bytes(4, "little") + 2 * entry.size.to_bytes(width, "little")

@@ -80,7 +80,9 @@ def whereabouts(root: object) -> str:
     while pending:
         thing, place = pending.pop(0)
         if place and (kind := _kind_of(thing)):
-            found.append(f"its {'key' if isinstance(root, Held) and root.kind in _DICTS else 'item'} {'/'.join(place)!r:.80} holds a {kind}")
+            found.append(
+                f"its {'key' if isinstance(root, Held) and root.kind in _DICTS else 'item'} {'/'.join(place)!r:.80} holds a {kind}"
+            )
         elif isinstance(thing, Held) and len(place) < 3:
             inside = thing.pairs() if thing.kind in _DICTS else enumerate(thing.items)
             pending += [(value, (*place, str(key))) for key, value in inside]

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from construct.archives import Odd, Record, Truncated, content, directory, records
+from construct.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.errors import BadModelFile
 from construct.pickle_walk import Storage
 from construct.pickles import ZIP
-from construct.plain_text import one_line, shown
+from construct.plain_text import one_line
 
 LONGEST_HEADER = 100_000_000
 """Bytes of a safetensors header, as its library has it."""
@@ -41,7 +41,9 @@ _WIDTHS |= {"BF16": 2, "C64": 8, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_
 
 _LARGEST_NOTE = 64
 """Bytes of a record that says how to read the others, such as ``byteorder``."""
-_WRITTEN = frozenset({"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"})
+_WRITTEN = frozenset(
+    {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
+)
 
 
 def kind_of(file: BinaryIO, size: int, name: str) -> str:
@@ -62,7 +64,8 @@ def kind_of(file: BinaryIO, size: int, name: str) -> str:
             raise BadModelFile(f"{name}: not a model file but {what}")
     if start[257:262] == b"ustar":
         raise BadModelFile(f"{name}: not a model file but a tar archive (unpack it with tar)")
-    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not start[2:9] == b"\0\0\0\0\0\0{":
+    number = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")  # as safetensors begin
+    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not number:
         return "pickle"
     if start[8:9] == b"{" or name.rstrip("'").endswith(".safetensors"):
         return "safetensors"
@@ -140,9 +143,12 @@ def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
         return _archive(file, size)
     except Truncated as odd:
         raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
+    except Changed as odd:
+        raise BadModelFile(f"{name}: {one_line(odd)} (copy or download it again)") from odd
     except Odd as odd:
-        again = "copy or download it" if "CRC" in str(odd) else "save the model with torch.save"
-        raise BadModelFile(f"{name}: the archive is odd: {one_line(odd)} ({again} again)") from odd
+        raise BadModelFile(
+            f"{name}: the archive is odd: {one_line(odd)} (save the model again with torch.save)"
+        ) from odd
     except _NotOurs as error:
         raise BadModelFile(f"{name}: {error}") from None
     finally:
@@ -172,7 +178,10 @@ def _archive(file: BinaryIO, size: int) -> Archive:
             raise Odd(f"it holds a record {name[:60]!r}, which torch.save does not write")
     if inside["data.pkl"].size > LARGEST_PICKLE:
         raise Odd(f"its data.pkl is larger than {LARGEST_PICKLE} bytes")
-    notes = {name: content(file, inside[name]) if inside[name].size < _LARGEST_NOTE else b"" for name in inside.keys() & _WRITTEN - {"data.pkl"}}
+    notes = {
+        name: content(file, inside[name]) if inside[name].size < _LARGEST_NOTE else b""
+        for name in inside.keys() & _WRITTEN - {"data.pkl"}
+    }
     if notes.get("byteorder", b"little") != b"little":
         raise Odd(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
     if notes.get("version") not in _VERSIONS:

@@ -236,7 +236,9 @@ def _pickled(
 def _not_allowed(names: list[str], root: object, name: str, allowed: Allowed) -> str:
     """What a file holds that is not allowed, and each way out that there is."""
     if "torch.nn.parameter.UninitializedParameter" in names:
-        return "holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
+        return (
+            "holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
+        )
     told = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     place = whereabouts(root)
     if place:
@@ -277,7 +279,9 @@ def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
         return content
     if isinstance(content, dict) and content:
         if odd := [key for key in content if not all(key.split("."))]:
-            raise BadModelFile(f"{name}: a tensor is named {odd[0]!r:.80}, which no path is (save the state dict of a module)")
+            raise BadModelFile(
+                f"{name}: a tensor is named {odd[0]!r:.80}, which no path is (save the state dict of a module)"
+            )
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
     raise BadModelFile(f"{name}: holds {what}, not a model (save the nn.Module, or its state dict)")

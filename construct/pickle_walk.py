@@ -116,7 +116,9 @@ class Walker:
         except Odd as odd:
             self._note(odd)
         except (LookupError, TypeError, ValueError, AttributeError, EOFError):
-            self._note(Truncated("its pickle has no end") if stream.ended else Odd("its pickle is damaged"))
+            if stream.ended:
+                self.odd = Truncated("its pickle has no end")
+            self._note(Odd("its pickle is damaged"))
         return root
 
     def _note(self, odd: Odd) -> None:
@@ -432,9 +434,9 @@ def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> tuple[Wa
     walker = Walker(classes)
     file.seek(0)
     head = [walker.walk(file) for _ in range(3)]  # a magic number, the protocol, the system
+    root = walker.walk(file)
     if any(part not in (None, right) for part, right in zip(head, (MAGIC, PROTOCOL), strict=False)):
         walker.odd = Odd("a pickle, but not one that torch.save wrote")
-    root = walker.walk(file)
     keys = walker.walk(file) if walker.odd is None else None
     if walker.odd is None:
         walker.odd = _misplaced(file, size, walker, keys)

@@ -218,4 +218,3 @@ def legacy(pickle: bytes, *storages: tuple[str, int, bytes], end: bytes = b"") -
     keys = program(b"](" + b"".join(text(key) for key, _, _ in storages) + b"e")
     numbers = b"".join(struct.pack("<q", count) + data for _, count, data in storages)
     return head + system + pickle + keys + numbers + end
-

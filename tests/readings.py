@@ -63,7 +63,9 @@ def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
                 for name in path.split(".") if path else ():
                     module = module._modules[name]
                 held = {**module._parameters, **module._buffers}
-                found += [f"{path}: {word}" for word in _compared(layer, {n: t for n, t in held.items() if t is not None})]
+                found += [
+                    f"{path}: {word}" for word in _compared(layer, {n: t for n, t in held.items() if t is not None})
+                ]
                 if layer.geometry is not None and layer.geometry != stated_geometry(module):
                     found.append(f"{path}: another geometry")
         return found

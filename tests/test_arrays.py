@@ -26,8 +26,8 @@ from torch.nn.utils import prune
 import construct
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify import arrays, opcodes
 from tests.archives import packed, records_in
+from verify import arrays, opcodes
 from verify.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
 from verify.fields import stated_geometry
 from verify.opcodes import Walk
@@ -295,10 +295,10 @@ def test_a_layer_under_the_names_of_a_parametrization_is_seen_in_a_state_dict(ho
     assert {layer.kind for layer in layers.values()} == {"unknown"}
 
 
-@pytest.mark.parametrize("text", [b"null", b"[]", b'{"__metadata__": {"geometry": "null"}}'])
+@pytest.mark.parametrize("text", [b"null", b"[]", b" {}", b'{"__metadata__": {"geometry": "null"}}'])
 def test_what_is_no_json_object_is_said_so(text, tmp_path):
     (path := tmp_path / "f.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    refused(path, "is no JSON object")
+    refused(path, "is no JSON object|nor safetensors")
 
 
 def test_storage_that_does_not_fit_is_refused(saved):
@@ -481,11 +481,20 @@ def test_odd_safetensors_are_refused(tmp_path):
         ({"a": four | {"data_offsets": [4, 8]}}, b"\0" * 8, "holes"),
         ({"a": four | {"data_offsets": [4, 0]}}, b"\0" * 4, "is not what"),
         ({"a": four | {"shape": [2]}}, b"\0" * 4, "is not what"),
-        ({"a": four | {"shape": [-1, -1]}}, b"\0" * 4, "is not what"),
+        ({"a": four | {"shape": [-1, -1]}}, b"\0" * 4, "no counts"),
         ({"a": four | {"dtype": "F31"}}, b"\0" * 4, "F31"),
-        ({"a": four | {"more": 1}}, b"\0" * 4, "is not what"),
+        ({"a": four | {"more": 1}}, b"\0" * 4, "no counts"),
+        ({"a": four | {"data_offsets": [0, 4, 4]}}, b"\0" * 4, "no counts"),
+        ({"a": four | {"shape": [0, 2**59, 2**59]}}, b"", "no counts, or too large"),
+        ({"a": four | {"dtype": "C16"}}, b"\0" * 4, "C16"),
+        ({"__metadata__": {"a": 1}}, b"", "no texts"),
+        ({"__metadata__": [1]}, b"", "no texts"),
+        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-0,4]}}', b"\0" * 4, "no whole number"),
+        (b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"\0" * 4, "no strict JSON"),
+        ({".weight": four}, b"\0" * 4, "could mean two things"),
         (b'{"a": {"dtype": "F32", "dtype": "F32"}}', b"", "stands twice"),
-        (b"[" * 20, b"", "no strict JSON"),
+        (b"[" * 20, b"", "nor safetensors"),
+        (b'{"a":' * 20, b"", "no strict JSON"),
         ({"__metadata__": {"geometry": "{"}}, b"", "no strict JSON"),
         ({"__metadata__": {"geometry": '{"a": {"kind": "Conv2d"}}'}}, b"", "said to be Conv2d"),
         ({"a.weight": four, "__metadata__": {"geometry": '{"a": {"kind": "MHSA"}}'}}, b"\0" * 4, "said to be MHSA"),

@@ -4,10 +4,8 @@ Rows 59 to 63 of the inputs to survive.  Each file here was once read by the che
 return, or was passed over by it.
 """
 
-import io
 import pickle
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +80,10 @@ def split(archive: bytes) -> tuple[list[Piece], list[Piece], list[Piece]]:
 
 def directories(zip64_first: bool, offset: int) -> bytes:
     """Two models in one archive: the zip64 record names one directory, the 32-bit end record the other."""
-    (a_records, a_entries, a_ends), (b_records, b_entries, b_ends) = split(saved(state(1.0))), split(saved(state(1001.0)))
+    (a_records, a_entries, a_ends), (b_records, b_entries, b_ends) = (
+        split(saved(state(1.0))),
+        split(saved(state(1001.0))),
+    )
     if not zip64_first:
         a_records, a_entries, a_ends, b_records, b_entries, b_ends = (
             *(b_records, b_entries, b_ends),
@@ -206,7 +207,9 @@ def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
     for more in other:
         refused(packed([*records, more]), place, "record|folder", "record|folder|not a model")
         refused(packed([more, *records]), place, "record|folder", "record|folder|not a model")
-    refused(packed([(name.replace("archive", ""), data) for name, data in records]), place, "folder", "folder|not a model")
+    refused(
+        packed([(name.replace("archive", ""), data) for name, data in records]), place, "folder", "folder|not a model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,14 +227,18 @@ def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
 def test_row_59_what_says_how_to_read(name: str, content: bytes | None, place: Path) -> None:
     records = records_in(saved(state(1.0)))
     records = {n: d if n != name else content for n, d in records.items()}  # type: ignore[misc]
-    refused(packed([(f"archive/{n}", d) for n, d in records.items() if d is not None]), place, name.strip(".") + "|little")
+    refused(
+        packed([(f"archive/{n}", d) for n, d in records.items() if d is not None]), place, name.strip(".") + "|little"
+    )
 
 
 def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On request, torch works out where storages lie, by their order in the pickle, and does not look."""
     content = {"a.weight": state(1.0)["weight"], "b.weight": state(2.0)["weight"]}
     records = records_in(saved(content))
-    swapped = {n: records[n] for n in ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "data/1", "data/0")}
+    swapped = {
+        n: records[n] for n in ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "data/1", "data/0")
+    }
     data = packed([(f"archive/{n}", d) for n, d in {**swapped, **records}.items()])
     place.write_bytes(data)
     with torch.utils.serialization.config.patch("load.calculate_storage_offsets", True):
@@ -352,10 +359,22 @@ def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
     """torch's own functions for subclasses of tensors can set the data of a tensor that stands elsewhere, already."""
     weight, other = tensor(storage()) + b"q\0", tensor(storage("1")) + b"q\1"
     same = row(b"h\0", named("torch", "float32"), text("cpu"), b"\x89")
-    act = called(named("torch._tensor", "_rebuild_from_type_v2"), SWAP, named("torch", "Tensor"), same, table((text("data"), b"h\1")))
-    data = with_pickle(program(table((text("model"), table((text("weight"), weight))), (text("other"), other), (text("act"), act))), ZERO, FOUR)
+    act = called(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        SWAP,
+        named("torch", "Tensor"),
+        same,
+        table((text("data"), b"h\1")),
+    )
+    data = with_pickle(
+        program(table((text("model"), table((text("weight"), weight))), (text("other"), other), (text("act"), act))),
+        ZERO,
+        FOUR,
+    )
     assert by_torch(data)["model"]["weight"].sum() == 10
-    refused(data, place, "gives a tensor to a function", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils")
+    refused(
+        data, place, "gives a tensor to a function", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils"
+    )
 
 
 def test_row_62_a_dict_whose_own_attributes_hide_its_items(place: Path) -> None:
@@ -422,7 +441,9 @@ def python_2(values: dict[str, torch.Tensor], end: bytes = b"") -> bytes:
     pairs, storages = b"", []
     for key, value in values.items():
         name = str(9000 + len(storages))
-        kept = row(short("storage"), named("torch", "FloatStorage"), short(name), short("cuda:0"), number(value.numel()), b"N")
+        kept = row(
+            short("storage"), named("torch", "FloatStorage"), short(name), short("cuda:0"), number(value.numel()), b"N"
+        )
         pairs += b"](" + short(key) + tensor(kept + b"Q", tuple(value.shape)) + b"e"
         storages.append((name, value.numel(), value.numpy().tobytes()))
     content = program(named("collections", "OrderedDict"), b"](", pairs, b"e\x85R")
@@ -440,7 +461,14 @@ def test_row_63_a_state_dict_of_python_2(place: Path) -> None:
 
 def test_row_63_an_old_file_has_one_reading_too(place: Path) -> None:
     values = {"weight": torch.rand(1, 1, 2, 2)}
-    pairs = [(text("weight"), tensor(row(text("storage"), named("torch", "FloatStorage"), text("7"), text("cpu"), number(4), b"N") + b"Q"))]
+    pairs = [
+        (
+            text("weight"),
+            tensor(
+                row(text("storage"), named("torch", "FloatStorage"), text("7"), text("cpu"), number(4), b"N") + b"Q"
+            ),
+        )
+    ]
     content = program(table(*pairs))
 
     def told(data: bytes) -> str:
@@ -451,7 +479,11 @@ def test_row_63_an_old_file_has_one_reading_too(place: Path) -> None:
     assert alike(by_command(legacy(content, ("7", 4, values["weight"].numpy().tobytes())), place), values)
     whole = legacy(content, ("7", 4, FOUR))
     for length in range(len(whole)):
-        assert "truncated" in told(whole[:length]) or "not a model" in told(whole[:length]) or "empty" in told(whole[:length])
+        assert (
+            "truncated" in told(whole[:length])
+            or "not a model" in told(whole[:length])
+            or "empty" in told(whole[:length])
+        )
     for odd, words in {
         whole + b"\0": "follow",
         legacy(content, ("7", 3, FOUR)): "storage",

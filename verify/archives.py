@@ -72,7 +72,9 @@ def archive_in(file: BinaryIO) -> Archive:
             raise Rejected("not what torch.save writes of a module or a state dict: its records are not in one folder")
         key = inside.removeprefix(b"data/")
         if not (inside in NAMES or (key != inside and key.isdigit())) or inside.decode() in records:
-            raise Rejected(f"the zip holds the record {inside[:60]!r}, which torch.save does not write, or holds it twice")
+            raise Rejected(
+                f"the zip holds the record {inside[:60]!r}, which torch.save does not write, or holds it twice"
+            )
         records[inside.decode()] = record
     if at != len(directory) or place != first:
         raise Rejected("something lies between the zip's records and its directory, or behind that")
@@ -96,7 +98,9 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
     if tail[-END.size :][:4] != b"PK\5\6":
         found = tail.rfind(b"PK\5\6")
         whole = found >= 0 and len(tail) - found > END.size
-        raise Rejected("something follows behind the end of the zip" if whole else "truncated: the zip has no end record")
+        raise Rejected(
+            "something follows behind the end of the zip" if whole else "truncated: the zip has no end record"
+        )
     end = END.unpack_from(tail, len(tail) - END.size)
     last = size - END.size
     count, length, first = end[4:7]
@@ -105,7 +109,11 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
         record = ZIP64.unpack_from(tail, len(tail) - size + last)
         count, length, first = record[7:]
         told = LOCATOR.unpack_from(tail, len(tail) - END.size - LOCATOR.size)
-        if told != (b"PK\6\7", 0, last, 1) or record[:2] != (b"PK\6\6", 44) or record[4:] != (0, 0, count, count, length, first):
+        if (
+            told != (b"PK\6\7", 0, last, 1)
+            or record[:2] != (b"PK\6\6", 44)
+            or record[4:] != (0, 0, count, count, length, first)
+        ):
             raise Rejected("the zip64 record, its locator and the place where it lies contradict each other")
     elif LONG in (length, first) or count == SHORT:
         raise Rejected("the zip64 record is missing")
@@ -140,7 +148,9 @@ def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc:
     if described:
         form = LONG_DESCRIPTOR if extra else DESCRIPTOR
         if form.unpack(_exactly(file, end, form.size)) != (b"PK\7\10", crc, size, size):
-            raise Rejected(f"the descriptor of the record {name[:60]!r} in the zip is not what the directory says of it")
+            raise Rejected(
+                f"the descriptor of the record {name[:60]!r} in the zip is not what the directory says of it"
+            )
     return Record(end - size, size, len(padding) - 4, described), end + (form.size if described else 0)
 
 
@@ -149,7 +159,11 @@ def _judge(archive: Archive) -> None:
     records = archive.records
     if "data.pkl" not in records:
         raise Rejected("not what torch.save writes of a module or a state dict: it has no data.pkl")
-    known = {"version": [b"%d\n" % n for n in range(1, 11)], "byteorder": [None, b"little"], ".format_version": [None, b"1"]}
+    known = {
+        "version": [b"%d\n" % n for n in range(1, 11)],
+        "byteorder": [None, b"little"],
+        ".format_version": [None, b"1"],
+    }
     for name, values in known.items():
         value = archive.read(name) if name in records and records[name].size < 20 else None
         if value not in values or (value is None and name in records):

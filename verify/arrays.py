@@ -94,7 +94,9 @@ def strict_json(text: bytes, what: str) -> Any:
         raise ValueError(f"{number[:20]} is no finite number")
 
     try:
-        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite, parse_int=whole)
+        return json.loads(
+            text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite, parse_int=whole
+        )
     except (ValueError, RecursionError) as error:
         raise Rejected(f"{what} is no strict JSON: {error}") from None
 
@@ -169,7 +171,11 @@ def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
     tensors, spans = {}, []
     for name, entry in header.items():
         dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if (len(entry), len(span)) != (3, 2) or not _counts(shape, span, (math.prod(n or 1 for n in shape),)) or len(shape) > 32:
+        if (
+            (len(entry), len(span)) != (3, 2)
+            or not _counts(shape, span, (math.prod(n or 1 for n in shape),))
+            or len(shape) > 32
+        ):
             raise Rejected(f"tensor {name!r} has a shape or data_offsets that are no counts, or too large")
         if span[1] - span[0] != math.prod(shape) * _WIDTHS[dtype]:
             raise Rejected(f"tensor {name!r} is not what its dtype, shape and data_offsets say")
@@ -200,7 +206,7 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
         if archive.records[f"data/{key}"].size != count * _STORED[kind]:
             raise Rejected(f"storage {key!r} does not fit its record: {count} numbers of {kind}")
     stored = [name.removeprefix("data/") for name in archive.records if name.startswith("data/")]
-    if (unnamed := {*stored} - {*walk.storages}) :
+    if unnamed := {*stored} - {*walk.storages}:
         raise Rejected(f"no tensor is in the record data/{min(unnamed)}")
     if ".format_version" in archive.records and not stored == [*walk.storages] == [*map(str, range(len(stored)))]:
         raise Rejected("its storages do not lie where torch works out that they are")
@@ -246,9 +252,7 @@ def _check_names(path: str, module: Made, attributes: dict[str, Any]) -> None:
                 raise Rejected(f"{path!r} has {name} of its own")
 
 
-def _layer_of(
-    path: str, module: Made, attributes: dict[str, Any], archive: Archive
-) -> Layer | None:
+def _layer_of(path: str, module: Made, attributes: dict[str, Any], archive: Archive) -> Layer | None:
     """The layer that a module is; None if it is none."""
     held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
     kind = CLASSES.get(module.kind, "unknown")
@@ -302,7 +306,12 @@ def _tensor(record: Any, archive: Archive) -> Stored:
         raise Rejected(f"a {record.kind} of a {data.kind} where a plain tensor or parameter belongs")
     storage, offset, shape, strides, *more = data.args
     for trains, hooks, *metadata in [more, flags] if flags else [more]:
-        if type(trains) is not bool or hooks.kind != "collections OrderedDict" or hooks.pairs or metadata not in ([], [None]):
+        if (
+            type(trains) is not bool
+            or hooks.kind != "collections OrderedDict"
+            or hooks.pairs
+            or metadata not in ([], [None])
+        ):
             raise Rejected("a tensor has hooks, or metadata, or neither gradients nor none")
     if storage.kind != "storage" or not _counts(shape, strides, (offset,)) or len(shape) > 32:
         raise Rejected("a tensor has no storage, or a shape, strides or offset that are no counts")

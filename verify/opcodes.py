@@ -16,7 +16,9 @@ CLASSES["construct.attention MHSA"] = "MHSA"
 PLAIN = re.compile(r"torch\.nn\.modules\.\w+ \w+|construct\.attention MHSA|construct\.geometry ConvGeometry")
 """Classes that are made without arguments and then given their state, by code that is known."""
 
-_REBUILD = "tensor tensor_v2 tensor_v3 parameter parameter_with_state qtensor sparse_tensor meta_tensor_no_storage".split()
+_REBUILD = (
+    "tensor tensor_v2 tensor_v3 parameter parameter_with_state qtensor sparse_tensor meta_tensor_no_storage".split()
+)
 _OF_TENSORS = {f"torch._utils _rebuild_{kind}" for kind in _REBUILD}
 _DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict"
 _LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
@@ -71,7 +73,7 @@ class Walk:
         if pickle[:2] != b"\x80\2":
             raise Rejected("the pickle is not of protocol 2, as torch.save writes it")
         for _ in range(MOST_OPCODES):
-            code, = self._take(1)
+            (code,) = self._take(1)
             if code == 46:  # STOP
                 break
             self._step(code)
@@ -138,8 +140,15 @@ class Walk:
 
     def _give(self, target: Made, things: Any) -> None:
         """Note what an object of a class that is not known is given."""
-        if " " not in target.kind or target.kind in _OF_TENSORS or target.kind == _ORDERED or PLAIN.fullmatch(target.kind):
-            raise Rejected(f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not")
+        if (
+            " " not in target.kind
+            or target.kind in _OF_TENSORS
+            or target.kind == _ORDERED
+            or PLAIN.fullmatch(target.kind)
+        ):
+            raise Rejected(
+                f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
+            )
         self._handed.append(things)
 
     def _storage(self, described: Any) -> Made:
