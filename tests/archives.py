@@ -103,7 +103,7 @@ def repaired(pieces: list[Piece]) -> list[Piece]:
             counts = {"here": len(entries), "count": len(entries), "size": length, "at": first or 0}
             piece.fields |= counts
         if piece.kind == "locator":
-            piece.fields["at"] = at - 56
+            piece.fields["at"] = max(0, at - 56)
         at += len(bytes(piece))
     return pieces
 

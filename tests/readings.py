@@ -1,6 +1,8 @@
 """What each reader makes of the bytes of a file: torch.load, the command's reader, and the checker's."""
 
 import io
+import pickle
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.checkpoints import unwrap
 from construct.files import read
+from construct.pickle_walk import KNOWN
 from construct.pickles import allowing
 from construct.support import BASES
 from verify.arrays import BYTES, Layer, layers_in
@@ -26,6 +29,41 @@ def by_torch(data: bytes) -> Any:
         return load_safetensors(data)
     with allowing():
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+class Own(nn.Module):
+    """Stands for any class that the file alone knows: takes whatever it is given."""
+
+    def __init__(self, *_: Any):
+        super().__init__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        """Take it."""
+
+    def extend(self, values: Any) -> None:
+        """Take them."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict) and "_modules" in state:
+            super().__setstate__(state)
+
+
+def by_pickle(data: bytes) -> Any:
+    """What torch makes of it where classes may be named that are in no list."""
+    with allowing() as ours:
+        known = ours | KNOWN
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            module = {"__builtin__": "builtins"}.get(module, module)
+            return super().find_class(module, name) if f"{module}.{name}" in known else Own
+
+    reader = types.ModuleType("reader")
+    reader.Unpickler, reader.load = Unpickler, lambda f, **_: Unpickler(f).load()  # type: ignore[attr-defined]
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False, pickle_module=reader)
 
 
 def by_command(data: bytes, path: Path) -> nn.Module | dict[str, Tensor]:
@@ -52,7 +90,7 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
     """Where the checker's layers are not what torch returned, path by path."""
-    content, _ = unwrap(content, "f")
+    content = unwrapped(content)
     found = []
     if isinstance(content, nn.Module):
         paths = [path for path, module in content.named_modules() if type(module) in LAYERS]
@@ -97,4 +135,9 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
         names = [[(path, type(module)) for path, module in model.named_modules()] for model in (one, other)]
         return names[0] == names[1] and alike(one.state_dict(), other.state_dict())
-    return [(key, bits(value)) for key, value in one.items()] == [(key, bits(value)) for key, value in other.items()]
+    return {key: bits(value) for key, value in one.items()} == {key: bits(value) for key, value in other.items()}
+
+
+def unwrapped(content: Any) -> Any:
+    """The model inside a checkpoint."""
+    return unwrap(content, "f")[0]

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.archives import Archive, archive_in
-from verify.opcodes import CLASSES, PLAIN, Made, Rejected, Walk, is_module
+from verify.opcodes import CLASSES, PARAMETER, PLAIN, STORAGES, TENSOR, Made, Rejected, Walk, counts, is_module
 from verify.unwrapping import network_in, tensors_of
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
@@ -32,9 +32,6 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_EXPANDED, LONGEST_HEADER, MOST_MODULES = 2**24, 100_000_000, 100_000
 
 _STORAGES = dict(zip([f"torch {kind}Storage" for kind in ("Half", "BFloat16", "Float", "Double")], BYTES, strict=True))
-_STORED = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16, "Bool": 1}
-_STORED |= {"Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "QInt8": 1, "QUInt8": 1, "QInt32": 4}
-_STORED = {f"torch {kind}Storage": width for kind, width in _STORED.items()} | {"torch.storage UntypedStorage": 1}
 _SAFETENSORS = dict(zip(("F16", "BF16", "F32", "F64"), BYTES, strict=True))
 _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2}
 _WIDTHS |= {"I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8}
@@ -42,6 +39,10 @@ _MODULE = frozenset(  # what every module of torch holds
     "training _parameters _buffers _modules _non_persistent_buffers_set _is_full_backward_hook _backward_hooks _backward_pre_hooks "
     "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
     "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks".split()
+)
+_WALK = frozenset(  # methods by which torch goes through a module
+    "modules named_modules children named_children parameters named_parameters buffers named_buffers state_dict get_submodule "
+    "_named_members".split()
 )
 _KNOWN = {"MHSA": {*_MODULE, "geometry", "heads", "radix", "_execution"}}
 _KNOWN |= {
@@ -149,10 +150,6 @@ def _may_be_a_kernel(group: dict[str, Stored]) -> bool:
     )
 
 
-def _counts(*values: Any) -> bool:
-    return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in values)
-
-
 def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
     size = file.seek(0, 2)
     file.seek(0)
@@ -173,7 +170,7 @@ def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
         dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
         if (
             (len(entry), len(span)) != (3, 2)
-            or not _counts(shape, span, (math.prod(n or 1 for n in shape),))
+            or not counts(shape, span, (math.prod(n or 1 for n in shape),))
             or len(shape) > 32
         ):
             raise Rejected(f"tensor {name!r} has a shape or data_offsets that are no counts, or too large")
@@ -201,9 +198,9 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
     archive = archive_in(file)
     walk = Walk(archive.read("data.pkl"))
     for key, (kind, count) in walk.storages.items():
-        if kind not in _STORED or count < 0 or f"data/{key}" not in archive.records:
-            raise Rejected(f"storage {key!r} is of {kind}, with {count} numbers, and there is no such record or type")
-        if archive.records[f"data/{key}"].size != count * _STORED[kind]:
+        if f"data/{key}" not in archive.records:
+            raise Rejected(f"storage {key!r} of {count} numbers is needed, and there is no such record")
+        if archive.records[f"data/{key}"].size != count * STORAGES[kind]:
             raise Rejected(f"storage {key!r} does not fit its record: {count} numbers of {kind}")
     stored = [name.removeprefix("data/") for name in archive.records if name.startswith("data/")]
     if unnamed := {*stored} - {*walk.storages}:
@@ -245,6 +242,8 @@ def _check_names(path: str, module: Made, attributes: dict[str, Any]) -> None:
     names += attributes
     if len({*names}) != len(names):
         raise Rejected(f"{path!r} gives one name to two things: {max(names, key=names.count)!r}")
+    if hiding := _WALK & {*attributes}:
+        raise Rejected(f"{path!r} has {min(hiding)} of its own, by which torch would go through it")
     if PLAIN.fullmatch(module.kind):
         for name, value in attributes.items():
             called = isinstance(value, Made) and value.kind == "global" and not _DTYPE.fullmatch(value.args)
@@ -298,30 +297,17 @@ def _plain(value: Any) -> Any:
 
 
 def _tensor(record: Any, archive: Archive) -> Stored:
-    """What torch._utils would rebuild from these arguments."""
-    data, flags = record, []
-    if record.kind == "torch._utils _rebuild_parameter":
-        data, *flags = record.args
-    if data.kind != "torch._utils _rebuild_tensor_v2":
-        raise Rejected(f"a {record.kind} of a {data.kind} where a plain tensor or parameter belongs")
-    storage, offset, shape, strides, *more = data.args
-    for trains, hooks, *metadata in [more, flags] if flags else [more]:
-        if (
-            type(trains) is not bool
-            or hooks.kind != "collections OrderedDict"
-            or hooks.pairs
-            or metadata not in ([], [None])
-        ):
-            raise Rejected("a tensor has hooks, or metadata, or neither gradients nor none")
-    if storage.kind != "storage" or not _counts(shape, strides, (offset,)) or len(shape) > 32:
-        raise Rejected("a tensor has no storage, or a shape, strides or offset that are no counts")
+    """What torch._utils rebuilds of what was recorded."""
+    data = record.args[0] if record.kind == PARAMETER else record
+    if data.kind != TENSOR:
+        raise Rejected(f"a {record.kind} where a plain tensor or parameter belongs")
+    storage, offset, shape, strides, _, hooks, *_ = data.args
     _, kind, key, _, count = storage.args
+    if hooks.pairs or (record is not data and record.args[2].pairs):
+        raise Rejected("a tensor has hooks")
     if math.prod(shape) > max(count, MOST_EXPANDED):
         raise Rejected(f"a tensor of shape {shape} is of {count} numbers repeated")
     dtype = str(_STORAGES.get(kind.args) or kind.args)
-    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    if 0 not in shape and last >= count:
-        raise Rejected(f"a tensor of shape {shape} does not fit storage {key!r} of {count} numbers")
 
     def read() -> np.ndarray:
         if dtype not in BYTES:

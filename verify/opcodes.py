@@ -15,12 +15,16 @@ CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv
 CLASSES["construct.attention MHSA"] = "MHSA"
 PLAIN = re.compile(r"torch\.nn\.modules\.\w+ \w+|construct\.attention MHSA|construct\.geometry ConvGeometry")
 """Classes that are made without arguments and then given their state, by code that is known."""
+STORAGES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
+"""The bytes of a number in each kind of storage: first the kinds of which a gradient can be had."""
+_TRAIN = {f"torch {kind}Storage" for kind in STORAGES}
+STORAGES |= {"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "QInt8": 1, "QUInt8": 1, "QInt32": 4}
+STORAGES = {f"torch {kind}Storage": width for kind, width in STORAGES.items()} | {"torch.storage UntypedStorage": 1}
+TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
 
-_REBUILD = (
-    "tensor tensor_v2 tensor_v3 parameter parameter_with_state qtensor sparse_tensor meta_tensor_no_storage".split()
-)
-_OF_TENSORS = {f"torch._utils _rebuild_{kind}" for kind in _REBUILD}
 _DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict"
+_TORCHS = re.compile(r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*")
+"""Names that torch knows, of which each is called in one way, or in none."""
 _LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
 _NUMBERS = {75: "<B", 77: "<H", 74: "<i", 71: ">d"}
 _EMPTY = {93: "list", 125: "dict", 0x8F: "set"}
@@ -45,6 +49,18 @@ class Made:
         if self.kind not in _DICTS or self.args or len(found) != len(self.pairs):
             raise Rejected(f"a {self.kind} where a dict of names belongs")
         return found
+
+
+def counts(*rows: Any) -> bool:
+    """Whether these are sequences of numbers as sizes are."""
+    return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in rows)
+
+
+def _key(value: Any) -> bool:
+    """Whether a dict can have this for a key."""
+    if type(value) is tuple:
+        return all(type(part) is not tuple and _key(part) for part in value)
+    return type(value) in (str, int, float, bool, type(None)) or (isinstance(value, Made) and value.kind not in ("list", "set", *_DICTS))
 
 
 def is_module(value: Any) -> bool:
@@ -136,26 +152,21 @@ class Walk:
     def _put(self, target: Any, items: list[Any], by_key: bool) -> None:
         if (target.kind not in _DICTS) if by_key else (target.kind != "list"):
             self._give(target, items)
+        if by_key and not all(map(_key, items[::2])):
+            raise Rejected("a dict has a key that is none")
         target.pairs += zip(items[::2], items[1::2], strict=True) if by_key else ((item, 0) for item in items)
 
     def _give(self, target: Made, things: Any) -> None:
         """Note what an object of a class that is not known is given."""
-        if (
-            " " not in target.kind
-            or target.kind in _OF_TENSORS
-            or target.kind == _ORDERED
-            or PLAIN.fullmatch(target.kind)
-        ):
-            raise Rejected(
-                f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
-            )
+        if " " not in target.kind or target.kind == _ORDERED or PLAIN.fullmatch(target.kind) or _TORCHS.fullmatch(target.kind):
+            raise Rejected(f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not")
         self._handed.append(things)
 
     def _storage(self, described: Any) -> Made:
         word, kind, key, location, count = described
-        if word != "storage" or type(kind) is not Made or kind.kind != "global" or type(location) is not str:
-            raise Rejected("a tensor has no storage")
-        if type(key) is not str or not (key.isascii() and key.isdigit()) or type(count) is not int:
+        if word != "storage" or type(kind) is not Made or kind.args not in STORAGES or type(location) is not str:
+            raise Rejected("a tensor has no storage, or one of a type that is not known")
+        if type(key) is not str or not (key.isascii() and key.isdigit()) or not counts((count,)):
             raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
         if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):
             raise Rejected(f"storage {key!r} is described in two ways, of which torch takes the first")
@@ -163,16 +174,37 @@ class Walk:
 
     def _called(self, function: Any, args: Any, reduced: bool) -> Made:
         kind = function.args if isinstance(function, Made) and function.kind == "global" else ""
-        new = Made(kind, args)
         if not kind or type(args) is not tuple:
             raise Rejected("the pickle calls what is no name")
+        known = False
         if PLAIN.fullmatch(kind) or kind == _ORDERED:
-            if args or reduced != (kind == _ORDERED):
-                raise Rejected(f"the pickle makes a {kind.replace(' ', '.')} in another way than torch.save")
-        elif not (reduced and kind in _OF_TENSORS):
+            known = not args and reduced == (kind == _ORDERED)
+        elif kind == TENSOR:
+            known = reduced and self._rebuilds(*args)
+        elif kind == PARAMETER:
+            data, trains, hooks = args
+            known = reduced and data.kind == TENSOR and data.state is None and self._trains(data.args[0], trains, hooks)
+        elif _TORCHS.fullmatch(kind):
+            known = reduced and _makes_a_value(kind.replace("__builtin__", "builtins"), args)
+        else:
             self._handed.append((kind, args))
+            known = True
+        if not known:
+            raise Rejected(f"the pickle makes a {kind.replace(' ', '.')} in another way than torch.save")
+        new = Made(kind, args)
         self.layers += [new] if kind in CLASSES else []
         return new
+
+    def _rebuilds(self, storage: Any, offset: Any, shape: Any, strides: Any, trains: Any, hooks: Any, *more: Any) -> bool:
+        if storage.kind != "storage" or not counts(shape, strides, (offset,)) or len(shape) > 32 or more not in ((), (None,)):
+            raise Rejected("a tensor has no storage, or metadata, or a shape, strides or offset that are no counts")
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if 0 not in shape and last >= storage.args[4]:
+            raise Rejected(f"a tensor of shape {shape} does not fit storage {storage.args[2]!r} of {storage.args[4]} numbers")
+        return self._trains(storage, trains, hooks)
+
+    def _trains(self, storage: Made, trains: Any, hooks: Any) -> bool:
+        return type(trains) is bool and not (trains and storage.args[1].args not in _TRAIN) and hooks.kind == _ORDERED
 
     def _fill(self, target: Any, state: Any) -> None:
         if target.state is not None:
@@ -182,7 +214,7 @@ class Walk:
         if target.kind == _ORDERED:
             if [key for key, _ in state.pairs] != ["_metadata"]:
                 raise Rejected("a dict has attributes of its own, which may hide its items")
-        elif not (PLAIN.fullmatch(target.kind) or is_module(target)):
+        elif not (PLAIN.fullmatch(target.kind) or (is_module(target) and not _TORCHS.fullmatch(target.kind))):
             self._give(target, state)
 
     def _inert(self) -> None:
@@ -196,3 +228,21 @@ class Walk:
             if isinstance(value, Made) and value.kind == "storage":
                 raise Rejected("the pickle gives a tensor to a function or an object that is not known")
             pending += (value.args, value.state, *value.pairs) if isinstance(value, Made) else value
+
+
+def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
+    """Whether this is how torch.save writes bytes, a set and the like, whose arguments are plain."""
+    types = [type(x) for x in args]
+    if kind == "_codecs encode":
+        return types == [str, str] and args[1] == "latin1" and all(ord(letter) < 256 for letter in args[0])
+    if kind == "builtins set":
+        return len(args) == 1 and args[0].kind == "list" and all(_key(x) and not isinstance(x, Made) for x, _ in args[0].pairs)
+    if kind == "builtins complex":
+        return types == [float, float]
+    if kind == "builtins bytearray":
+        return types == [str, str] and args[1] == "latin-1" and all(ord(letter) < 256 for letter in args[0])
+    if kind == "torch Size":
+        return len(args) == 1 and type(args[0]) is tuple and counts(args[0])
+    if kind == "torch device":
+        return types in ([str], [str, int]) and args[0] in ("cpu", "cuda", "mps", "xpu", "meta")
+    return kind == "torch.serialization _get_layout" and args == ("torch.strided",)
