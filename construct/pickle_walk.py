@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, BinaryIO
 
+import torch
+
 from construct.archives import Odd, Truncated
 
 MOST_STEPS = 700_000
@@ -358,6 +360,11 @@ def _on_meta(walker: Walker, name: str, dtype: Any, size: Any, stride: Any, *res
 def _parameter(walker: Walker, name: str, data: Any, *rest: Any) -> Made:
     if not (isinstance(data, Made) and data.name == "tensor"):
         raise Odd("a parameter is no tensor")
+    for state in rest[2:]:  # attributes; to set that of the name "real" is to set every number
+        if not (isinstance(state, Held) and state.kind == "dict") or any(
+            not isinstance(key, str) or hasattr(torch.Tensor, key) for key in state.items[::2]
+        ):
+            raise Odd("a parameter has an attribute that every tensor has")
     return Made("tensor", rest)
 
 

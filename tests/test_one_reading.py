@@ -335,7 +335,7 @@ ACTS = {
     "state": (b"h\0" + table((text("dtype"), number(1))) + b"b", "state"),
     "an element": (b"h\0" + number(1) + b"a", "item"),
     "elements": (b"h\0(" + number(1) + b"e", "item"),
-    "a call": (called(named("torch", "Tensor"), b"h\0"), "call|tensor"),
+    "a call": (called(named("torch", "Tensor"), b"h\0"), "call|tensor|Tensor"),
     "a call of it": (b"h\0" + row(number(1)) + b"R", "call"),
 }
 
@@ -373,8 +373,20 @@ def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
     )
     assert by_torch(data)["model"]["weight"].sum() == 10
     refused(
-        data, place, "gives a tensor to a function", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils"
+        data, place, "_rebuild_from_type_v2", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils"
     )
+
+
+def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> None:
+    """To set ``real`` of a tensor is to set every number of its storage, which others share."""
+    weight = tensor(storage()) + b"q\0"
+    act = called(
+        named("torch._utils", "_rebuild_parameter_with_state"),
+        *(b"h\0", b"\x89", EMPTY_ORDERED, table((text("real"), b"G" + struct.pack(">d", 1000.0)))),
+    )
+    data = with_pickle(program(table((text("model"), table((text("weight"), weight))), (text("act"), act))), FOUR)
+    assert by_torch(data)["model"]["weight"].sum() == 4000
+    refused(data, place, "_rebuild_parameter_with_state", "attribute that every tensor has")
 
 
 def test_row_62_a_dict_whose_own_attributes_hide_its_items(place: Path) -> None:

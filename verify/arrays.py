@@ -280,6 +280,8 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
         if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
             raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
     geometry = {name: _plain(source[name]) for name in GEOMETRY}
+    if any(value is NotImplemented for value in geometry.values()):
+        raise Rejected(f"{path!r} has a geometry that is not of plain numbers and texts")
     axes = len(geometry["kernel_size"]) if isinstance(geometry["kernel_size"], list) else 0
     for name in GEOMETRY_VECTORS:  # torch reads one number, also one in a list, for all axes
         value = [geometry[name]] if type(geometry[name]) is int else geometry[name]
