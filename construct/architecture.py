@@ -18,7 +18,7 @@ from construct.checkpoints import fitting
 from construct.errors import BadModelFile
 from construct.files import regular_file
 from construct.network import convert
-from construct.plain_text import described, shown
+from construct.plain_text import described, one_line, shown
 
 
 def named_module(spec: str) -> nn.Module:
@@ -77,10 +77,27 @@ def with_state(
         hollow = any(isinstance(value, Tensor) and value.is_meta for value in model.state_dict().values())
         model.load_state_dict(state, strict=True, assign=hollow)
     except Exception as error:
+        told = _unlike(state, model) or described(error)
         raise BadModelFile(
-            f"{shown(str(path))}: does not fit {shown(spec)}: {described(error)} (give the network that it was saved from)"
+            f"{shown(str(path))}: does not fit {shown(spec)}: {told} (give the network that it was saved from)"
         ) from error
     return model, notes
+
+
+def _unlike(state: Mapping[str, Tensor], model: nn.Module) -> str:
+    """How the names in a state dict differ from those of its network, and what it does hold; nothing if they do not differ."""
+    wanted = model.state_dict().keys()
+    missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
+    if not missing and not unknown:
+        return ""
+    told = [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
+    told += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
+    holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
+    return f"{', and '.join(told)}; it holds {len(holds)} tensors{_some(holds, 6)}"
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return f" ({one_line(', '.join(names[:most]), 300)}{', ...' if len(names) > most else ''})"
 
 
 def _split(spec: str, form: str) -> tuple[str, str]:

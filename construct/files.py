@@ -124,6 +124,7 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
     notes: list[str] = []
     metadata: dict[str, str] = {}
     beyond: list[str] = []
+    place = ""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -156,14 +157,15 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
                 content = trusted(file, kind, name)
             else:
                 content, walker = _pickled(file, size, archive, name, allowed, trust)
+                place = whereabouts(walker.root)
                 with allowing() as ours:
                     beyond = foreign(walker, ours)
             if trust and kind != "safetensors":
                 notes.append("trusted: it was loaded with whatever code it holds")
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
-    content, unwrapped = unwrap(content, name)
-    return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata, tuple(beyond))
+    content, unwrapped = unwrap(content, name, place)
+    return ModelFile(path, digest, _recognised(content, name, place), (*notes, *unwrapped), metadata, tuple(beyond))
 
 
 def read_inputs(path: str | os.PathLike[str]) -> Any:
@@ -205,13 +207,13 @@ def _pickled(
 ) -> tuple[object, Walker]:
     """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
     with allowing() as ours:
-        walker, root = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
+        walker = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
         if trust:
             file.seek(0)
             return trusted(file, "pickle", name), walker
         named = allowed.of(foreign(walker, ours))
         if others := foreign(walker, ours | named.keys()):
-            raise BadModelFile(f"{name}: {_not_allowed(others, root, name, allowed)}")
+            raise BadModelFile(f"{name}: {_not_allowed(others, walker, name, allowed)}")
     try:
         if walker.odd is not None:
             raise walker.odd
@@ -233,14 +235,14 @@ def _pickled(
         ) from error
 
 
-def _not_allowed(names: list[str], root: object, name: str, allowed: Allowed) -> str:
+def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> str:
     """What a file holds that is not allowed, and each way out that there is."""
     if "torch.nn.parameter.UninitializedParameter" in names:
         return (
             "holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
         )
     told = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    place = whereabouts(root)
+    place = whereabouts(walker.root)
     if place:
         told = f"the model is not at its top: {place}; the file {told}"
     given = [word for option in (*allowed.exact, *allowed.packages) for word in ("--allow", shlex.quote(option))]
@@ -266,7 +268,7 @@ def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
         raise BadModelFile(f"{name}: not safetensors: {described(error)} (save it again)") from error
 
 
-def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
+def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
     """Hold what was read to what it claims to be: a file can name allowed classes and still lie about what is in them."""
     if isinstance(content, nn.Module):
         try:
@@ -284,7 +286,8 @@ def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
             )
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    raise BadModelFile(f"{name}: holds {what}, not a model (save the nn.Module, or its state dict)")
+    what += f", not a model; {place} (save that alone)" if place else ", not a model (save the nn.Module, or its state dict)"
+    raise BadModelFile(f"{name}: holds {what}")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

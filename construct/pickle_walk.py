@@ -95,6 +95,7 @@ class Walker:
         names: of everything that the pickles would look up.
         texts: every text in them.
         storages: of all tensors, by key, in the order in which they are named.
+        root: the record of what the file holds; None if its pickle has no end.
         odd: the first thing that no saved model holds, or that torch would not read; the walk goes on behind it for the names.
     """
 
@@ -104,6 +105,7 @@ class Walker:
         self.names: set[str] = set()
         self.texts: set[str] = set()
         self.storages: dict[str, Storage] = {}
+        self.root: Any = None
         self.odd: Odd | None = None
         self.expanded = 0
         self.objects: list[Made] = []
@@ -425,29 +427,29 @@ KNOWN = frozenset({*_CALLS, *STORAGES, *DTYPES, "torch.Tensor"})
 """Everything that a model file may name beside its classes."""
 
 
-def walk_bytes(data: bytes, classes: Collection[str]) -> tuple[Walker, Any]:
-    """Walk the one pickle of an archive; what it found, and the record of the whole."""
+def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:
+    """Walk the one pickle of an archive."""
     walker, file = Walker(classes), io.BytesIO(data)
-    root = walker.walk(file)
+    walker.root = walker.walk(file)
     if isinstance(walker.odd, Truncated):
         walker.odd = Odd("its pickle has no end")
     elif file.read(1):
         walker._note(Odd("something follows after the end of its pickle"))
-    return walker, root
+    return walker
 
 
-def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> tuple[Walker, Any]:
+def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> Walker:
     """Walk the pickles of a file as torch.save wrote them before 1.6, whose numbers follow one after another."""
     walker = Walker(classes)
     file.seek(0)
     head = [walker.walk(file) for _ in range(3)]  # a magic number, the protocol, the system
-    root = walker.walk(file)
+    walker.root = walker.walk(file)
     if any(part not in (None, right) for part, right in zip(head, (MAGIC, PROTOCOL), strict=False)):
         walker.odd = Odd("a pickle, but not one that torch.save wrote")
     keys = walker.walk(file) if walker.odd is None else None
     if walker.odd is None:
         walker.odd = _misplaced(file, size, walker, keys)
-    return walker, root
+    return walker
 
 
 def _misplaced(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Odd | None:

@@ -162,9 +162,9 @@ def walked(file: BinaryIO) -> Walker:
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != ZIP:
-        return walk_legacy(file, size, ())[0]
+        return walk_legacy(file, size, ())
     found = records(file, *directory(file, size), sums=False)
     pickle = next((record for name, record in found.items() if name.endswith(b"/data.pkl")), None)
     if pickle is None:
         raise Odd("it has no data.pkl")
-    return walk_bytes(content(file, pickle), ())[0]
+    return walk_bytes(content(file, pickle), ())

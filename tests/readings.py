@@ -84,8 +84,9 @@ def by_checker(data: bytes) -> dict[str, Layer]:
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
     """A tensor's format, shape and bytes."""
-    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), plain.numpy().tobytes()
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().reshape(-1))
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
 
 
 def differences(content: Any, layers: dict[str, Layer]) -> list[str]:

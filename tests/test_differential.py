@@ -57,6 +57,8 @@ def judged(data: bytes, place: Path | None) -> tuple[str, list[str]]:
         wrong += differences(content, layers)
     except BadModelFile as error:  # no model that the command would know
         wrong += [f"the checker has {[*layers]}, the command none: {error}"] if layers else []
+    except Exception as error:
+        wrong.append(f"the checker read it, and what torch made of it cannot be gone through: {error!r:.200}")
     return " ".join(read), wrong
 
 

@@ -219,6 +219,8 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
         path, module, above = todo.pop()
         if id(module) in above:
             continue
+        if not is_module(module):
+            raise Rejected(f"{path!r} is no module")
         attributes = module.state.entries()
         children = [entry for entry in attributes["_modules"].entries().items() if entry[1] is not None]
         inside = (*above, id(module))
@@ -280,9 +282,9 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
         if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
             raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
     geometry = {name: _plain(source[name]) for name in GEOMETRY}
-    if any(value is NotImplemented for value in geometry.values()):
+    if any(value is NotImplemented for value in geometry.values()) or not isinstance(geometry["kernel_size"], list):
         raise Rejected(f"{path!r} has a geometry that is not of plain numbers and texts")
-    axes = len(geometry["kernel_size"]) if isinstance(geometry["kernel_size"], list) else 0
+    axes = len(geometry["kernel_size"])
     for name in GEOMETRY_VECTORS:  # torch reads one number, also one in a list, for all axes
         value = [geometry[name]] if type(geometry[name]) is int else geometry[name]
         geometry[name] = value * axes if isinstance(value, list) and len(value) == 1 else value

@@ -65,7 +65,7 @@ def _key(value: Any) -> bool:
 
 def is_module(value: Any) -> bool:
     """Whether this record is of a module of torch."""
-    state = value.state if isinstance(value, Made) else None
+    state = value.state if isinstance(value, Made) and value.kind != "construct.geometry ConvGeometry" else None
     return isinstance(state, Made) and any(key == "_modules" for key, _ in state.pairs)
 
 
