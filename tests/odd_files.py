@@ -21,6 +21,7 @@ import construct
 from construct.layer_files import to_safetensors
 from tests.archives import (
     EMPTY_ORDERED,
+    FORMS,
     Piece,
     called,
     joined,
@@ -99,8 +100,6 @@ def _letter(kind: str, name: str) -> str:
         "locator": "LQL",
         "end": "HHHHLLH",
     }
-    from tests.archives import FORMS
-
     return dict(zip(FORMS[kind][1].split()[1:], letters[kind], strict=True))[name]
 
 
@@ -330,7 +329,9 @@ def pickle_changed(steps: list[bytes], rng: Random) -> None:
     elif kind == 4 and numbers:
         steps[rng.choice(numbers)] = rng.choice([b"K" + bytes([rng.randrange(12)]), number(rng.choice((-1, 0, 1, 2, 4, 2**31 - 1)))])
     elif kind == 5 and names:
-        steps[rng.choice(names)] = rng.choice([steps[rng.choice(names)], rng.choice(GLOBALS)])
+        old = rng.choice(names)
+        coded = steps[old].replace(b"C", b"\\x43") if rng.random() < 0.3 else steps[rng.choice(names)]
+        steps[old] = rng.choice([coded, rng.choice(GLOBALS)])
     elif kind == 6:
         steps.insert(at, rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS, *(gets or [b"N"])]))
     elif kind == 7 and puts:

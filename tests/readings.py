@@ -108,12 +108,12 @@ def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
                 if layer.geometry is not None and layer.geometry != stated_geometry(module):
                     found.append(f"{path}: another geometry")
         return found
+    held = {f"{path}.{name}" if path else name: (path, name) for path, layer in layers.items() for name in layer.tensors}
     for key, tensor in content.items():
-        path, _, last = key.rpartition(".")
-        if last == "weight" and tensor.dim() > 2 and path not in layers:
-            found.append(f"the checker has no {path!r}")
+        if key.rpartition(".")[2] == "weight" and tensor.dim() > 2 and key not in held:
+            found.append(f"the checker has no {key!r}")
     for path, layer in layers.items():
-        under = {key.rpartition(".")[2]: t for key, t in content.items() if key.rpartition(".")[0] == path}
+        under = {name: content[key] for key, (of, name) in held.items() if of == path and key in content}
         found += [f"{path}: {word}" for word in _compared(layer, under)]
     return found
 

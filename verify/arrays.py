@@ -124,9 +124,7 @@ def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> d
     """Layers of tensors named ``<layer>.<tensor>``; ``stated`` holds the geometry of some, beside their ``kind``."""
     groups: dict[str, dict[str, Stored]] = {path: {} for path in stated}
     for name, tensor in tensors.items():
-        if not all(name.split(".")):
-            raise Rejected(f"a tensor is named {name!r}, and a path could mean two things")
-        path, _, last = name.rpartition(".")
+        path, last = _path_of(name)
         groups.setdefault(path, {})[last] = tensor
     layers = {}
     for path, group in groups.items():
@@ -141,6 +139,14 @@ def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> d
         elif kind == "MHSA" or _may_be_a_kernel(group):
             layers[path] = Layer(kind, None, group)
     return layers
+
+
+def _path_of(name: str) -> tuple[str, str]:
+    """The layer that a tensor is of, by the name of the tensor, and what the layer calls it."""
+    if not all(name.split(".")):
+        raise Rejected(f"a tensor is named {name!r}, and a path could mean two things")
+    path, _, last = name.rpartition(".")
+    return path, last
 
 
 def _may_be_a_kernel(group: dict[str, Stored]) -> bool:
