@@ -90,7 +90,9 @@ def _unlike(state: Mapping[str, Tensor], model: nn.Module) -> str:
     missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
     if not missing and not unknown:
         return ""
-    told = [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
+    told = (
+        [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
+    )
     told += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
     holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
     return f"{', and '.join(told)}; it holds {len(holds)} tensors{_some(holds, 6)}"

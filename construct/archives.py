@@ -127,15 +127,20 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
         rest = _read(file, at + _LOCAL.size, n + extra)
         if (sign, flags, method, rest[:n], crc, packed, size) != (b"PK\3\4", entry.flags, 0, entry.name, *stated):
             raise Odd(f"its record {shown} has two headers, which contradict each other")
-        filling = rest[n:].removeprefix(entry.large)
+        large = entry.large
+        if entry.size >= _MAX32:  # how much it packs torch does not know yet
+            large = large[:12] + bytes(8) + large[20:]
+        filling = rest[n:].removeprefix(large)
         ideal = (
             b"FB" + (len(filling) - 4).to_bytes(2, "little") + b"Z" * (len(filling) - 4) if len(filling) > 3 else b""
         )
-        if not rest[n:].startswith(entry.large) or filling != ideal:
+        if not rest[n:].startswith(large) or filling != ideal:
             raise Odd(f"its record {shown} has an extra field that is no alignment")
         start = at + _LOCAL.size + n + extra
         at = start + entry.size
         if sums and _crc(file, start, entry.size) != entry.crc:
+            if not entry.crc:
+                raise Odd("it was written without checksums, so nobody can tell whether it is whole")
             raise Changed(f"CRC mismatch in {shown}: the file has changed since it was written")
         if described:
             width = 8 if entry.large else 4

@@ -42,7 +42,11 @@ def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[s
             tensors = {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
             if not tensors:
                 keys = ", ".join(repr(k)[:60] for k in list(content)[:4]) + (", ..." if len(content) > 4 else "")
-                told = f"; {place} (save that alone, or one of them)" if place else ", but not a state dict (save the state dict)"
+                told = (
+                    f"; {place} (save that alone, or one of them)"
+                    if place
+                    else ", but not a state dict (save the state dict)"
+                )
                 raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{told}")
             others = [repr(k)[:60] for k in content if k not in tensors]
             notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")

@@ -186,6 +186,8 @@ def _archive(file: BinaryIO, size: int) -> Archive:
         raise Odd(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
     if notes.get("version") not in _VERSIONS:
         raise Odd(f"its version is {notes.get('version')!r}, which torch does not read")
+    if not notes.get(".data/serialization_id", b"0").isdigit():
+        raise Odd("its serialization_id is no number")
     align = notes.get(".storage_alignment", b"64")
     if notes.get(".format_version", b"1") != b"1" or not (align.isdigit() and 0 < int(align) < 2**16):
         raise Odd("its format_version or storage_alignment is not one that torch writes")

@@ -286,7 +286,11 @@ def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str,
             )
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    what += f", not a model; {place} (save that alone)" if place else ", not a model (save the nn.Module, or its state dict)"
+    what += (
+        f", not a model; {place} (save that alone)"
+        if place
+        else ", not a model (save the nn.Module, or its state dict)"
+    )
     raise BadModelFile(f"{name}: holds {what}")
 
 

@@ -118,11 +118,12 @@ def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> 
         flags = 0x808 if data else 0x800
         padding = -(at + 30 + len(name) + 4) % 64 if align else 0
         extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        zeros = dict.fromkeys("need method time date crc packed size made notes disk inner outer".split(), 0)
-        pieces.append(Piece("local", zeros | {"sig": b"PK\3\4", "flags": flags, "names": len(name), "extras": len(extra)}, name, extra, data))  # fmt: skip
+        zeros = dict.fromkeys("need method time date crc packed size made notes disk inner outer at extras".split(), 0)
+        said = zeros | {"flags": flags, "names": len(name)}
+        pieces.append(Piece("local", said | {"sig": b"PK\3\4", "extras": len(extra)}, name, extra, data))
         if data:
             pieces.append(Piece("descriptor", {"sig": b"PK\7\10", "crc": 0, "packed": 0, "size": 0}))
-        entries.append(Piece("central", zeros | {"sig": b"PK\1\2", "flags": flags, "names": len(name), "extras": 0, "at": 0}, name))  # fmt: skip
+        entries.append(Piece("central", said | {"sig": b"PK\1\2"}, name))
         at = len(joined(pieces))
     ends = [
         Piece("zip64", {"sig": b"PK\6\6", "length": 44, "made": 798, "need": 45, "disk": 0, "first": 0}),

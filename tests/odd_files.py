@@ -87,7 +87,9 @@ def field_changed(pieces: list[Piece], rng: Random) -> None:
     old = piece.fields[name]
     top = {"H": 2**16, "L": 2**32, "Q": 2**64}[_letter(piece.kind, name)] - 1
     others = [p.fields[name] for p in pieces if name in p.fields]
-    new = rng.choice([0, 1, old + 1, old - 1, old ^ (1 << rng.randrange(16)), top, top - 1, rng.choice(others), rng.randrange(99)])
+    new = rng.choice(
+        [0, 1, old + 1, old - 1, old ^ (1 << rng.randrange(16)), top, top - 1, rng.choice(others), rng.randrange(99)]
+    )
     piece.fields[name] = max(0, min(top, new))
 
 
@@ -105,7 +107,9 @@ def _letter(kind: str, name: str) -> str:
 
 def sign_changed(pieces: list[Piece], rng: Random) -> None:
     """The letters with which a header begins."""
-    rng.choice(pieces).fields["sig"] = rng.choice([b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\10", b"\0\0\0\0"])
+    rng.choice(pieces).fields["sig"] = rng.choice(
+        [b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\10", b"\0\0\0\0"]
+    )
 
 
 def piece_gone(pieces: list[Piece], rng: Random) -> None:
@@ -146,7 +150,8 @@ def name_changed(pieces: list[Piece], rng: Random) -> None:
         old.replace(b"data/", b"data/0"),
         old.replace(b"data", b"Data"),
         b"archive/data/" + str(rng.randrange(12)).encode(),
-        b"archive/" + rng.choice([b"version", b"byteorder", b".data/version", b"constants.pkl", b"data.pkl", b".format_version"]),
+        b"archive/"
+        + rng.choice([b"version", b"byteorder", b".data/version", b"constants.pkl", b"data.pkl", b".format_version"]),
         rng.choice(others),
     ]
     new = rng.choice(changes)
@@ -161,7 +166,16 @@ def extra_changed(pieces: list[Piece], rng: Random) -> None:
     """The extra field of a header."""
     piece = rng.choice([piece for piece in pieces if piece.kind in ("local", "central")])
     sizes = struct.pack("<Q", rng.choice([0, 4, 8, 2**32, piece.fields["size"], len(piece.data)]))
-    fields = [b"", b"FB\0\0", b"FB\4\0ZZZZ", b"FB\2\0hi", b"XX\0\0", b"Z", b"\1\0\10\0" + sizes, b"\1\0\20\0" + sizes * 2]
+    fields = [
+        b"",
+        b"FB\0\0",
+        b"FB\4\0ZZZZ",
+        b"FB\2\0hi",
+        b"XX\0\0",
+        b"Z",
+        b"\1\0\10\0" + sizes,
+        b"\1\0\20\0" + sizes * 2,
+    ]
     piece.extra = rng.choice([piece.extra + rng.choice(fields), rng.choice(fields) + piece.extra, rng.choice(fields)])
     piece.fields["extras"] = len(piece.extra)
     if rng.random() < 0.3:
@@ -260,11 +274,23 @@ def odd_records(rng: Random) -> bytes:
             other = rng.randrange(len(records))
             records[at], records[other] = records[other], records[at]
         elif kind == 2:
-            names = ["version", "byteorder", ".format_version", ".storage_alignment", "data/9", "DATA/0", "constants.pkl", "x"]
+            names = [
+                "version",
+                "byteorder",
+                ".format_version",
+                ".storage_alignment",
+                "data/9",
+                "DATA/0",
+                "constants.pkl",
+                "x",
+            ]
             content = [b"3\n", b"little", b"big", b"1", b"64", b"32", b"0", b"11\n", b"2\n", b""]
             records.insert(at, (rng.choice(names), rng.choice([*content, records[at][1]])))
         elif kind == 3:
-            records[at] = (records[at][0], rng.choice([b"3", b"1\n", b"10\n", b"1", b"128", b"little\n", b"LITTLE", b"64 "]))
+            records[at] = (
+                records[at][0],
+                rng.choice([b"3", b"1\n", b"10\n", b"1", b"128", b"little\n", b"LITTLE", b"64 "]),
+            )
         elif kind == 4:
             records[at] = (records[at][0].swapcase(), records[at][1])
         else:
@@ -297,8 +323,39 @@ GLOBALS = [
     named("_codecs", "encode"),
     named("tests.somewhere", "Own"),
 ]
-SIMPLE = [b"N", b"\x88", b"\x89", b")", b"]", b"}", b"K\0", b"K\1", b"K\2", text(""), text("a.b"), text("weight"), text("0")]
-OPERATIONS = [b"(", b"t", b"u", b"e", b"s", b"a", b"b", b"R", b"\x81", b"\x85", b"\x86", b"\x87", b"Q", b"0", b"2", b"\x80\2"]
+SIMPLE = [
+    b"N",
+    b"\x88",
+    b"\x89",
+    b")",
+    b"]",
+    b"}",
+    b"K\0",
+    b"K\1",
+    b"K\2",
+    text(""),
+    text("a.b"),
+    text("weight"),
+    text("0"),
+]
+OPERATIONS = [
+    b"(",
+    b"t",
+    b"u",
+    b"e",
+    b"s",
+    b"a",
+    b"b",
+    b"R",
+    b"\x81",
+    b"\x85",
+    b"\x86",
+    b"\x87",
+    b"Q",
+    b"0",
+    b"2",
+    b"\x80\2",
+]
 
 
 def instructions(pickle: bytes) -> list[bytes]:
@@ -324,10 +381,12 @@ def pickle_changed(steps: list[bytes], rng: Random) -> None:
         steps[at], steps[other] = steps[other], steps[at]
     elif kind == 3 and texts:
         old = steps[rng.choice(texts)][5:].decode()
-        new = rng.choice([steps[rng.choice(texts)][5:].decode(), "", ".", "a.b", f"{old}.x", old.upper(), "0", "1", "weight", "_modules", "items"])
+        other = steps[rng.choice(texts)][5:].decode()
+        new = rng.choice([other, "", ".", "a.b", f"{old}.x", old.upper(), "0", "1", "weight", "_modules", "items"])
         steps[rng.choice(texts)] = text(new)
     elif kind == 4 and numbers:
-        steps[rng.choice(numbers)] = rng.choice([b"K" + bytes([rng.randrange(12)]), number(rng.choice((-1, 0, 1, 2, 4, 2**31 - 1)))])
+        small, any_number = b"K" + bytes([rng.randrange(12)]), number(rng.choice((-1, 0, 1, 2, 4, 2**31 - 1)))
+        steps[rng.choice(numbers)] = rng.choice([small, any_number])
     elif kind == 5 and names:
         old = rng.choice(names)
         coded = steps[old].replace(b"C", b"\\x43") if rng.random() < 0.3 else steps[rng.choice(names)]
@@ -336,7 +395,13 @@ def pickle_changed(steps: list[bytes], rng: Random) -> None:
         steps.insert(at, rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS, *(gets or [b"N"])]))
     elif kind == 7 and puts:
         value = rng.choice([b"K\0", b"G" + struct.pack(">d", 1000.0), rng.choice(puts), b"}"])
-        acts = [b"K\0" + value + b"s0", value + b"a0", value + b"b0", b"\x85R0", table((text("data"), rng.choice(puts))) + b"b0"]
+        acts = [
+            b"K\0" + value + b"s0",
+            value + b"a0",
+            value + b"b0",
+            b"\x85R0",
+            table((text("data"), rng.choice(puts))) + b"b0",
+        ]
         steps.insert(at, rng.choice(puts) + rng.choice([rng.choice(acts), rng.choice(acts)[:-1]]))
     elif kind == 8 and puts:
         steps[at] = rng.choice(puts)
@@ -347,12 +412,23 @@ def pickle_changed(steps: list[bytes], rng: Random) -> None:
 def value_made(rng: Random, puts: list[bytes]) -> bytes:
     """A value that is put somewhere: a tensor of some storage, a call of what torch knows with things named before."""
     thing = rng.choice(puts) if puts else b"N"
+    same = row(thing, named("torch", "float32"), text("cpu"), b"\x89")
     return rng.choice(
         [
-            tensor(storage(str(rng.randrange(4)), rng.choice(["Float", "Half", "BFloat16", "Int"]), rng.choice((1, 4, 8, 36)))),
+            tensor(
+                storage(
+                    str(rng.randrange(4)), rng.choice(["Float", "Half", "BFloat16", "Int"]), rng.choice((1, 4, 8, 36))
+                )
+            ),
             called(rng.choice(GLOBALS), thing),
             called(rng.choice(GLOBALS), thing, b"\x89", EMPTY_ORDERED),
-            called(GLOBALS[13], GLOBALS[12], named("torch", "Tensor"), row(thing, named("torch", "float32"), text("cpu"), b"\x89"), table((text("data"), rng.choice(puts or [b"N"])))),
+            called(
+                GLOBALS[13],
+                GLOBALS[12],
+                named("torch", "Tensor"),
+                same,
+                table((text("data"), rng.choice(puts or [b"N"]))),
+            ),
             rng.choice(GLOBALS) + b")\x81" + table((text("weight"), thing)) + b"b",
         ]
     )
@@ -374,11 +450,16 @@ def odd_program(rng: Random) -> bytes:
     chosen = [rng.choice(list(kinds)) for _ in range(2)]
     counts = [rng.choice((4, 4, 4, 8)) for _ in range(2)]
     keys = [rng.choice(["0", "0", "1", "00"]) for _ in range(2)]
-    names = [rng.choice(["a.weight", "b.weight", "weight", ".weight", "a..weight", "", "a.b.weight", "items"]) for _ in range(2)]
+    names = [
+        rng.choice(["a.weight", "b.weight", "weight", ".weight", "a..weight", "", "a.b.weight", "items"])
+        for _ in range(2)
+    ]
     act = [b"", *[b"h\0" + x + b"0" for x in (b"K\0K\1s", b"}b", b"K\1a", b"\x85R", b"(K\0K\1u")]]
-    values = [tensor(storage(k, kind, n) + (b"q\0" if not i else b""), offset=rng.choice((0, 0, 1))) for i, (k, kind, n) in enumerate(zip(keys, chosen, counts, strict=True))]
+    stored = [storage(*said) for said in zip(keys, chosen, counts, strict=True)]
+    values = [tensor(stored[0] + b"q\0", offset=rng.choice((0, 0, 1))), tensor(stored[1], offset=rng.choice((0, 0, 1)))]
     start = rng.choice([b"}", b"}", EMPTY_ORDERED])
-    build = rng.choice([b"", b"", table((text(rng.choice(["_metadata", "items", "keys"])), rng.choice([EMPTY_ORDERED, named("collections", "OrderedDict")]))) + b"b"])
+    attribute = rng.choice([EMPTY_ORDERED, named("collections", "OrderedDict")])
+    build = rng.choice([b"", b"", table((text(rng.choice(["_metadata", "items", "keys"])), attribute)) + b"b"])
     items = b"(" + text(names[0]) + values[0] + rng.choice(act * 1 + [b""] * 4) + text(names[1]) + values[1] + b"u"
     data = {"data.pkl": program(start, items, build if start == EMPTY_ORDERED else b""), "byteorder": b"little"}
     for key, kind, count in zip(keys, chosen, counts, strict=True):
@@ -393,12 +474,29 @@ def odd_model(rng: Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2))):
         place = rng.choice(places)
         part = rng.choice(["_modules", "_modules", "_parameters", "_buffers", "__dict__"])
-        name = rng.choice(["", ".", "0.0", "1.0", "1.", "0", "1", "weight", "bias", "a", "a.b", "named_modules", "forward", "stride"])
+        names = [
+            "",
+            ".",
+            "0.0",
+            "1.0",
+            "1.",
+            "0",
+            "1",
+            "weight",
+            "bias",
+            "a",
+            "a.b",
+            "named_modules",
+            "forward",
+            "stride",
+        ]
+        name = rng.choice(names)
+        conv = nn.Conv2d(1, 1, 1)
         values: dict[str, Any] = {
             "_modules": rng.choice([nn.Conv2d(1, 1, 2), *places, None, nn.Sequential(nn.Conv2d(1, 1, 1))]),
             "_parameters": nn.Parameter(torch.randn(1, 1, 2, 2)),
             "_buffers": torch.randn(1, 1, 2, 2),
-            "__dict__": rng.choice([5, "text", nn.Conv2d(1, 1, 1), torch.ones(1), nn.functional.relu, nn.ReLU, None, [nn.Conv2d(1, 1, 1)]]),
+            "__dict__": rng.choice([5, "text", conv, torch.ones(1), nn.functional.relu, nn.ReLU, None, [conv]]),
         }
         getattr(place, part)[name] = values[part]
     return saved(model if rng.random() < 0.8 else {"model": model, "epoch": 1})
@@ -408,8 +506,11 @@ def odd_state(rng: Random) -> bytes:
     """A state dict with odd names, or with other things in it."""
     state: dict[Any, Any] = dict(models()["state"])
     for _ in range(rng.choice((1, 1, 2))):
-        name = rng.choice(["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"])
-        state[name] = rng.choice([torch.randn(1, 1, 2, 2), nn.Parameter(torch.ones(1, 1, 1)), 3, "x", {"a.weight": torch.randn(1, 1, 1)}, [1]])
+        name = rng.choice(
+            ["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"]
+        )
+        weight, parameter = torch.randn(1, 1, 2, 2), nn.Parameter(torch.ones(1, 1, 1))
+        state[name] = rng.choice([weight, parameter, 3, "x", {"a.weight": torch.randn(1, 1, 1)}, [1]])
     return saved(rng.choice([state, {"state_dict": state}, {"model": state, "ema": dict(state)}, [state], (state,)]))
 
 
@@ -449,22 +550,30 @@ def odd_safetensors(rng: Random) -> bytes:
             part = rng.choice(["shape", "data_offsets"])
             entry[part] = rng.choice([[*entry[part][:-1], value], [value, *entry[part]], entry[part][::-1], [], value])
         elif kind == 1:
-            entries[at] = (rng.choice(["", ".", ".weight", "a.weight", "__metadata__", "\ud800", "a\0", name.upper()]), entry)
+            entries[at] = (
+                rng.choice(["", ".", ".weight", "a.weight", "__metadata__", "\ud800", "a\0", name.upper()]),
+                entry,
+            )
         elif kind == 2:
-            entry[rng.choice(["dtype", "shape", "more", "data_offsets"])] = rng.choice(["F32", "F16", "BF16", "I8", "F8", "C16", "f32", value])
+            other = rng.choice(["F32", "F16", "BF16", "I8", "F8", "C16", "f32", value])
+            entry[rng.choice(["dtype", "shape", "more", "data_offsets"])] = other
         else:
             entries.insert(rng.randrange(len(entries)), entries[at])
         header = "{" + ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in entries) + "}"
     elif kind == 4:
         at = rng.randrange(len(header))
-        header = header[:at] + rng.choice([" ", ",", "0", "-", '"', "\\", "[", "{", "}", "\t", "é", "\\u0000", "1e0", "//"]) + header[at + rng.randrange(2) :]
+        new = rng.choice([*' ,0-"[{}\\\té', "\\u0000", "1e0", "//"])
+        header = header[:at] + new + header[at + rng.randrange(2) :]
     elif kind == 5:
-        header = rng.choice([f" {header}", f"{header}  ", f"{header}\n", f"{header}x", f"{header}\0", header * 2, f"\ufeff{header}"])
+        around = [(" ", ""), ("", "  "), ("", "\n"), ("", "x"), ("", "\0"), ("", header), ("\ufeff", "")]
+        header = header.join(rng.choice(around))
     elif kind == 6:
         body = rng.choice([body[:-1], body + b"\0", b"", body * 2])
     else:
         old = rng.choice(["[0,", "F32", '"shape"', "weight", ":"])
-        header = header.replace(old, rng.choice(["[-0,", "[00,", "F64", '"dtype"', "bias", "w\\u0065ight", ": ", "[0.0,"]), 1)
+        header = header.replace(
+            old, rng.choice(["[-0,", "[00,", "F64", '"dtype"', "bias", "w\\u0065ight", ": ", "[0.0,"]), 1
+        )
     coded = header.encode("utf-8", "surrogatepass")
     said = len(coded) + rng.choice((0, 0, 0, 0, 0, 1, -1, 2**32))
     return max(0, said).to_bytes(8, "little") + coded + body

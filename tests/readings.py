@@ -108,7 +108,9 @@ def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
                 if layer.geometry is not None and layer.geometry != stated_geometry(module):
                     found.append(f"{path}: another geometry")
         return found
-    held = {f"{path}.{name}" if path else name: (path, name) for path, layer in layers.items() for name in layer.tensors}
+    held = {
+        f"{path}.{name}" if path else name: (path, name) for path, layer in layers.items() for name in layer.tensors
+    }
     for key, tensor in content.items():
         if key.rpartition(".")[2] == "weight" and tensor.dim() > 2 and key not in held:
             found.append(f"the checker has no {key!r}")

@@ -17,7 +17,17 @@ import pytest
 import torch
 
 from construct.errors import BadModelFile
-from tests.odd_files import FAMILIES, files, mutant, odd_archive, odd_model, odd_pickle, odd_program, odd_records, odd_state
+from tests.odd_files import (
+    FAMILIES,
+    files,
+    mutant,
+    odd_archive,
+    odd_model,
+    odd_pickle,
+    odd_program,
+    odd_records,
+    odd_state,
+)
 from tests.readings import alike, by_checker, by_command, by_pickle, by_torch, differences, unwrapped
 from verify import archives, arrays, opcodes
 from verify.archives import Archive, Record
@@ -40,8 +50,7 @@ def wrong_in_checker(content: Any, data: bytes) -> list[str] | None:
     try:
         layers = by_checker(data)
     except Rejected as error:
-        assert str(error).isprintable(), error
-        return None
+        return None if str(error).isprintable() else [f"the checker says {error!r}"]
     content = content() if callable(content) and not isinstance(content, torch.nn.Module) else content
     if isinstance(content, Exception) and data[:2] == b"PK":
         content = reading(lambda: by_pickle(data))  # with classes that are in no list
@@ -60,8 +69,7 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
     try:
         own = by_command(data, place)
     except BadModelFile as error:
-        assert str(error).isprintable(), error
-        return None
+        return None if str(error).isprintable() else [f"the command says {error!r}"]
     same = not isinstance(content, Exception) and alike(own, unwrapped(content))
     return [] if same else [f"the command read it, torch {content!r:.300}"]
 
@@ -87,7 +95,8 @@ def search(count: int, seed: int, folder: Path) -> None:
         refused.update(reader for reader, odd in found.items() if odd is None)
         families[family].update(["mutants", *(reader for reader, odd in found.items() if odd is not None)])
         wrong += [f"{index} ({family}): {odd[0]}" for odd in found.values() if odd]
-    told = "; ".join(f"{reader}: {refused[reader]} refused, {count - refused[reader]} read" for reader in ("torch", "command", "checker"))
+    readers = {reader: refused[reader] for reader in ("torch", "command", "checker")}
+    told = "; ".join(f"{reader}: {number} refused, {count - number} read" for reader, number in readers.items())
     lines = [f"{count} mutants, {len(wrong)} read differently from torch; {told}", *wrong[:50]]
     lines += [f"{family}: {dict(tally)}" for family, tally in families.items()]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -95,7 +104,7 @@ def search(count: int, seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.deep)])
 def test_a_mutant_is_refused_or_read_as_torch_reads_it(count: int, tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from tests.test_differential import search; search({count}, {count}, Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path; from tests.test_differential import search; search({count}, 1, Path({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60 + count / 20, check=False
     )
@@ -105,7 +114,7 @@ def test_a_mutant_is_refused_or_read_as_torch_reads_it(count: int, tmp_path: Pat
     tallies = {family: done.stdout.partition(f"\n{family}: ")[2].partition("\n")[0] for family in FAMILIES}
     assert all("'mutants'" in tally for tally in tallies.values())
     # Where nothing is read, nothing is compared.
-    read = [family for family, tally in tallies.items() if "'command'" in tally and ("'checker'" in tally or family == "before 1.6")]
+    read = [family for family, tally in tallies.items() if "'command'" in tally]
     assert len(read) > len(FAMILIES) - (3 if count < 10_000 else 1), tallies
 
 
@@ -119,7 +128,9 @@ def found_by_zipfile(file: Any) -> Archive:
         records = {}
         for entry in archive.infolist():
             with archive.open(entry) as stream:
-                records[entry.filename.partition("/")[2]] = Record(stream._orig_compress_start, entry.file_size, 0, True)  # type: ignore[attr-defined]
+                records[entry.filename.partition("/")[2]] = Record(
+                    stream._orig_compress_start, entry.file_size, 0, True
+                )  # type: ignore[attr-defined]
         if "data.pkl" in records:
             return Archive(file, {name: record for name, record in records.items() if name != ".format_version"})
     raise Rejected("no zip")

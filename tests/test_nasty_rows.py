@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROWS = range(1, 59)
+ROWS = range(1, 65)
 NAMED = re.compile(r"test_row_(\d+)((?:_and_\d+)*)_")
 
 

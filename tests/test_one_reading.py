@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from construct.archives import directory, records
 from construct.errors import BadModelFile
 from construct.files import read
 from tests.archives import (
@@ -37,7 +38,8 @@ from tests.archives import (
     with_pickle,
 )
 from tests.readings import alike, by_checker, by_command, by_torch, differences
-from verify.arrays import Rejected
+from verify.archives import archive_in
+from verify.arrays import Rejected, layers_in, numbers
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
 
@@ -197,8 +199,8 @@ def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None
     ],
 )
 def test_row_59_a_record_that_torch_save_does_not_write(name: str, content: bytes, place: Path) -> None:
-    records = records_in(saved(state(1.0)))
-    refused(packed([(f"archive/{n}", d) for n, d in {**records, name: content}.items()]), place, "record")
+    held = records_in(saved(state(1.0)))
+    refused(packed([(f"archive/{n}", d) for n, d in {**held, name: content}.items()]), place, "record")
 
 
 def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
@@ -222,13 +224,16 @@ def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
         ("byteorder", b"middle"),
         (".storage_alignment", b"6_4"),
         (".format_version", b"2"),
+        (".data/serialization_id", b"\xff"),
     ],
 )
 def test_row_59_what_says_how_to_read(name: str, content: bytes | None, place: Path) -> None:
     records = records_in(saved(state(1.0)))
     records = {n: d if n != name else content for n, d in records.items()}  # type: ignore[misc]
     refused(
-        packed([(f"archive/{n}", d) for n, d in records.items() if d is not None]), place, name.strip(".") + "|little"
+        packed([(f"archive/{n}", d) for n, d in records.items() if d is not None]),
+        place,
+        name.rpartition("/")[2].strip(".") + "|little",
     )
 
 
@@ -247,6 +252,90 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
     refused(data, place, "where torch works out")
     del records[".format_version"]  # as older versions of torch wrote, in any order
     read_alike(packed([(f"archive/{n}", d) for n, d in {**records, **dict(sorted(records.items()))}.items()]), place)
+
+
+@pytest.mark.parametrize("align", [1, 8, 64, 4096])
+def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1).half())
+    with torch.utils.serialization.config.patch("save.storage_alignment", align):
+        for content in (net, net.state_dict(), {"weight": torch.ones(0, 1, 3, 3)}):
+            read_alike(saved(content), place)
+            torch.save(content, place)  # in a folder named after the file
+            read_alike(place.read_bytes(), place)
+
+
+@pytest.mark.parametrize("leave", [(), ("byteorder",), (".data/serialization_id", "byteorder")])
+def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...], place: Path) -> None:
+    """Without the records that came later, storages in the order of their names as texts, and other versions of the format."""
+    state_dict = nn.Sequential(*(nn.Conv1d(1, 1, 1) for _ in range(6))).state_dict()
+    records = records_in(saved(state_dict))
+    early = [name for name in records if not name.startswith(".") or name == ".data/serialization_id"]
+    order = [name for name in sorted(early) if name not in leave]
+    assert order.index("data/10") < order.index("data/2")
+    for version in (b"1\n", b"2\n", b"3\n"):
+        read_alike(packed((f"net/{n}", version if n == "version" else records[n]) for n in order), place)
+
+
+def test_a_file_without_checksums_is_told_as_such(place: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        refused(saved(state(1.0)), place, "without checksums")
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+class Sparse:
+    """A file that torch writes to, in which zeros take no room."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("wb")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), 2**24):
+            block = bytes(view[start : start + 2**24])
+            self.file.seek(len(block), 1) if not any(block[:: len(block) // 64 + 1]) and not any(
+                block
+            ) else self.file.write(block)
+        return len(view)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("sizes", [(3, 2**30 + 5, 7), (2**30 - 1, 5, 7)])
+def test_archives_of_more_than_4_gib_are_read(sizes: tuple[int, ...], place: Path) -> None:
+    """With zip64 fields for large records, for records behind 4 GiB, and at the edge of it."""
+    stream = Sparse(place)
+    tensors = {f"{n}.weight": torch.zeros(1, 1, size) for n, size in enumerate(sizes)}
+    tensors["0.weight"][..., 0], tensors["2.weight"][..., :] = 5.0, torch.arange(7.0)
+    torch.save(tensors, stream)
+    stream.flush()
+    stream.file.close()
+    assert place.stat().st_blocks * 512 < 2**26 < 2**32 <= place.stat().st_size
+    with place.open("rb") as file:
+        layers = layers_in(file, "f")
+        assert numbers(layers["2"].tensors["weight"].read(), "float32").flatten().tolist() == [*range(7)]
+        if sizes[0] == 3:
+            assert numbers(layers["0"].tensors["weight"].read(), "float32").flatten().tolist() == [5, 0, 0]
+        entries, first = directory(file, place.stat().st_size)
+        assert [*records(file, entries, first, sums=False)] == [
+            f"archive/{name}".encode() for name in archive_in(file).records
+        ]
+        assert sum(bool(entry.large) for entry in entries) >= 2
+
+
+@pytest.mark.deep
+def test_archives_of_more_than_65535_records_are_read(place: Path) -> None:
+    writer = torch._C.PyTorchFileWriter(str(place))
+    writer.write_record("data.pkl", b"\x80\2}.", 4)
+    for n in range(66_000):
+        writer.write_record(f"data/{n}", b"1234", 4)
+    writer.write_end_of_file()
+    with place.open("rb") as file:
+        entries, first = directory(file, place.stat().st_size)
+        assert len(records(file, entries, first)) == len(archive_in(file).records) == len(entries) > 66_000
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------------
@@ -372,9 +461,7 @@ def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
         FOUR,
     )
     assert by_torch(data)["model"]["weight"].sum() == 10
-    refused(
-        data, place, "_rebuild_from_type_v2", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils"
-    )
+    refused(data, place, "_rebuild_from_type_v2", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils")
 
 
 def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> None:

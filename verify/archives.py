@@ -132,6 +132,8 @@ def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc:
     stated = [0, 0, 0] if described else [crc, size, size]
     if (sign, own_flags, method, told[:names], sums) != (b"PK\3\4", flags, 0, name, stated):
         raise Rejected(f"the header of the record {name[:60]!r} in the zip is not what the directory says of it")
+    if size >= LONG:  # torch does not know yet how much it packs
+        extra = extra[:12] + bytes(8) + extra[20:]
     padding = told[names:].removeprefix(extra)
     aligned = b"FB" + struct.pack("<H", max(0, len(padding) - 4)) + b"Z" * (len(padding) - 4)
     if not told[names:].startswith(extra) or padding not in (b"", aligned):
@@ -144,7 +146,8 @@ def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc:
             raise Rejected(f"the record {name[:60]!r} reaches beyond the end of the zip")
         found, start = zlib.crc32(block, found), start + len(block)
     if found != crc:
-        raise Rejected(f"CRC mismatch in {name[:60]!r}: the file has changed since it was written")
+        told = "the file has changed since it was written" if crc else "it was written without checksums"
+        raise Rejected(f"CRC mismatch in {name[:60]!r}: {told}")
     if described:
         form = LONG_DESCRIPTOR if extra else DESCRIPTOR
         if form.unpack(_exactly(file, end, form.size)) != (b"PK\7\10", crc, size, size):
@@ -168,6 +171,8 @@ def _judge(archive: Archive) -> None:
         value = archive.read(name) if name in records and records[name].size < 20 else None
         if value not in values or (value is None and name in records):
             raise Rejected(f"not what torch.save writes: its {name} is {value!r}")
+    if ".data/serialization_id" in records and not archive.read(".data/serialization_id").isdigit():
+        raise Rejected("not what torch.save writes: its serialization_id is no number")
     text = archive.read(".storage_alignment")[:20] if ".storage_alignment" in records else b"64"
     align = int(text) if text.isdigit() else 0
     if not 0 < align < 2**16:

@@ -23,7 +23,9 @@ STORAGES = {f"torch {kind}Storage": width for kind, width in STORAGES.items()} |
 TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
 
 _DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict"
-_TORCHS = re.compile(r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*")
+_TORCHS = re.compile(
+    r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*|collections Counter"
+)
 """Names that torch knows, of which each is called in one way, or in none."""
 _LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
 _NUMBERS = {75: "<B", 77: "<H", 74: "<i", 71: ">d"}
@@ -60,7 +62,9 @@ def _key(value: Any) -> bool:
     """Whether a dict can have this for a key."""
     if type(value) is tuple:
         return all(type(part) is not tuple and _key(part) for part in value)
-    return type(value) in (str, int, float, bool, type(None)) or (isinstance(value, Made) and value.kind not in ("list", "set", *_DICTS))
+    return type(value) in (str, int, float, bool, type(None)) or (
+        isinstance(value, Made) and value.kind not in ("list", "set", *_DICTS)
+    )
 
 
 def is_module(value: Any) -> bool:
@@ -158,8 +162,15 @@ class Walk:
 
     def _give(self, target: Made, things: Any) -> None:
         """Note what an object of a class that is not known is given."""
-        if " " not in target.kind or target.kind == _ORDERED or PLAIN.fullmatch(target.kind) or _TORCHS.fullmatch(target.kind):
-            raise Rejected(f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not")
+        if (
+            " " not in target.kind
+            or target.kind == _ORDERED
+            or PLAIN.fullmatch(target.kind)
+            or _TORCHS.fullmatch(target.kind)
+        ):
+            raise Rejected(
+                f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
+            )
         self._handed.append(things)
 
     def _storage(self, described: Any) -> Made:
@@ -195,12 +206,21 @@ class Walk:
         self.layers += [new] if kind in CLASSES else []
         return new
 
-    def _rebuilds(self, storage: Any, offset: Any, shape: Any, strides: Any, trains: Any, hooks: Any, *more: Any) -> bool:
-        if storage.kind != "storage" or not counts(shape, strides, (offset,)) or len(shape) > 32 or more not in ((), (None,)):
+    def _rebuilds(
+        self, storage: Any, offset: Any, shape: Any, strides: Any, trains: Any, hooks: Any, *more: Any
+    ) -> bool:
+        if (
+            storage.kind != "storage"
+            or not counts(shape, strides, (offset,))
+            or len(shape) > 32
+            or more not in ((), (None,))
+        ):
             raise Rejected("a tensor has no storage, or metadata, or a shape, strides or offset that are no counts")
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if 0 not in shape and last >= storage.args[4]:
-            raise Rejected(f"a tensor of shape {shape} does not fit storage {storage.args[2]!r} of {storage.args[4]} numbers")
+            raise Rejected(
+                f"a tensor of shape {shape} does not fit storage {storage.args[2]!r} of {storage.args[4]} numbers"
+            )
         return self._trains(storage, trains, hooks)
 
     def _trains(self, storage: Made, trains: Any, hooks: Any) -> bool:
@@ -236,11 +256,17 @@ def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
     if kind == "_codecs encode":
         return types == [str, str] and args[1] == "latin1" and all(ord(letter) < 256 for letter in args[0])
     if kind == "builtins set":
-        return len(args) == 1 and args[0].kind == "list" and all(_key(x) and not isinstance(x, Made) for x, _ in args[0].pairs)
+        return (
+            len(args) == 1
+            and args[0].kind == "list"
+            and all(_key(x) and not isinstance(x, Made) for x, _ in args[0].pairs)
+        )
     if kind == "builtins complex":
         return types == [float, float]
     if kind == "builtins bytearray":
         return types == [str, str] and args[1] == "latin-1" and all(ord(letter) < 256 for letter in args[0])
+    if kind == "collections Counter":
+        return len(args) == 1 and args[0].kind == "dict" and all(type(count) is int for _, count in args[0].pairs)
     if kind == "torch Size":
         return len(args) == 1 and type(args[0]) is tuple and counts(args[0])
     if kind == "torch device":
