@@ -133,11 +133,13 @@ def _compared(layer: Layer, tensors: dict[str, Tensor]) -> list[str]:
     return found
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tensor]) -> bool:
     """Whether two contents are of one kind, with the same names and the same bits."""
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
         names = [[(path, type(module)) for path, module in model.named_modules()] for model in (one, other)]
         return names[0] == names[1] and alike(one.state_dict(), other.state_dict())
+    if isinstance(one, nn.Module) or isinstance(other, nn.Module):
+        return False
     return {key: bits(value) for key, value in one.items()} == {key: bits(value) for key, value in other.items()}
 
 

@@ -128,9 +128,8 @@ def found_by_zipfile(file: Any) -> Archive:
         records = {}
         for entry in archive.infolist():
             with archive.open(entry) as stream:
-                records[entry.filename.partition("/")[2]] = Record(
-                    stream._orig_compress_start, entry.file_size, 0, True
-                )  # type: ignore[attr-defined]
+                start = getattr(stream, "_orig_compress_start")  # noqa: B009  where zipfile goes on reading
+            records[entry.filename.partition("/")[2]] = Record(start, entry.file_size, 0, True)
         if "data.pkl" in records:
             return Archive(file, {name: record for name, record in records.items() if name != ".format_version"})
     raise Rejected("no zip")

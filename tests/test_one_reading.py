@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.serialization import config
 
 from construct.archives import directory, records
 from construct.errors import BadModelFile
@@ -246,7 +247,7 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
     }
     data = packed([(f"archive/{n}", d) for n, d in {**swapped, **records}.items()])
     place.write_bytes(data)
-    with torch.utils.serialization.config.patch("load.calculate_storage_offsets", True):
+    with config.patch("load.calculate_storage_offsets", True):
         other = torch.load(place, mmap=True, weights_only=True)
     assert not torch.equal(other["b.weight"], by_torch(data)["b.weight"])
     refused(data, place, "where torch works out")
@@ -257,7 +258,7 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
 @pytest.mark.parametrize("align", [1, 8, 64, 4096])
 def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1).half())
-    with torch.utils.serialization.config.patch("save.storage_alignment", align):
+    with config.patch("save.storage_alignment", align):
         for content in (net, net.state_dict(), {"weight": torch.ones(0, 1, 3, 3)}):
             read_alike(saved(content), place)
             torch.save(content, place)  # in a folder named after the file
@@ -307,7 +308,7 @@ class Sparse:
 @pytest.mark.parametrize("sizes", [(3, 2**30 + 5, 7), (2**30 - 1, 5, 7)])
 def test_archives_of_more_than_4_gib_are_read(sizes: tuple[int, ...], place: Path) -> None:
     """With zip64 fields for large records, for records behind 4 GiB, and at the edge of it."""
-    stream = Sparse(place)
+    stream: Any = Sparse(place)
     tensors = {f"{n}.weight": torch.zeros(1, 1, size) for n, size in enumerate(sizes)}
     tensors["0.weight"][..., 0], tensors["2.weight"][..., :] = 5.0, torch.arange(7.0)
     torch.save(tensors, stream)
