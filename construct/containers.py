@@ -116,7 +116,7 @@ class Archive:
         stored = {name[5:]: record for name, record in self.records.items() if name.startswith("data/")}
         for key, storage in storages.items():
             if key not in stored or stored[key].size != storage.bytes:
-                there = stored[key].size if key in stored else "no"
+                there = stored[key].size if key in stored else "none"
                 raise Odd(f"storage {key} needs {storage.bytes} bytes, and {there} are there")
         if more := [key for key in stored if key not in storages]:
             raise Odd(f"no tensor is in its record data/{more[0]}")

@@ -245,13 +245,18 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
     place = whereabouts(walker.root)
     if place:
         told = f"the model is not at its top: {place}; the file {told}"
-    given = [word for option in (*allowed.exact, *allowed.packages) for word in ("--allow", shlex.quote(option))]
-    more, state = allow_options(names), "save a state dict and give --arch or --model-file"
-    if place:
-        state = "save that alone, where its classes are installed"
+    state = (
+        "save that alone, where its classes are installed"
+        if place
+        else "save a state dict and give --arch or --model-file"
+    )
+    given = [*allowed.exact, *allowed.packages]
+    more = [option for option in allow_options(names) if option not in given]
     if not more:
-        return f"{told} ({state})"
-    command = " ".join(["python -m construct.from_conv", shlex.quote(name), *given, *more])
+        inside = f", which {', '.join(allowed.packages)} does not define as a class" if allowed.packages else ""
+        return f"{told}{inside} ({state})"
+    options = " ".join(f"--allow {shlex.quote(option)}" for option in (*given, *more))
+    command = f"python -m construct.from_conv {shlex.quote(name)} {options}"
     return f"{told} ({state}; or, if you trust these packages, whose code then may run: {command})"
 
 

@@ -457,11 +457,13 @@ def _misplaced(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Odd | No
     listed = keys.items if isinstance(keys, Held) and all(isinstance(key, str) for key in keys.items) else []
     if sorted(listed) != sorted(walker.storages):
         return Odd("its list of storages is not that of its tensors")
+    at = file.tell()
     for key in listed:
+        file.seek(at)
         count = file.read(8)
-        if len(count) == 8 and int.from_bytes(count, "little") != walker.storages[key].count:
+        at += 8 + walker.storages[key].bytes
+        if at > size:
+            return Truncated(f"storage {key} ends at byte {at}, and it has {size}")
+        if int.from_bytes(count, "little") != walker.storages[key].count:
             return Odd(f"storage {key} has another number of numbers than its tensors say")
-        file.seek(walker.storages[key].bytes, 1)
-    if (end := file.tell()) > size:
-        return Truncated(f"its storages end at byte {end}, and it has {size}")
-    return Odd("something follows after its last storage") if end < size else None
+    return Odd("something follows after its last storage") if at < size else None

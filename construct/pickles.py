@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,7 +136,7 @@ _FOREIGN = (sys.stdlib_module_names | {"torch", "construct", "verify"}) - _NEVER
 
 
 def allow_options(foreign: Iterable[str]) -> list[str]:
-    """The ``--allow`` options with which these names might be read; none if one of them can never be allowed."""
+    """What to ``--allow`` so that these names might be read; nothing if one of them can never be allowed."""
     options: dict[str, None] = {}
     for name in foreign:
         top, last = name.partition(".")[0], name.rpartition(".")[2]
@@ -145,7 +144,7 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
             return []
         # Of a package, classes alone are let in; functions have small initials.
         options[name if top in _FOREIGN or not last[:1].isupper() else top] = None
-    return [word for option in options for word in ("--allow", shlex.quote(option))]
+    return list(options)
 
 
 def foreign(walker: Walker, ours: Collection[str]) -> list[str]:

@@ -62,9 +62,11 @@ def _key(value: Any) -> bool:
     """Whether a dict can have this for a key."""
     if type(value) is tuple:
         return all(type(part) is not tuple and _key(part) for part in value)
-    return type(value) in (str, int, float, bool, type(None)) or (
-        isinstance(value, Made) and value.kind not in ("list", "set", *_DICTS)
-    )
+    if isinstance(value, Made):
+        return value.kind == "global" or (
+            " " in value.kind and value.kind != _ORDERED and not _TORCHS.fullmatch(value.kind)
+        )
+    return type(value) in (str, int, float, bool, type(None))
 
 
 def is_module(value: Any) -> bool:
