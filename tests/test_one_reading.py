@@ -15,8 +15,9 @@ from torch import nn
 from torch.utils.serialization import config
 
 from construct.archives import directory, records
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, UnsupportedLayer
 from construct.files import read
+from construct.network import convert
 from tests.archives import (
     EMPTY_ORDERED,
     Piece,
@@ -406,10 +407,15 @@ def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
 
 
 def test_row_61_a_convolution_with_children(place: Path) -> None:
+    """What it never calls is neither converted nor lost: the convolution stays as it is."""
     conv = nn.Conv2d(1, 1, 2)
     conv.add_module("more", nn.Conv2d(1, 1, 2))
     with pytest.raises(Rejected, match="modules of its own"):
         by_checker(saved(nn.Sequential(conv)))
+    with pytest.raises(
+        UnsupportedLayer, match=r"0: Conv2d: it holds a module of its own \(more\), which a convolution never"
+    ):
+        convert(by_command(saved(nn.Sequential(conv)), place))  # type: ignore[arg-type]
 
 
 def on_a(thing: bytes, act: bytes) -> bytes:
