@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile
+from construct.pickle_walk import Held, Made
 from construct.plain_text import one_line
 
 KEYS = (
@@ -23,23 +24,31 @@ AVERAGED = "n_averaged"
 """The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
-def unwrap(content: object, name: str) -> tuple[object, tuple[str, ...]]:
+def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[str, ...]]:
     """The module or state dict inside a checkpoint, and what was done, a sentence each.
+
+    Args:
+        content: of the file.
+        name: of the file.
+        place: what :func:`whereabouts` says of it.
 
     Raises:
         BadModelFile: a dict that holds neither.
     """
     notes: list[str] = []
-    place: list[str] = []
-    while isinstance(content, dict) and content and not _is_state(content) and len(place) < 4:
+    path: list[str] = []
+    while isinstance(content, dict) and content and not _is_state(content) and len(path) < 4:
         key = _key_of(content)
         if key is None:
             tensors = {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
             if not tensors:
                 keys = ", ".join(repr(k)[:60] for k in list(content)[:4]) + (", ..." if len(content) > 4 else "")
-                raise BadModelFile(
-                    f"{name}: a dict with the keys {one_line(keys)}, but not a state dict (save the state dict)"
+                told = (
+                    f"; {place} (save that alone, or one of them)"
+                    if place
+                    else ", but not a state dict (save the state dict)"
                 )
+                raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{told}")
             others = [repr(k)[:60] for k in content if k not in tensors]
             notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
             if hasattr(content, "_metadata"):  # what torch keeps beside a state dict
@@ -48,9 +57,9 @@ def unwrap(content: object, name: str) -> tuple[object, tuple[str, ...]]:
             content = tensors
             break
         others = [repr(k)[:60] for k in content if k != key]
-        place.append(key)
+        path.append(key)
         passed = f"; passed over: {one_line(', '.join(others), 200)}" if others else ""
-        notes.append(f"a checkpoint: its key {'/'.join(place)!r} was used{passed}")
+        notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{passed}")
         content = content[key]
     return content, tuple(notes)
 
@@ -75,6 +84,37 @@ def _holds_model(value: object, depth: int = 3) -> bool:
 
 
 _Value = TypeVar("_Value")
+
+
+def whereabouts(root: object) -> str:
+    """Where the models are in a file that was walked, and not loaded; nothing if one is at the top, or there is none."""
+    found: list[str] = []
+    level: list[tuple[str, object]] = [("", root)]
+    for _ in range(4):
+        deeper: list[tuple[str, object]] = []
+        for path, thing in level[:1000]:
+            if kind := _kind_of(thing):
+                found.append(f"{path} holds a {kind}")
+            elif isinstance(thing, Held) and thing.kind in _DICTS:
+                deeper += [(f"{path or 'its entry '}[{key!r:.60}]", value) for key, value in thing.pairs()]
+            elif isinstance(thing, tuple) or (isinstance(thing, Held) and thing.kind == "list"):
+                items = thing if isinstance(thing, tuple) else thing.items
+                deeper += [(f"{path or 'its entry '}[{number}]", value) for number, value in enumerate(items)]
+        level = deeper
+    return "" if _kind_of(root) else one_line("; ".join(found[:3]))
+
+
+_DICTS = ("dict", "OrderedDict")
+
+
+def _kind_of(thing: object) -> str:
+    """What a record is of: a module, or a state dict; nothing if it is neither."""
+    if isinstance(thing, Made) and isinstance(thing.state, Held) and "_modules" in thing.state.items[::2]:
+        return f"module of class {thing.name.rpartition('.')[2]}"
+    if isinstance(thing, Held) and thing.kind in _DICTS:
+        tensors = [isinstance(value, Made) and value.name == "tensor" for _, value in thing.pairs()]
+        return "state dict" if any(tensors) and all(isinstance(key, str) for key in thing.items[::2]) else ""
+    return ""
 
 
 def fitting(state: dict[str, _Value], wanted: Collection[str]) -> tuple[dict[str, _Value], tuple[str, ...]]:

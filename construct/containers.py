@@ -5,12 +5,15 @@ Sizes are judged before anything is read.
 
 import json
 import math
-import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from construct.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.errors import BadModelFile
-from construct.pickles import BROKEN, ZIP
-from construct.plain_text import one_line, shown
+from construct.pickle_walk import Storage
+from construct.pickles import ZIP
+from construct.plain_text import one_line
 
 LONGEST_HEADER = 100_000_000
 """Bytes of a safetensors header, as its library has it."""
@@ -36,6 +39,12 @@ _FOREIGN = {
 _WIDTHS = {f"{kind}{bits}": bits // 8 for kind in "IUF" for bits in (16, 32, 64)}
 _WIDTHS |= {"BF16": 2, "C64": 8, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
+_LARGEST_NOTE = 64
+"""Bytes of a record that says how to read the others, such as ``byteorder``."""
+_WRITTEN = frozenset(
+    {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
+)
+
 
 def kind_of(file: BinaryIO, size: int, name: str) -> str:
     """One of "zip", "pickle" and "safetensors"; the file's name decides nothing.
@@ -55,7 +64,8 @@ def kind_of(file: BinaryIO, size: int, name: str) -> str:
             raise BadModelFile(f"{name}: not a model file but {what}")
     if start[257:262] == b"ustar":
         raise BadModelFile(f"{name}: not a model file but a tar archive (unpack it with tar)")
-    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not start[2:9] == b"\0\0\0\0\0\0{":
+    number = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")  # as safetensors begin
+    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not number:
         return "pickle"
     if start[8:9] == b"{" or name.rstrip("'").endswith(".safetensors"):
         return "safetensors"
@@ -79,57 +89,112 @@ def _as_text(start: bytes) -> str:
     return f" but {what}, beginning with {one_line(text.strip()[:30])!r}"
 
 
-def check_archive(file: BinaryIO, size: int, name: str) -> str:
-    """Refuse an archive that is torn, packed, or changed on the way (torch does not look at its checksums).
+@dataclass(frozen=True)
+class Archive:
+    """An archive whose every byte is accounted for.
 
-    Returns:
-        "pt2" for a program of torch.export, or "torch.save".
+    Attributes:
+        file: that it is.
+        kind: "pt2" for a program of torch.export, or "torch.save".
+        records: by their names inside its one folder, in order.
+    """
+
+    file: BinaryIO
+    kind: str
+    records: Mapping[str, Record]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a record."""
+        return content(self.file, self.records[name])
+
+    def fit(self, storages: Mapping[str, Storage]) -> None:
+        """Hold the records to the storages of the pickle, which are to be there, of the right size, and all that is there.
+
+        Raises:
+            Odd: they are not.
+        """
+        stored = {name[5:]: record for name, record in self.records.items() if name.startswith("data/")}
+        for key, storage in storages.items():
+            if key not in stored or stored[key].size != storage.bytes:
+                there = stored[key].size if key in stored else "none"
+                raise Odd(f"storage {key} needs {storage.bytes} bytes, and {there} are there")
+        if more := [key for key in stored if key not in storages]:
+            raise Odd(f"no tensor is in its record data/{more[0]}")
+        if ".format_version" in self.records:
+            # Asked to, torch does not look where storages are, but adds up where they have to be.
+            align = int(self.read(".storage_alignment")) if ".storage_alignment" in self.records else 64
+            laid = all(
+                record.start % align == 0 and 0 <= record.aligned < align and record.described == (record.size > 0)
+                for record in self.records.values()
+            )
+            places = [place for place, name in enumerate(self.records) if name.startswith("data/")]
+            together = not places or places == list(range(places[0], places[-1] + 1))
+            if not (laid and together and list(stored) == list(storages) == [str(n) for n in range(len(stored))]):
+                raise Odd("its storages are not where torch works out that they are")
+
+
+def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
+    """Refuse an archive that is torn, packed, changed on the way (torch does not look at its checksums), or two in one.
+
+    Raises:
+        BadModelFile: why.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
-            entries, members = archive.infolist(), archive.namelist()
-            # Torch's reader takes names without regard to case, so which of two it would find is its own affair.
-            if len({member.casefold() for member in members}) != len(members):
-                raise BadModelFile(f"{name}: the archive holds two records of one name (save the model again)")
-            # Zip readers begin at the end: what lies before or behind may be another archive to another reader.
-            file.seek(max(0, size - 22))
-            ends = file.read(4) == b"PK\x05\x06" and not archive.comment
-            if not ends or min((entry.header_offset for entry in entries), default=0) > 0:
-                raise BadModelFile(f"{name}: something lies before or behind the archive (save the model again)")
-            if any(member.endswith("/constants.pkl") for member in members):
-                raise BadModelFile(
-                    f"{name}: a TorchScript archive (re-save as the nn.Module itself, or its state dict)"
-                )
-            if any(entry.flag_bits & 1 for entry in entries):
-                raise BadModelFile(f"{name}: the archive is encrypted (save the model again with torch.save)")
-            if any(entry.compress_type or entry.compress_size != entry.file_size for entry in entries):
-                raise BadModelFile(
-                    f"{name}: the archive is compressed, which torch.save never does (save the model again with it)"
-                )
-            if sum(entry.file_size for entry in entries) > size:  # records on top of each other
-                raise BadModelFile(f"{name}: the archive claims more than the file holds (save the model again)")
-            if len({member.split("/")[0] for member in members}) != 1:
-                raise BadModelFile(f"{name}: a zip archive, but not a model file (give a file that torch.save wrote)")
-            damaged = archive.testzip()
-    except BROKEN as error:
-        if isinstance(error, BadModelFile):
-            raise
-        raise BadModelFile(f"{name}: the file is truncated or damaged (copy or download it again)") from error
+        return _archive(file, size)
+    except Truncated as odd:
+        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
+    except Changed as odd:
+        raise BadModelFile(f"{name}: {one_line(odd)} (copy or download it again)") from odd
+    except Odd as odd:
+        raise BadModelFile(
+            f"{name}: the archive is odd: {one_line(odd)} (save the model again with torch.save)"
+        ) from odd
+    except _NotOurs as error:
+        raise BadModelFile(f"{name}: {error}") from None
     finally:
         file.seek(0)
-    if damaged is not None:
-        raise BadModelFile(
-            f"{name}: CRC mismatch in {shown(damaged.partition('/')[2])}: the file has changed since it was written "
-            "(copy or download it again)"
-        )
-    if any(member.endswith(("/archive_format", "/serialized_exported_program.json")) for member in members):
-        return "pt2"
-    pickles = [member for member in members if member.endswith("/data.pkl")]
-    if len(pickles) != 1 or pickles[0].count("/") != 1:
-        raise BadModelFile(f"{name}: a zip archive, but not a model file (give a file that torch.save wrote)")
-    if any(entry.file_size > LARGEST_PICKLE for entry in entries if entry.filename == pickles[0]):
-        raise BadModelFile(f"{name}: its data.pkl is larger than {LARGEST_PICKLE} bytes (save its state dict)")
-    return "torch.save"
+
+
+class _NotOurs(Exception):
+    """A whole archive, of something else."""
+
+
+def _archive(file: BinaryIO, size: int) -> Archive:
+    entries, first = directory(file, size)
+    if any(entry.name.endswith(b"/constants.pkl") for entry in entries):
+        raise _NotOurs("a TorchScript archive (re-save as the nn.Module itself, or its state dict)")
+    found = records(file, entries, first)
+    folder = next(iter(found), b"").partition(b"/")[0] + b"/"
+    if folder == b"/" or b"\0" in folder or not all(name.startswith(folder) for name in found):
+        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+    if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in found):
+        return Archive(file, "pt2", {})
+    inside = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in found.items()}
+    if "data.pkl" not in inside:
+        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+    for name in inside:
+        key = name.removeprefix("data/")
+        if name not in _WRITTEN and not (key != name and key.isascii() and key.isdigit()):
+            raise Odd(f"it holds a record {name[:60]!r}, which torch.save does not write")
+    if inside["data.pkl"].size > LARGEST_PICKLE:
+        raise Odd(f"its data.pkl is larger than {LARGEST_PICKLE} bytes")
+    notes = {
+        name: content(file, inside[name]) if inside[name].size < _LARGEST_NOTE else b""
+        for name in inside.keys() & _WRITTEN - {"data.pkl"}
+    }
+    if notes.get("byteorder", b"little") != b"little":
+        raise Odd(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
+    if notes.get("version") not in _VERSIONS:
+        raise Odd(f"its version is {notes.get('version')!r}, which torch does not read")
+    if not notes.get(".data/serialization_id", b"0").isdigit():
+        raise Odd("its serialization_id is no number")
+    align = notes.get(".storage_alignment", b"64")
+    if notes.get(".format_version", b"1") != b"1" or not (align.isdigit() and 0 < int(align) < 2**16):
+        raise Odd("its format_version or storage_alignment is not one that torch writes")
+    return Archive(file, "torch.save", inside)
+
+
+_VERSIONS = [f"{number}\n".encode() for number in range(1, 11)]
 
 
 def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
@@ -140,26 +205,38 @@ def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
     """
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8 or length > LONGEST_HEADER or length < 2:
-        raise BadModelFile(
-            f"{name}: the file is truncated, or no safetensors: it says that its header has {length} bytes "
-            "(copy or download it again)"
-        )
+    if size < 8 or size - 8 < length <= LONGEST_HEADER:
+        told = "the end of its header is missing"
+        raise BadModelFile(f"{name}: the file is truncated, if it is safetensors: {told} (copy or download it again)")
+    if length < 2 or length > LONGEST_HEADER or file.read(1) != b"{":
+        told = f"its header would have {length} bytes" if length < 2 or length > LONGEST_HEADER else "it has no header"
+        raise BadModelFile(f"{name}: not safetensors, as its name says: {told} (give a model file)")
+    file.seek(8)
     try:
         metadata, spans = _header(file.read(length))
         ends, there = sorted(spans), size - 8 - length
-        if max((end for _, end in ends), default=0) > there:
-            raise ValueError(f"its tensors take {ends[-1][1]} bytes, and {there} are there: the file is truncated")
+        if (needed := max((end for _, end in ends), default=0)) > there:
+            raise BadModelFile(
+                f"{name}: the file is truncated: its tensors take {needed} bytes, and {there} are there (copy or download it again)"
+            )
         if [0, *(end for _, end in ends)] != [*(begin for begin, _ in ends), there]:
             raise ValueError("its tensors overlap, leave holes, or do not fill the file to its end")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, BadModelFile):
+            raise
         what = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
         raise BadModelFile(f"{name}: its safetensors header is wrong: {what} (save it again)") from error
     file.seek(0)
     return metadata
 
 
-def _header(text: bytes) -> tuple[dict[str, str], list[tuple[int, int]]]:
+def strict_json(text: str) -> Any:
+    """JSON in which no key stands twice.
+
+    Raises:
+        ValueError: it is none.
+    """
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
@@ -168,7 +245,11 @@ def _header(text: bytes) -> tuple[dict[str, str], list[tuple[int, int]]]:
             seen.add(key)
         return dict(pairs)
 
-    header = json.loads(text.decode(), object_pairs_hook=unique)
+    return json.loads(text, object_pairs_hook=unique)
+
+
+def _header(text: bytes) -> tuple[dict[str, str], list[tuple[int, int]]]:
+    header = strict_json(text.decode())
     if not isinstance(header, dict):
         raise ValueError("it is no JSON object")
     metadata = header.pop("__metadata__", {})
@@ -184,7 +265,7 @@ def _header(text: bytes) -> tuple[dict[str, str], list[tuple[int, int]]]:
             raise ValueError(f"the shape or the data_offsets of {key[:100]!r} are no counts")
         if dtype not in _WIDTHS:
             raise ValueError(f"{key[:100]!r} has the unknown dtype {dtype!r:.40}")
-        if span[1] - span[0] != math.prod(shape) * _WIDTHS[dtype]:
+        if math.prod(n or 1 for n in shape) >= 2**60 or span[1] - span[0] != math.prod(shape) * _WIDTHS[dtype]:
             raise ValueError(f"{key[:100]!r} has another number of bytes than its shape says")
         spans.append((span[0], span[1]))
     return metadata, spans

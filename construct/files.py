@@ -8,10 +8,10 @@ without being loaded.  Only a file that the user trusts by word may run code.
 
 import hashlib
 import os
+import shlex
 import stat
 import warnings
-import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,14 +19,15 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from construct.archives import Odd, Truncated
 from construct.attention import EXECUTIONS, MHSA
-from construct.checkpoints import unwrap
-from construct.containers import check_archive, check_safetensors, kind_of
+from construct.checkpoints import unwrap, whereabouts
+from construct.containers import Archive, check_archive, check_safetensors, kind_of
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
 from construct.geometry_record import encoding_of
-from construct.pickle_walk import Odd, walk_bytes, walk_legacy
-from construct.pickles import allowing, foreign_names, imported
+from construct.pickle_walk import Walker, walk_bytes, walk_legacy
+from construct.pickles import Allowed, allow_options, allowing, foreign, imported
 from construct.plain_text import described, one_line, shown
 from construct.trusted import trusted
 from construct.walk import bounded
@@ -81,17 +82,18 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
         BadModelFile: there is no such file, it is no model, it is damaged, or it holds classes that are not allowed.
     """
     path, name = regular_file(path), shown(str(path))
-    named = imported(allow)
+    allowed = imported(allow)
     notes: list[str] = []
     metadata: dict[str, str] = {}
     beyond: list[str] = []
+    place = ""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             kind = kind_of(file, size, name)
             suffix = path.suffix.lower()
-            if kind == "zip":
-                kind = check_archive(file, size, name)
+            archive = check_archive(file, size, name) if kind == "zip" else None
+            kind = kind if archive is None else archive.kind
             if kind == "safetensors":
                 metadata = check_safetensors(file, size, name)
             elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
@@ -108,25 +110,26 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
             content: object
             if kind == "safetensors":
                 content = _safetensors(file, name)
-            elif trust:
-                content = trusted(file, kind, name)
-                notes.append("trusted: it was loaded with whatever code it holds")
-            elif kind == "pt2":
+            elif kind == "pt2" and not trust:
                 other = "if you know who made it, or save the nn.Module or its state dict"
                 raise BadModelFile(
                     f"{name}: a program of torch.export, and to load one can run code that it holds",
                     f"trust=True {other}",
                     option=f"--trust {other}",
                 )
+            elif kind == "pt2":
+                content = trusted(file, kind, name)
             else:
-                content = _restricted(file, size, kind, name, named)
-            if (named or trust) and kind in ("torch.save", "pickle"):
+                content, walker = _pickled(file, size, archive, name, allowed, trust)
+                place = whereabouts(walker.root)
                 with allowing() as ours:
-                    beyond = foreign_names(file, ours)
+                    beyond = foreign(walker, ours)
+            if trust and kind != "safetensors":
+                notes.append("trusted: it was loaded with whatever code it holds")
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
-    content, unwrapped = unwrap(content, name)
-    return ModelFile(path, digest, _recognised(content, name), (*notes, *unwrapped), metadata, tuple(beyond))
+    content, unwrapped = unwrap(content, name, place)
+    return ModelFile(path, digest, _recognised(content, name, place), (*notes, *unwrapped), metadata, tuple(beyond))
 
 
 def read_inputs(path: str | os.PathLike[str]) -> Any:
@@ -140,11 +143,11 @@ def read_inputs(path: str | os.PathLike[str]) -> Any:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             kind = kind_of(file, size, name)
-            kind = check_archive(file, size, name) if kind == "zip" else kind
+            archive = check_archive(file, size, name) if kind == "zip" else None
+            kind = kind if archive is None else archive.kind
             if kind not in ("torch.save", "pickle"):
                 raise BadModelFile(f"{name}: {_KINDS[kind]}, not the inputs of a network (save them with torch.save)")
-            file.seek(0)
-            content = _restricted(file, size, kind, name, {})
+            content, _ = _pickled(file, size, archive, name, Allowed())
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
     if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
@@ -163,54 +166,68 @@ _KINDS = {
 }
 
 
-def _restricted(file: BinaryIO, size: int, kind: str, name: str, named: Mapping[str, Any]) -> object:
+def _pickled(
+    file: BinaryIO, size: int, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False
+) -> tuple[object, Walker]:
     """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
-    with allowing(named) as ours:
-        foreign = foreign_names(file, ours | named.keys())
-        if "torch.nn.parameter.UninitializedParameter" in foreign:
-            raise BadModelFile(
-                f"{name}: holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
-            )
-        if foreign:
-            raise BadModelFile(
-                f"{name}: holds classes that are not allowed: {one_line(', '.join(foreign))} "
-                "(save a state dict and give --arch or --model-file; or --allow each class by its name, if you know it)"
-            )
-        file.seek(0)
-        try:
-            if kind == "pickle":
-                walk_legacy(file, size, ours, named)
-            else:
-                _walk_archive(file, ours, named)
+    with allowing() as ours:
+        walker = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
+        if trust:
             file.seek(0)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about old protocols; what matters is whether it can be read
-                return torch.load(file, map_location="cpu", weights_only=True)
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever a damaged stream makes of torch's reader
-            # Not torch's own words: they advise to load the file unsafely.
-            what = f": {one_line(error)}" if isinstance(error, Odd) else ""
-            raise BadModelFile(
-                f"{name}: the file is truncated, or not a model that can be read safely{what} "
-                "(save the model again with torch.save)"
-            ) from error
+            return trusted(file, "pickle", name), walker
+        named = allowed.of(foreign(walker, ours))
+        if others := foreign(walker, ours | named.keys()):
+            raise _not_allowed(others, walker, name, allowed)
+    try:
+        if walker.odd is not None:
+            raise walker.odd
+        if archive is not None:
+            archive.fit(walker.storages)
+        file.seek(0)
+        with allowing(named), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old protocols; what matters is whether it can be read
+            return torch.load(file, map_location="cpu", weights_only=True), walker
+    except MemoryError:
+        raise
+    except Truncated as odd:
+        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
+    except Exception as error:  # whatever an odd file makes of torch's reader
+        # Not torch's own words: they advise to load the file unsafely.
+        what = one_line(error) if isinstance(error, Odd) else f"torch.load raised {type(error).__name__}"
+        raise BadModelFile(
+            f"{name}: not a model that can be read safely: {what} (save the model again with torch.save)"
+        ) from error
 
 
-def _walk_archive(file: BinaryIO, classes: Collection[str], named: Collection[str]) -> None:
-    with zipfile.ZipFile(file) as archive:
-        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-        place = next(member for member in sizes if member.endswith("/data.pkl"))
-        folder = place.removesuffix("data.pkl")
-        if sizes.get(f"{folder}byteorder", 0) > 6 or (
-            f"{folder}byteorder" in sizes and archive.read(f"{folder}byteorder") != b"little"
-        ):
-            raise Odd("its numbers are not little-endian")
-        walker = walk_bytes(archive.read(place), classes, named)
-    for key, storage in walker.storages.items():
-        stored = sizes.get(f"{folder}data/{key}")
-        if stored != storage.count * storage.width:
-            raise Odd(f"storage {key} needs {storage.count * storage.width} bytes, and {stored or 0} are there")
+def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
+    """What a file holds that is not allowed, and each way out that there is."""
+    if "torch.nn.parameter.UninitializedParameter" in names:
+        return BadModelFile(
+            f"{name}: holds lazy modules whose weights do not exist yet",
+            "run one batch through the network, and save it again",
+        )
+    what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
+    place = whereabouts(walker.root)
+    if place:
+        what = f"the model is not at its top: {place}; the file {what}"
+    given = [*allowed.exact, *allowed.packages]
+    more = [option for option in allow_options(names) if option not in given]
+    if allowed.packages and not more:
+        what += f", which {', '.join(allowed.packages)} does not define as a class"
+    alone = "save that alone, where its classes are installed" if place else ""
+    remedy, choices = alone or "save its state dict", (*given, *more)
+    trusting = "; or, if you trust these packages, whose code then may run: " if more else ""
+    return BadModelFile(
+        f"{name}: {what}",
+        remedy + (f"{trusting}construct.load({name!r}, allow={list(choices)!r})" if more else ""),
+        option=(alone or "save a state dict and give --arch or --model-file")
+        + trusting
+        + " ".join(
+            ["python -m construct.from_conv", shlex.quote(name), *(f"--allow {shlex.quote(c)}" for c in choices)]
+            if more
+            else []
+        ),
+    )
 
 
 def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
@@ -226,7 +243,7 @@ def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
         raise BadModelFile(f"{name}: not safetensors: {described(error)} (save it again)") from error
 
 
-def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
+def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
     """Hold what was read to what it claims to be: a file can name allowed classes and still lie about what is in them."""
     if isinstance(content, nn.Module):
         try:
@@ -238,9 +255,18 @@ def _recognised(content: object, name: str) -> nn.Module | dict[str, Tensor]:
             raise BadModelFile(f"{name}: its layers contradict themselves: {described(error)}") from error
         return content
     if isinstance(content, dict) and content:
+        if odd := [key for key in content if not all(key.split("."))]:
+            raise BadModelFile(
+                f"{name}: a tensor is named {odd[0]!r:.80}, which no path is (save the state dict of a module)"
+            )
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    raise BadModelFile(f"{name}: holds {what}, not a model (save the nn.Module, or its state dict)")
+    what += (
+        f", not a model; {place} (save that alone)"
+        if place
+        else ", not a model (save the nn.Module, or its state dict)"
+    )
+    raise BadModelFile(f"{name}: holds {what}")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

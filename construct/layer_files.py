@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.attention import MHSA
+from construct.containers import strict_json
 from construct.errors import BadModelFile
 from construct.geometry_record import GEOMETRY, read_record, record_of
 from construct.plain_text import one_line
@@ -43,7 +44,7 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     """
     if GEOMETRY in metadata:
         try:
-            records = json.loads(metadata[GEOMETRY])
+            records = strict_json(metadata[GEOMETRY])
         except RecursionError as error:
             raise BadModelFile("its geometry is nested too deep") from error
         except ValueError as error:

@@ -17,7 +17,7 @@ from construct.files import ModelFile, read
 from construct.geometry_record import GEOMETRY
 from construct.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.network import substitute
-from construct.plain_text import described, shown
+from construct.plain_text import described, one_line, shown
 from construct.support import geometry_of, is_convolution
 from construct.ties import share_tied
 from construct.weights import NAMES
@@ -64,7 +64,8 @@ def load(
         model: the network of a state dict, as it is before the conversion or after it; it is not changed.  A file that holds
             a whole module needs none.
         layers: whether only the attention layers are wanted, which takes no network.
-        allow: exact names (``package.module.Class``) that the file may name beyond torch.nn; their packages are imported.
+        allow: what the file may name beyond torch.nn: classes by their exact names (``package.module.Class``), or packages,
+            of which it may name every class that they define; these packages are imported.
         trust: whether the file may run code of its own.
 
     Returns:
@@ -179,6 +180,8 @@ def _restored(model: nn.Module, state: dict[str, Tensor], records: dict[str, Any
             tensor.data = tensor.data.to(fitted[key].dtype)
     # Weights on the meta device are shapes alone: they become those of the file.
     hollow = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
+    if told := _unlike(fitted, network):
+        raise BadModelFile(told)
     network.load_state_dict(fitted, strict=True, assign=hollow)
     return network, notes
 
@@ -199,3 +202,21 @@ def _in_place_of(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
         if stated != value:
             raise ValueError(f"{path or 'the layer'}: {name} is {stated!r} in the file and {value!r} in the network")
     return layer
+
+
+def _unlike(state: Mapping[str, Tensor], model: nn.Module) -> str:
+    """How the names in a state dict differ from those of its network, and what it does hold; nothing if they do not differ."""
+    wanted = model.state_dict().keys()
+    missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
+    if not missing and not unknown:
+        return ""
+    told = (
+        [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
+    )
+    told += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
+    holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
+    return f"{', and '.join(told)}; it holds {len(holds)} tensors{_some(holds, 6)}"
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return f" ({one_line(', '.join(names[:most]), 300)}{', ...' if len(names) > most else ''})"

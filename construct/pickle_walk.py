@@ -1,4 +1,4 @@
-"""A walk along a pickle that carries nothing out, and refuses what no saved model holds.
+"""A walk along a pickle that carries nothing out, finds all that it names, and refuses what no saved model holds.
 
 ``torch.load(weights_only=True)`` looks classes up in a list and runs nothing else, but it takes a file's word for every
 size.  Here the same instructions are followed with inert records, and each tensor is held against its storage, each storage
@@ -6,20 +6,28 @@ against the bytes that are there, and every nesting against a bound, before torc
 """
 
 import io
-import struct
+import itertools
+import pickletools
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, BinaryIO
 
+import torch
+
+from construct.archives import Odd, Truncated
+
 MOST_STEPS = 700_000
-"""Instructions of a pickle: a module takes about 150, a tensor 40, and to follow this many (twice, and torch once) takes 5 s."""
+"""Instructions of a pickle: a module takes about 150, a tensor 40, and to follow this many (and torch once) takes 5 s."""
 MOST_EXPANDED = 2**26
 """Elements that tensors may have beyond those that are stored (a stride of 0 repeats them)."""
 LONGEST_TEXT = 2**26
 """Bytes of one text."""
 DEEPEST, MOST_LEAVES = 500, 10**7
 """Of lists, tuples and dicts inside each other, counted as if nothing were shared."""
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+"""With which a file of torch.save began before 1.6."""
 
 WIDTHS = {
     **{"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1},
@@ -29,10 +37,6 @@ STORAGES = {f"torch.{kind}Storage": width for kind, width in WIDTHS.items()} | {
 DTYPES = {
     f"torch.{kind}{bits}" for kind in ("int", "uint", "float", "complex") for bits in (8, 16, 32, 64, 128)
 } | {"torch.bool", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2"}  # fmt: skip
-
-
-class Odd(ValueError):
-    """The pickle holds what no saved model holds; one clause says what."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,12 +53,17 @@ class Held:
     kind: str
     items: list[Any] = field(default_factory=list)
 
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The keys and values of a dict."""
+        return list(zip(self.items[::2], self.items[1::2], strict=True))
+
 
 @dataclass(eq=False, slots=True)
 class Made:
-    """An object of a named class, with its state; its content is no part of the container that it lies in."""
+    """An object of a named class, with its arguments and its state; its content is no part of the container that it lies in."""
 
     name: str
+    arguments: Any = None
     state: Any = None
 
 
@@ -64,7 +73,12 @@ class Storage:
 
     key: str
     count: int
-    width: int
+    kind: str
+
+    @property
+    def bytes(self) -> int:
+        """How many it takes."""
+        return self.count * STORAGES[self.kind]
 
 
 @dataclass(eq=False, slots=True)
@@ -75,147 +89,160 @@ class Plain:
 
 
 class Walker:
-    """Follows the instructions that torch's restricted reader knows, and no others."""
+    """Follows every pickle of a file, in the way of torch's restricted reader.
 
-    def __init__(self, classes: Collection[str], named: Collection[str] = ()):
-        """``classes``: the modules that may be made; ``named``: what the user allows beyond."""
-        self.classes, self.named = frozenset(classes), frozenset(named)
+    Attributes:
+        names: of everything that the pickles would look up.
+        texts: every text in them.
+        storages: of all tensors, by key, in the order in which they are named.
+        root: the record of what the file holds; None if its pickle has no end.
+        odd: the first thing that no saved model holds, or that torch would not read; the walk goes on behind it for the names.
+    """
+
+    def __init__(self, classes: Collection[str] = ()):
+        """``classes``: the modules that are made as torch.save writes them; of others that are named nothing is known."""
+        self.classes = frozenset(classes)
+        self.names: set[str] = set()
+        self.texts: set[str] = set()
         self.storages: dict[str, Storage] = {}
+        self.root: Any = None
+        self.odd: Odd | None = None
         self.expanded = 0
-        self.objects: list[Any] = []
+        self.objects: list[Made] = []
 
     def walk(self, file: BinaryIO) -> Any:
-        """Follow one pickle; the record of what it describes.
-
-        Raises:
-            Odd: it holds what no model does.
-        """
+        """Follow one pickle; the record of what it describes, or None if it has no end."""
+        stream, root = _Within(file), None
         try:
-            root = self._walk(file)
-            self._bound([root, *(thing.state for thing in self.objects)])
-        except Odd:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
-            raise Odd("its pickle is damaged") from error
+            root = self._walk(stream)
+            if self.odd is None:
+                self._bound([root, *(part for thing in self.objects for part in (thing.arguments, thing.state))])
+        except Odd as odd:
+            self._note(odd)
+        except (LookupError, TypeError, ValueError, AttributeError, EOFError):
+            if stream.ended:
+                self.odd = Truncated("its pickle has no end")
+            self._note(Odd("its pickle is damaged"))
         return root
 
-    def _walk(self, file: BinaryIO) -> Any:
-        read, stack, outer, memo = file.read, [], [], {}
+    def _note(self, odd: Odd) -> None:
+        self.odd = self.odd or odd
 
-        def exactly(count: int) -> bytes:
-            if count > LONGEST_TEXT:  # to ask a file for that much would take the memory before it is known to be there
-                raise Odd(f"its pickle has a text of {count} bytes")
-            data = read(count)
-            if len(data) != count:
-                raise Odd("its pickle ends too early")
-            return data
-
-        for _ in range(MOST_STEPS):
-            code = exactly(1)
-            if code in _CONSTANTS:
-                stack.append(_CONSTANTS[code])
-            elif code in _NUMBERS:
-                form = _NUMBERS[code]
-                stack.append(struct.unpack(form, exactly(struct.calcsize(form)))[0])
-            elif code == b"X":
-                stack.append(str(exactly(struct.unpack("<I", exactly(4))[0]), "utf-8", "surrogatepass"))
-            elif code in b"U\x8a":  # SHORT_BINSTRING, LONG1
-                data = exactly(exactly(1)[0])
-                stack.append(data.decode("latin-1") if code == b"U" else int.from_bytes(data, "little", signed=True))
-            elif code in b"qr":  # BINPUT, LONG_BINPUT
-                memo[exactly(1)[0] if code == b"q" else struct.unpack("<I", exactly(4))[0]] = stack[-1]
-            elif code in b"hj":  # BINGET, LONG_BINGET
-                stack.append(memo[exactly(1)[0] if code == b"h" else struct.unpack("<I", exactly(4))[0]])
-            elif code in b"]})\x8f":
-                kinds = {b"]": "list", b"}": "dict", b"\x8f": "set"}
-                stack.append(() if code == b")" else Held(kinds[code]))
-            elif code == b"(":
+    def _walk(self, stream: "_Within") -> Any:
+        stack: list[Any] = []
+        outer: list[list[Any]] = []
+        memo: dict[int, Any] = {}
+        for step, (opcode, argument, _) in enumerate(itertools.islice(pickletools.genops(stream), MOST_STEPS)):  # type: ignore[arg-type]
+            name, before, marked = opcode.name, opcode.stack_before, []
+            if (name == "PROTO") != (step == 0) or (name == "PROTO" and argument != 2):
+                self._note(Odd("its pickle is of another protocol than 2"))
+            if name not in _KNOWN:
+                self._note(Odd(f"its pickle has the instruction {name}, where torch.save writes none"))
+            if name == "MARK":
                 outer.append(stack)
                 stack = []
-            elif code in b"teu":  # TUPLE, APPENDS, SETITEMS
-                items, stack = stack, outer.pop()
-                if code == b"t":
-                    stack.append(tuple(items))
-                else:
-                    self._put(stack[-1], items, "list" if code == b"e" else "dict")
-            elif code in b"\x85\x86\x87":
-                count = code[0] - 0x84
-                items = [stack.pop() for _ in range(count)]
-                stack.append(tuple(items[::-1]))
-            elif code in b"as":  # APPEND, SETITEM
-                count = 1 if code == b"a" else 2
-                items = [stack.pop() for _ in range(count)][::-1]
-                self._put(stack[-1], items, "list" if code == b"a" else "dict")
-            elif code == b"c":
-                module, name = (file.readline(1000)[:-1].decode() for _ in range(2))
-                module = {"__builtin__": "builtins"}.get(module, module)
-                stack.append(self._global(f"{module}.{name}"))
-            elif code in b"R\x81b":  # REDUCE, NEWOBJ, BUILD
-                argument = stack.pop()
-                act = {b"R": self._call, b"\x81": self._new, b"b": self._fill}[code]
-                stack[-1] = act(stack[-1], argument)
-            elif code == b"Q":
-                stack[-1] = self._storage(stack[-1])
-            elif code == b"\x80":
-                if exactly(1) != b"\x02":
-                    raise Odd("its pickle is of another protocol than 2")
-            elif code == b".":
-                if len(stack) != 1 or outer:
-                    raise Odd("its pickle leaves something over")
-                return stack[0]
-            else:
-                raise Odd(f"its pickle has the instruction {code!r}, where torch.save writes none")
+                continue
+            if pickletools.markobject in before:
+                before = before[: before.index(pickletools.markobject)]
+                marked, stack = stack, outer.pop()
+            operands = [stack.pop() for _ in before][::-1]
+            if name == "STOP":
+                if stack or outer:
+                    self._note(Odd("its pickle leaves something over"))
+                return operands[0]
+            if name.endswith("PUT") or name == "MEMOIZE":
+                stack += operands
+                memo[len(memo) if argument is None else int(argument)] = stack[-1]
+            elif name.endswith("GET"):
+                stack.append(memo[int(argument)])  # type: ignore[arg-type]
+            elif name == "DUP":
+                stack += operands * 2
+            elif opcode.stack_after:
+                try:
+                    stack.append(self._made(name, argument, operands, marked))
+                except (TypeError, ValueError, AttributeError) as error:  # of operands of any kind
+                    self._note(error if isinstance(error, Odd) else Odd("its pickle is damaged"))
+                    stack.append(Plain("odd"))
         raise Odd(f"its pickle has more than {MOST_STEPS} instructions")
 
-    def _put(self, target: Any, items: list[Any], kind: str) -> None:
+    def _made(self, name: str, argument: Any, operands: list[Any], marked: list[Any]) -> Any:
+        """What an instruction puts on the stack."""
+        if name in _ACTS:
+            return _ACTS[name](self, *operands, *([marked] if name in ("APPENDS", "SETITEMS") else []))
+        if name.startswith("TUPLE"):
+            return (*operands, *marked)
+        if name in _VALUES:
+            return _VALUES[name]
+        if name.startswith("EMPTY"):
+            return () if name == "EMPTY_TUPLE" else Held(name[6:].lower())
+        if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
+            return self._global(".".join(operands) if name == "STACK_GLOBAL" else str(argument).replace(" ", "."))
+        if isinstance(argument, str):
+            self.texts.add(argument)
+            if name == "SHORT_BINSTRING" and not argument.isascii():
+                raise Odd("its pickle has a text of Python 2 that is not ASCII")
+        return Plain(name) if argument is None else argument
+
+    def _put(self, target: Any, kind: str, items: list[Any]) -> Any:
         if not isinstance(target, Held) or (target.kind != kind and not (kind == "dict" and target.kind in _DICTS)):
-            raise Odd(f"its pickle puts items of a {kind} where none is")
+            raise Odd(f"its pickle puts items of a {kind} into a {_named(target)}, which torch does not read")
         if kind == "dict" and (len(items) % 2 or not all(map(_is_key, items[::2]))):
             raise Odd("a dict has keys that are neither texts nor numbers")
         target.items += items
+        return target
 
     def _global(self, name: str) -> Global:
-        known = self.classes | self.named | _CALLS.keys() | STORAGES.keys() | DTYPES | {"torch.Tensor"}
-        if name not in known:
-            raise Odd(f"its pickle names {name}, which is not allowed")
+        name = re.sub(r"^__builtin__\.", "builtins.", name)  # as Python 2 called it
+        self.names.add(name)
         return Global(name)
 
     def _new(self, kind: Any, arguments: Any) -> Any:
         name = kind.name if isinstance(kind, Global) else ""
-        if name in self.named or (name in self.classes and arguments == ()):
-            self.objects.append(made := Made(name, arguments or None))
-            return made
-        raise Odd(f"its pickle makes {name or 'something'} in an odd way")
+        if not name or name in KNOWN or (name in self.classes and arguments != ()):
+            raise Odd(f"its pickle makes a {_named(kind)} in another way than torch.save")
+        self.objects.append(made := Made(name, arguments or None))
+        return made
 
     def _call(self, function: Any, arguments: Any) -> Any:
         name = function.name if isinstance(function, Global) else ""
-        if name in self.named:
-            self.objects.append(made := Made(name, arguments))
-            return made
-        if name not in _CALLS or not isinstance(arguments, tuple):
-            raise Odd(f"its pickle calls {name or 'what is no name'}")
-        return _CALLS[name](self, name, *arguments)
+        if name in _CALLS and isinstance(arguments, tuple):
+            return _CALLS[name](self, name, *arguments)
+        if not name or name in KNOWN or name in self.classes:
+            raise Odd(f"its pickle calls a {_named(function)}")
+        self.objects.append(made := Made(name, arguments))
+        return made
 
     def _fill(self, target: Any, state: Any) -> Any:
-        if isinstance(target, Held) and target.kind == "OrderedDict" and isinstance(state, Held):
+        plain = isinstance(state, Held) and state.kind == "dict"
+        if isinstance(target, Held) and target.kind == "OrderedDict" and plain:
+            if state.items[::2] != ["_metadata"]:  # others might hide its items
+                raise Odd("a dict has attributes of its own")
             target.items += ["__dict__", state]
-        elif isinstance(target, Made) and (target.name in self.named or target.name in self.classes):
-            if target.name in self.classes and not (isinstance(state, Held) and state.kind == "dict"):
-                raise Odd(f"the state of a {target.name} is no dict")
-            target.state = (target.state, state)
+        elif isinstance(target, Made) and target.name not in _RECORDS and target.state is None:
+            if target.name in self.classes:
+                if not plain:
+                    raise Odd(f"the state of a {target.name} is no dict")
+                for key, value in state.pairs():  # one that is called, as in nn.TransformerEncoderLayer
+                    if isinstance(value, Global) and value.name not in DTYPES and key != "activation":
+                        raise Odd(f"a {target.name} has {key} of its own")
+            target.state = state
         else:
-            raise Odd("its pickle fills what is no module")
+            raise Odd(f"its pickle gives a state to a {_named(target)}")
         return target
 
     def _storage(self, pid: Any) -> Storage:
+        if pid[:1] == ("module",):
+            raise Odd("it holds a module as torch.save wrote it before 1.6, with its source code")
         word, kind, key, location, count, *rest = pid
-        if word != "storage" or not isinstance(kind, Global) or kind.name not in STORAGES or any(rest):
+        if word != "storage" or not isinstance(kind, Global) or kind.name not in STORAGES:
             raise Odd("a tensor has no storage")
+        if any(part is not None for part in rest):
+            raise Odd("a storage is a view of another one, as early versions of torch wrote, which is not read")
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(location, str)):
             raise Odd("a storage has an odd name")
         _counts("a storage", (count,))
-        storage = self.storages.setdefault(key, Storage(key, count, STORAGES[kind.name]))
-        if (storage.count, storage.width) != (count, STORAGES[kind.name]):
+        storage = self.storages.setdefault(key, Storage(key, count, kind.name))
+        if (storage.count, storage.kind) != (count, kind.name):
             raise Odd(f"storage {key} is described in two ways")
         return storage
 
@@ -247,8 +274,47 @@ class Walker:
 
 _LEAF, _OPEN = (1, 0), (0, DEEPEST + 1)
 _DICTS = ("dict", "OrderedDict", "Counter")
-_CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False}
-_NUMBERS = {b"J": "<i", b"K": "<B", b"M": "<H", b"G": ">d"}
+_RECORDS = ("tensor", "odd")
+_VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_KNOWN = frozenset(
+    "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE BUILD EMPTY_DICT EMPTY_LIST EMPTY_SET "
+    "EMPTY_TUPLE GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS "
+    "SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3".split()
+)
+"""Of the instructions, those that torch's restricted reader knows."""
+_ACTS: Mapping[str, Callable[..., Any]] = {
+    "APPEND": lambda walker, target, item: walker._put(target, "list", [item]),
+    "APPENDS": lambda walker, target, items: walker._put(target, "list", items),
+    "SETITEM": lambda walker, target, *pair: walker._put(target, "dict", list(pair)),
+    "SETITEMS": lambda walker, target, items: walker._put(target, "dict", items),
+    "BUILD": Walker._fill,
+    "NEWOBJ": Walker._new,
+    "REDUCE": Walker._call,
+    "BINPERSID": Walker._storage,
+}
+
+
+class _Within:
+    """A file that is never asked for more than a text may have: a read takes the memory before it knows what is there."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.ended = file, False
+
+    def read(self, count: int) -> bytes:
+        if count > LONGEST_TEXT:
+            raise Odd(f"its pickle has a text of {count} bytes")
+        data = self.file.read(count)
+        self.ended |= len(data) < count
+        return data
+
+    def readline(self) -> bytes:
+        line = self.file.readline(LONGEST_TEXT)
+        self.ended |= not line.endswith(b"\n")
+        return line
+
+
+def _named(thing: object) -> str:
+    return getattr(thing, "name", None) or getattr(thing, "kind", None) or type(thing).__name__
 
 
 def _is_key(key: object) -> bool:
@@ -296,15 +362,24 @@ def _on_meta(walker: Walker, name: str, dtype: Any, size: Any, stride: Any, *res
 def _parameter(walker: Walker, name: str, data: Any, *rest: Any) -> Made:
     if not (isinstance(data, Made) and data.name == "tensor"):
         raise Odd("a parameter is no tensor")
+    for state in rest[2:]:  # attributes; to set that of the name "real" is to set every number
+        if not (isinstance(state, Held) and state.kind == "dict") or any(
+            not isinstance(key, str) or hasattr(torch.Tensor, key) for key in state.items[::2]
+        ):
+            raise Odd("a parameter has an attribute that every tensor has")
     return Made("tensor", rest)
 
 
 def _held(kind: str) -> Callable[..., Held]:
     def make(walker: Walker, name: str, *arguments: Any) -> Held:
-        if arguments and not (len(arguments) == 1 and kind != "OrderedDict" and isinstance(arguments[0], Held)):
+        if len(arguments) > 1 or not all(isinstance(x, Held) for x in arguments):
             raise Odd(f"its pickle makes a {kind} in an odd way")
-        items = list(arguments[0].items) if arguments else []
-        if not all(map(_is_key, items[::2] if kind == "Counter" else items)):
+        items = [item for held in arguments for item in held.items]
+        if kind == "OrderedDict":  # of Python 2: a list of lists, a key and a value each
+            if not all(isinstance(pair, Held) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
+                raise Odd(f"its pickle makes a {kind} in an odd way")
+            items = [part for pair in items for part in pair.items]
+        if not all(map(_is_key, items if kind == "set" else items[::2])):
             raise Odd(f"a {kind} has keys that are neither texts nor numbers")
         return Held(kind, items)
 
@@ -352,26 +427,43 @@ KNOWN = frozenset({*_CALLS, *STORAGES, *DTYPES, "torch.Tensor"})
 """Everything that a model file may name beside its classes."""
 
 
-def walk_bytes(data: bytes, classes: Collection[str], named: Collection[str] = ()) -> Walker:
+def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:
     """Walk the one pickle of an archive."""
-    walker, file = Walker(classes, named), io.BytesIO(data)
-    walker.walk(file)
-    if file.read(1):
-        raise Odd("something follows after the end of its pickle")
+    walker, file = Walker(classes), io.BytesIO(data)
+    walker.root = walker.walk(file)
+    if isinstance(walker.odd, Truncated):
+        walker.odd = Odd("its pickle has no end")
+    elif file.read(1):
+        walker._note(Odd("something follows after the end of its pickle"))
     return walker
 
 
-def walk_legacy(file: BinaryIO, size: int, classes: Collection[str], named: Collection[str] = ()) -> Walker:
+def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> Walker:
     """Walk the pickles of a file as torch.save wrote them before 1.6, whose numbers follow one after another."""
-    for _ in range(3):  # a magic number, the protocol, the system
-        Walker(()).walk(file)
-    walker = Walker(classes, named)
-    walker.walk(file)
-    keys = Walker(()).walk(file)
-    found = sorted(keys.items) if isinstance(keys, Held) and all(isinstance(k, str) for k in keys.items) else None
-    if found != sorted(walker.storages):
-        raise Odd("its list of storages is not that of its tensors")
-    needed = sum(storage.count * storage.width + 8 for storage in walker.storages.values())
-    if file.tell() + needed != size:
-        raise Odd(f"its storages need {needed} bytes, and {size - file.tell()} are there")
+    walker = Walker(classes)
+    file.seek(0)
+    head = [walker.walk(file) for _ in range(3)]  # a magic number, the protocol, the system
+    walker.root = walker.walk(file)
+    if any(part not in (None, right) for part, right in zip(head, (MAGIC, PROTOCOL), strict=False)):
+        walker.odd = Odd("a pickle, but not one that torch.save wrote")
+    keys = walker.walk(file) if walker.odd is None else None
+    if walker.odd is None:
+        walker.odd = _misplaced(file, size, walker, keys)
     return walker
+
+
+def _misplaced(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Odd | None:
+    """What is wrong with the storages behind the pickles."""
+    listed = keys.items if isinstance(keys, Held) and all(isinstance(key, str) for key in keys.items) else []
+    if sorted(listed) != sorted(walker.storages):
+        return Odd("its list of storages is not that of its tensors")
+    at = file.tell()
+    for key in listed:
+        file.seek(at)
+        count = file.read(8)
+        at += 8 + walker.storages[key].bytes
+        if at > size:
+            return Truncated(f"storage {key} ends at byte {at}, and it has {size}")
+        if int.from_bytes(count, "little") != walker.storages[key].count:
+            return Odd(f"storage {key} has another number of numbers than its tensors say")
+    return Odd("something follows after its last storage") if at < size else None

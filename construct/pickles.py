@@ -1,31 +1,28 @@
-"""What a pickle names: the list of classes that a file may hold, and a walk over files that carries nothing out."""
+"""What a pickle may name: the list of classes that a file may hold, and what the user allows beside them."""
 
 import contextlib
-import itertools
-import pickletools
-import re
-import zipfile
-import zlib
+import importlib.util
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
+from construct.archives import Odd, content, directory, records
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
-from construct.pickle_walk import KNOWN, LONGEST_TEXT, MOST_STEPS
+from construct.pickle_walk import KNOWN, Walker, walk_bytes, walk_legacy
 from construct.plain_text import described, shown
 
 ZIP = b"PK\x03\x04"
 """How an archive of torch.save begins."""
-
-BROKEN = (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError, ValueError, OSError, LookupError)
-"""What the readers of the standard library make of a damaged file."""
 
 
 @cache
@@ -70,91 +67,103 @@ def _name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def imported(names: Iterable[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Allowed:
+    """What the user allows beside our classes.
+
+    Attributes:
+        exact: classes and functions by their whole names.
+        packages: all of whose own classes are allowed.
+    """
+
+    exact: Mapping[str, Any] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+
+    def of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of these names that are allowed, with what they lead to."""
+        found = dict(self.exact)
+        for name in names:
+            module, _, last = name.rpartition(".")
+            inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
+            if name in found or not inside or "__main__" in module.split("."):  # which a package would run
+                continue
+            with contextlib.suppress(Exception, SystemExit):  # a module that cannot be imported has no class
+                kind = vars(import_module(module)).get(last)
+                # No function, and nothing that the package has from elsewhere: it may reach anything there is.
+                if isinstance(kind, type) and _name(kind) == name:
+                    found[name] = kind
+        return found
+
+
+def imported(names: Iterable[str]) -> Allowed:
     """What the user allows by name.  This imports the user's own packages, and nothing that stands in a model file alone.
 
     Raises:
         BadModelFile: a name leads nowhere, or to what no model needs.
     """
-    found: dict[str, Any] = {}
+    exact: dict[str, Any] = {}
+    packages: list[str] = []
     for name in names:
         module, _, last = name.rpartition(".")
-        if not module or module.split(".")[0] in _NEVER:
-            raise BadModelFile(f"{shown(name)}: cannot be allowed (name a class as package.module.Class)")
+        top = name.partition(".")[0]
+        if top in _NEVER or name.startswith("torch.serialization.") or not all(name.split(".")):
+            raise BadModelFile(f"{shown(name)}: cannot be allowed ({_FORMS})")
         try:
-            found[name] = getattr(import_module(module), last)
+            thing = getattr(import_module(module), last, None) if module else None
+            if thing is None or isinstance(thing, ModuleType):
+                if top in _FOREIGN and (not module or importlib.util.find_spec(name)):
+                    raise BadModelFile(f"{shown(name)}: cannot be allowed as a whole ({_FORMS})")
+                import_module(name)
+                packages.append(name)
+                continue
+        except BadModelFile:
+            raise
         except Exception as error:  # the user's package may raise anything
             raise BadModelFile(
                 f"{shown(name)}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
             ) from error
-        if not callable(found[name]):
-            raise BadModelFile(f"{shown(name)}: is no class (name a class as package.module.Class)")
-    return found
+        if not callable(thing) or (top in _FOREIGN and not isinstance(thing, type)):
+            raise BadModelFile(f"{shown(name)}: is no class ({_FORMS})")
+        exact[name] = thing
+    return Allowed(exact, tuple(packages))
 
 
+_FORMS = "name a class as package.module.Class, or the package of your network"
 _NEVER = frozenset({"__main__", "builtins", "os", "posix", "nt", "sys", "subprocess", "importlib", "runpy", "pickle"})
 """Packages from which nothing can be allowed: they run whatever they are told."""
+_FOREIGN = (sys.stdlib_module_names | {"torch", "construct", "verify"}) - _NEVER
+"""Packages of which single classes can be allowed, but not everything: no user wrote them for one network."""
 
 
-def foreign_names(file: BinaryIO, ours: Collection[str]) -> list[str]:
-    """Everything that the file names and that is not allowed, found without loading it."""
-    found, _ = names_in(file)
-    return sorted(found - frozenset(ours) - KNOWN)
+def allow_options(foreign: Iterable[str]) -> list[str]:
+    """What to ``--allow`` so that these names might be read; nothing if one of them can never be allowed."""
+    options: dict[str, None] = {}
+    for name in foreign:
+        top, last = name.partition(".")[0], name.rpartition(".")[2]
+        if top in _NEVER or name.startswith("torch.serialization.") or not name.isprintable() or "." not in name:
+            return []
+        # Of a package, classes alone are let in; functions have small initials.
+        options[name if top in _FOREIGN or not last[:1].isupper() else top] = None
+    return list(options)
 
 
-def names_in(file: BinaryIO) -> tuple[set[str], set[str]]:
-    """Every global and every text that a model file holds, by reading the pickle's instructions; none is carried out."""
-    globals_found: set[str] = set()
-    texts: set[str] = set()
-    with contextlib.suppress(*BROKEN), contextlib.ExitStack() as stack:
-        file.seek(0)
-        if file.read(4) == ZIP:
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            record = next(member for member in archive.namelist() if member.endswith("/data.pkl"))
-            stream, pickles = _Within(stack.enter_context(archive.open(record))), 1  # type: ignore[arg-type]
-        else:
-            file.seek(0)
-            stream, pickles = _Within(file), 4  # old files: magic number, protocol, system, and then the object
-        for _ in range(pickles):
-            _walk(stream, globals_found, texts)
-    return globals_found, texts
+def foreign(walker: Walker, ours: Collection[str]) -> list[str]:
+    """Everything that a file names and that is not allowed."""
+    return sorted(walker.names - frozenset(ours) - KNOWN)
 
 
-class _Within:
-    """A file that is never asked for more than a text may have: a read takes the memory before it knows what is there."""
+def walked(file: BinaryIO) -> Walker:
+    """Walk the pickles of a file of torch.save for what it names and holds; nothing is carried out.
 
-    def __init__(self, file: BinaryIO):
-        self.file = file
-
-    def read(self, count: int) -> bytes:
-        if count > LONGEST_TEXT:
-            raise EOFError
-        return self.file.read(count)
-
-    def readline(self) -> bytes:
-        return self.file.readline(LONGEST_TEXT)
-
-
-def _walk(stream: Any, globals_found: set[str], texts: set[str]) -> None:
-    memo: dict[int, str | None] = {}
-    last: str | None = None
-    pushed = ["", ""]  # the two texts that STACK_GLOBAL would take
-    for opcode, argument, _ in itertools.islice(pickletools.genops(stream), MOST_STEPS):
-        if opcode.name in ("GLOBAL", "INST"):
-            name = str(argument).replace(" ", ".")
-            globals_found.add(re.sub(r"^__builtin__\.", "builtins.", name))  # as Python 2 called it
-        elif opcode.name == "STACK_GLOBAL":
-            globals_found.add(".".join(pushed))
-        if opcode.name == "MEMOIZE":
-            memo[len(memo)] = last
-        elif opcode.name.endswith("PUT"):
-            memo[int(argument)] = last  # type: ignore[arg-type]
-        elif opcode.name.endswith("GET"):
-            last = memo.get(int(argument))  # type: ignore[arg-type]
-            pushed = [pushed[1], last] if last is not None else pushed
-        elif isinstance(argument, str) and opcode.name not in ("GLOBAL", "INST"):
-            last = argument
-            texts.add(last)
-            pushed = [pushed[1], last]
-        else:
-            last = None
+    Raises:
+        Odd: it is an archive, and not one that torch.save wrote.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    if file.read(4) != ZIP:
+        return walk_legacy(file, size, ())
+    found = records(file, *directory(file, size), sums=False)
+    pickle = next((record for name, record in found.items() if name.endswith(b"/data.pkl")), None)
+    if pickle is None:
+        raise Odd("it has no data.pkl")
+    return walk_bytes(content(file, pickle), ())

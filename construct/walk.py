@@ -59,9 +59,16 @@ def bounded(model: nn.Module) -> list[tuple[str, nn.Module]]:
     What is held in two places has two names, each of which would stand in the state dict: 40 modules can have 2^40.
 
     Raises:
-        ValueError: they have too many, or a module holds itself.
+        ValueError: they have too many, or a module holds itself, or a name or path could mean two things.
     """
     modules = list(every_module(model))
+    for path, module in modules:
+        registered = [name for part in (module._modules, module._parameters, module._buffers) for name in part]
+        if odd := [name for name in registered if not isinstance(name, str) or not name or "." in name]:
+            raise ValueError(f"{path or 'the model'}: something in it is named {odd[0]!r:.60}, as no part of a path is")
+        if len({*registered, *vars(module)}) < len(registered) + len(vars(module)):
+            twice = next(name for name in registered if registered.count(name) > 1 or name in vars(module))
+            raise ValueError(f"{path or 'the model'}: the name {twice!r:.60} is given to two things")
     counts: dict[nn.Module, int] = {}
     above: set[nn.Module] = set()
     stack = [(module, False) for _, module in modules]

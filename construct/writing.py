@@ -18,7 +18,7 @@ from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files import regular_file
 from construct.layer_files import to_safetensors
-from construct.pickles import allowing, foreign_names, names_in
+from construct.pickles import allowing, foreign, walked
 from construct.plain_text import described, one_line, shown
 from construct.weights import NAMES
 
@@ -65,17 +65,17 @@ def written_here(path: str | os.PathLike[str]) -> bool:
             if Path(path).suffix in (".safetensors", ".pt2", ".onnx"):
                 content = mmap(file.fileno(), 0, access=ACCESS_READ)
                 return all(content.find(name.encode()) >= 0 for name in ("w_val", "w_out", "b_out"))
-            found, texts = names_in(file)
-    except (OSError, ValueError, BadModelFile):
+            walker = walked(file)
+    except (OSError, ValueError):
         return False
-    ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in found
-    return ours or all(any(text.rpartition(".")[2] == name for text in texts) for name in NAMES)
+    ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in walker.names
+    return ours or all(any(text.rpartition(".")[2] == name for text in walker.texts) for name in NAMES)
 
 
 def beyond_ours(path: Path) -> list[str]:
     """What a file of torch.save names beyond the classes that anybody may read."""
     with path.open("rb") as file, allowing() as ours:
-        return foreign_names(file, ours)
+        return foreign(walked(file), ours)
 
 
 def check_destination(
@@ -180,10 +180,10 @@ def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str
         raise stream.failure
     file.flush()
     with allowing() as ours:
-        foreign = foreign_names(file, ours | set(allowed))
-    if foreign:
+        others = foreign(walked(file), ours | set(allowed))
+    if others:
         raise BadModelFile(
-            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(foreign))} "
+            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(others))} "
             "(save its state dict)"
         )
 

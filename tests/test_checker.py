@@ -36,6 +36,7 @@ from verify.strategies import convolutions, sizes_for
 ROOT = Path(__file__).parents[1]
 CHECKER = (
     "checker",
+    "archives",
     "unwrapping",
     "pairs",
     "grids",
@@ -425,7 +426,7 @@ def test_files_exchanged_or_damaged_are_rejected(files):
     files.conv, files.mhsa = files.mhsa, files.conv
     content = files.mhsa.read_bytes()
     files.mhsa.write_bytes(content[:-30])
-    files.refused("damaged")
+    files.refused("truncated")
     place = content.index(mhsa.w_out.numpy().tobytes())
     files.mhsa.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     files.refused("CRC")

@@ -343,7 +343,11 @@ def test_a_state_dict_keeps_its_number_format(run: Run, state: Path) -> None:
         pytest.param(["--arch", "net:Needy"], "missing 1 required positional argument: 'width'", id="arguments"),
         pytest.param(["--model-file", "net.py:Failing"], "KeyError: 'first line\\nsecond line'", id="fails"),
         pytest.param(["--model-file", "net.py:number"], "makes an object of class int, not an nn.Module", id="number"),
-        pytest.param(["--model-file", "net.py:Functional"], "does not fit net.py:Functional: RuntimeError", id="other"),
+        pytest.param(
+            ["--model-file", "net.py:Functional"],
+            "does not fit net.py:Functional: ",
+            id="other",
+        ),
         pytest.param(["--model-file", "none.py:Net"], "none.py: no such file", id="no file"),
         pytest.param(["--model-file", "state.pt:Net"], "state.pt is no Python file", id="no Python"),
         pytest.param(["--arch", "a:B", "--model-file", "c.py:D"], "not allowed with argument --arch", id="both"),

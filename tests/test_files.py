@@ -21,7 +21,8 @@ import construct
 from construct import demo
 from construct.errors import BadModelFile
 from construct.files import read
-from construct.pickles import allowed_classes, names_in
+from construct.pickle_walk import Walker
+from construct.pickles import allowed_classes
 from construct.writing import check_destination, write, written_here
 
 
@@ -431,11 +432,10 @@ def test_own_output_is_recognised(small: nn.Module, saved: Path, tmp_path: Path)
 
 def test_names_are_found_in_every_protocol() -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        found, texts = names_in(
-            io.BytesIO(pickle.dumps([Path, "some.text", Path, Payload(Path("x"))], protocol=protocol))
-        )
-        assert {"pathlib.Path", f"{__name__}.ran"} <= found
-        assert "some.text" in texts
+        walker = Walker()
+        walker.walk(io.BytesIO(pickle.dumps([Path, "some.text", Path, Payload(Path("x"))], protocol=protocol)))
+        assert {"pathlib.Path", f"{__name__}.ran"} <= walker.names
+        assert "some.text" in walker.texts
 
 
 def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 import construct
 from construct.errors import BadModelFile
 from construct.files import read
+from tests.archives import packed
 from verify.arrays import Rejected, layers_in
 
 ROOT = Path(__file__).parents[1]
@@ -85,8 +86,8 @@ def mutated(name: str, data: bytes, rng: random.Random, repaired: bool) -> bytes
     if name == "legacy":
         cut = rng.randrange(len(data) // 2)
         return data[:cut] + changed(data[cut:], rng)
-    out = BytesIO()
-    with zipfile.ZipFile(BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as again:
+    records = []
+    with zipfile.ZipFile(BytesIO(data)) as archive:
         entries = archive.infolist()
         pickled = [entry for entry in entries if entry.filename.endswith((".pkl", ".json", ".pt"))]
         target = rng.choice([entry for entry in pickled if entry.filename.endswith("data.pkl")] or pickled)
@@ -100,8 +101,8 @@ def mutated(name: str, data: bytes, rng: random.Random, repaired: bool) -> bytes
                 continue
             if fate == 3 and entry is target:
                 place = place.rpartition("/")[0] + "/data.pkl"
-            again.writestr(place, changed(content, rng) if entry is target else content)
-    return out.getvalue()
+            records.append((place, changed(content, rng) if entry is target else content))
+    return packed(records)
 
 
 def fuzz(count: int, seed: int, folder: Path) -> None:

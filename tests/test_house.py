@@ -53,14 +53,15 @@ ORDER = (
         "rules",
         "network",
     ),
-    *("pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "loading", "writing"),
+    *("archives", "pickle_walk", "pickles", "containers", "checkpoints", "trusted", "layer_files", "files", "loading"),
+    "writing",
     *("dot_products", "projections", "stock"),
     *("export", "architecture", "kernels", "options", "table", "terminal", "trial", "judging", "showing", "output"),
     "from_conv",
 )
 """The modules of construct, from left to right: left never imports right."""
 
-LONGER = {"construct/attention.py": 445}
+LONGER = {"construct/attention.py": 445, "construct/pickle_walk.py": 470, "construct/table.py": 420}
 """Files that may have more than 400 lines, and how many."""
 
 FORBIDDEN = re.compile(

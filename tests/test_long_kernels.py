@@ -35,6 +35,7 @@ def rechecked(conv: Any, layer: Any, certificate: Any, folder: Path) -> str:
     return verify.check(folder / "c.json", folder / "c.pt", folder / "m.pt").verdict.name
 
 
+@pytest.mark.nasty(68)
 @pytest.mark.parametrize(
     ("conv", "grid"),
     [

@@ -34,7 +34,6 @@ COMMAND = {
             "from_conv",
         ),
         "overwritten",  # which names options of pip
-        "files",  # of foreign classes it still says --arch and --allow
     )
 }
 """Files that only the command imports, or that speak of it."""

@@ -200,9 +200,8 @@ def test_row_13_classes_by_name(tmp_path: Path, capsys: Any) -> None:
     torch.save(nn.Sequential(Own(1, 2, 3), Other()), path)
     line = error(path, capsys=capsys)
     assert f"holds classes that are not allowed: {__name__}.Other, {name} (" in line  # all at once
-    assert line.endswith(
-        "(save a state dict and give --arch or --model-file; or --allow each class by its name, if you know it)\n"
-    )
+    assert "(save a state dict and give --arch or --model-file; or, if you trust these packages" in line
+    assert line.endswith(f"python -m construct.from_conv {path} --allow {__name__.partition('.')[0]})\n")
     line = error(path, "--allow", name, capsys=capsys)
     assert f"not allowed: {__name__}.Other (" in line  # those that are still missing
     # The first way out ...
@@ -235,7 +234,7 @@ def test_row_13_a_class_of_a_script_or_of_a_missing_package(module: str, tmp_pat
         torch.save(kind(nn.Conv2d(1, 2, 3)), tmp_path / "m.pt")
     line = error(tmp_path / "m.pt", capsys=capsys)
     assert (
-        f"holds classes that are not allowed: {module}.Net (save a state dict and give --arch or --model-file; " in line
+        f"holds classes that are not allowed: {module}.Net (save a state dict and give --arch or --model-file" in line
     )
     told = "cannot be allowed" if module == "__main__" else "No module named 'a_package_that_is_not_here'"
     line = error(tmp_path / "m.pt", "--allow", f"{module}.Net", capsys=capsys)

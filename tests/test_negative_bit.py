@@ -29,6 +29,7 @@ def negative(tensor: Tensor) -> Tensor:
     return view
 
 
+@pytest.mark.nasty(66)
 def test_the_imaginary_part_of_a_conjugate_is_kept_so():
     conv = nn.Conv1d(2, 3, 3)
     z = torch.complex(torch.randn(1, 2, 7), torch.randn(1, 2, 7))

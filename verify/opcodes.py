@@ -1,16 +1,35 @@
-"""A pickle walked opcode by opcode: what it would import, make or fill becomes an inert record, and nothing is called."""
+"""A pickle walked instruction by instruction: what it would import, make or fill becomes an inert record, and nothing is called.
 
-import pickletools
+Only the instructions are known that torch.load(weights_only=True) knows, in the one protocol that torch.save writes, and only
+what torch.save lets them do: nothing is done to a tensor or a storage once it is made, and no function gets hold of one but those
+of torch that make tensors of storages.
+"""
+
+import re
+import struct
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 MOST_OPCODES = 5_000_000
 CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
 CLASSES["construct.attention MHSA"] = "MHSA"
-_LITERALS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "LONG1": 0, "LONG4": 0, "BINFLOAT": 0.0}
-_LITERALS |= dict.fromkeys(
-    "BININT BININT1 BININT2 BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES".split()
+PLAIN = re.compile(r"torch\.nn\.modules\.\w+ \w+|construct\.attention MHSA|construct\.geometry ConvGeometry")
+"""Classes that are made without arguments and then given their state, by code that is known."""
+STORAGES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
+"""The bytes of a number in each kind of storage: first the kinds of which a gradient can be had."""
+_TRAIN = {f"torch {kind}Storage" for kind in STORAGES}
+STORAGES |= {"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "QInt8": 1, "QUInt8": 1, "QInt32": 4}
+STORAGES = {f"torch {kind}Storage": width for kind, width in STORAGES.items()} | {"torch.storage UntypedStorage": 1}
+TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
+
+_DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict"
+_TORCHS = re.compile(
+    r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*|collections Counter"
 )
+"""Names that torch knows, of which each is called in one way, or in none."""
+_LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
+_NUMBERS = {75: "<B", 77: "<H", 74: "<i", 71: ">d"}
+_EMPTY = {93: "list", 125: "dict", 0x8F: "set"}
 
 
 class Rejected(ValueError):
@@ -29,59 +48,229 @@ class Made:
     def entries(self) -> dict[str, Any]:
         """The content of a dict whose keys are different texts."""
         found = {key: value for key, value in self.pairs if type(key) is str}
-        if self.kind not in ("dict", "collections OrderedDict") or self.args or len(found) != len(self.pairs):
+        if self.kind not in _DICTS or self.args or len(found) != len(self.pairs):
             raise Rejected(f"a {self.kind} where a dict of names belongs")
         return found
 
 
-def walk(pickle: bytes) -> tuple[Any, list[Made]]:
-    """Walk a pickle without carrying it out: the record of what it describes, and the records of all layers."""
-    stack: list[Any] = []
-    outer: list[list[Any]] = []
-    memo: dict[Any, Any] = {}
-    layers: list[Made] = []
-    steps: Any = enumerate(pickletools.genops(pickle))
-    for count, (opcode, argument, position) in steps:
-        name, operands, marked = opcode.name, len(opcode.stack_before), []
-        if pickletools.markobject in opcode.stack_before:
-            operands = opcode.stack_before.index(pickletools.markobject)
-            marked, stack = stack, outer.pop()
-        if len(stack) < operands or count >= MOST_OPCODES:
-            raise Rejected(f"the pickle takes what is not there, or has more than {MOST_OPCODES} opcodes")
-        taken = [*stack[len(stack) - operands :], *marked]
-        del stack[len(stack) - operands :]
-        if name in _LITERALS:
-            new = _LITERALS[name] if argument is None else argument
-        elif name in ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            new = tuple(taken)
-        elif name in ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
-            new = Made(name[6:].lower())
-        elif name in ("APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"):
-            new, *items = taken
-            new.pairs += zip(items[::2], items[1::2], strict=True) if "SET" in name else ((item, 0) for item in items)
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            new = Made("global", " ".join(taken or [argument]))  # never looked up
-        elif name == "BINPERSID":
-            new = Made("storage", taken[0])
-        elif name in ("REDUCE", "NEWOBJ"):
-            new = Made(taken[0].args if taken[0].kind == "global" else "call of an object", taken[1])
-            layers += [new] if new.kind in CLASSES else []
-        elif name == "BUILD" and taken[0].state is None:
-            new, state = taken  # pickle, too, copies what a dict holds at this moment
-            new.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Made) else state
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            new = memo[len(memo) if argument is None else argument] = taken[0] if taken else stack.pop()
-        elif name in ("BINGET", "LONG_BINGET"):
-            new = memo[argument]
-        elif name == "STOP" and not stack and not outer and position + 1 == len(pickle):
-            return taken[0], layers
-        elif name in ("PROTO", "FRAME"):
-            continue
-        elif name == "MARK":
-            outer.append(stack)
-            stack = []
-            continue
+def counts(*rows: Any) -> bool:
+    """Whether these are sequences of numbers as sizes are."""
+    return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in rows)
+
+
+def _key(value: Any) -> bool:
+    """Whether a dict can have this for a key."""
+    if type(value) is tuple:
+        return all(type(part) is not tuple and _key(part) for part in value)
+    if isinstance(value, Made):
+        return value.kind == "global" or (
+            " " in value.kind and value.kind != _ORDERED and not _TORCHS.fullmatch(value.kind)
+        )
+    return type(value) in (str, int, float, bool, type(None))
+
+
+def is_module(value: Any) -> bool:
+    """Whether this record is of a module of torch."""
+    state = value.state if isinstance(value, Made) and value.kind != "construct.geometry ConvGeometry" else None
+    return isinstance(state, Made) and any(key == "_modules" for key, _ in state.pairs)
+
+
+class Walk:
+    """The record of what a pickle describes.
+
+    Attributes:
+        root: of all of it.
+        layers: the records of all convolutions and attention layers.
+        storages: what is said of every storage, by its key, in the order in which they are named.
+    """
+
+    def __init__(self, pickle: bytes):
+        self._pickle, self._at = pickle, 2
+        self._stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._handed: list[Any] = []
+        self.layers: list[Made] = []
+        self.storages: dict[str, tuple[str, int]] = {}
+        if pickle[:2] != b"\x80\2":
+            raise Rejected("the pickle is not of protocol 2, as torch.save writes it")
+        for _ in range(MOST_OPCODES):
+            (code,) = self._take(1)
+            if code == 46:  # STOP
+                break
+            self._step(code)
         else:
-            raise Rejected(f"the pickle has {name} at {position}, where torch.save writes none")
-        stack.append(new)
-    raise Rejected("the pickle has no end")
+            raise Rejected(f"the pickle has more than {MOST_OPCODES} opcodes")
+        if len(self._stack) != 1 or self._outer or self._at != len(pickle):
+            raise Rejected("the pickle leaves something over, or something follows it")
+        self.root = self._stack[0]
+        self._inert()
+
+    def _take(self, count: int) -> bytes:
+        self._at += count
+        if self._at > len(self._pickle):
+            raise Rejected("the pickle has no end")
+        return self._pickle[self._at - count : self._at]
+
+    def _line(self) -> str:
+        return self._take(self._pickle.index(b"\n", self._at) + 1 - self._at)[:-1].decode()
+
+    def _step(self, code: int) -> None:
+        stack = self._stack
+        if code in _LITERALS:
+            stack.append(_LITERALS[code])
+        elif code in _NUMBERS:
+            stack.append(struct.unpack(_NUMBERS[code], self._take(struct.calcsize(_NUMBERS[code])))[0])
+        elif code in (88, 85):  # BINUNICODE, SHORT_BINSTRING
+            length = int.from_bytes(self._take(4 if code == 88 else 1), "little")
+            stack.append(self._take(length).decode("utf-8", "surrogatepass" if code == 88 else "strict"))
+        elif code == 0x8A:  # LONG1
+            stack.append(int.from_bytes(self._take(self._take(1)[0]), "little", signed=True))
+        elif code in _EMPTY:
+            stack.append(Made(_EMPTY[code]))
+        elif code == 99:  # GLOBAL
+            stack.append(Made("global", f"{self._line()} {self._line()}"))  # never looked up
+        elif code in (113, 114):  # BINPUT, LONG_BINPUT
+            self._memo[int.from_bytes(self._take(1 if code == 113 else 4), "little")] = stack[-1]
+        elif code in (104, 106):  # BINGET, LONG_BINGET
+            stack.append(self._memo[int.from_bytes(self._take(1 if code == 104 else 4), "little")])
+        elif code == 40:  # MARK
+            self._outer.append(stack)
+            self._stack = []
+        elif code in (116, 101, 117):  # TUPLE, APPENDS, SETITEMS
+            self._stack = self._outer.pop()
+            self._stack.append(tuple(stack)) if code == 116 else self._put(self._stack[-1], stack, code == 117)
+        elif code in (0x85, 0x86, 0x87, 97, 115):  # TUPLE1 to TUPLE3, APPEND, SETITEM
+            count = {97: 1, 115: 2}.get(code, code - 0x84)
+            items = [stack.pop() for _ in range(count)][::-1]
+            stack.append(tuple(items)) if code > 0x84 else self._put(stack[-1], items, code == 115)
+        elif code == 81:  # BINPERSID
+            stack.append(self._storage(stack.pop()))
+        elif code in (82, 0x81):  # REDUCE, NEWOBJ
+            args = stack.pop()
+            stack.append(self._called(stack.pop(), args, code == 82))
+        elif code == 98:  # BUILD
+            state = stack.pop()
+            self._fill(stack[-1], state)
+        else:
+            raise Rejected(f"the pickle has the opcode {code:#x} at {self._at - 1}, where torch.save writes none")
+
+    def _put(self, target: Any, items: list[Any], by_key: bool) -> None:
+        if (target.kind not in _DICTS) if by_key else (target.kind != "list"):
+            self._give(target, items)
+        if by_key and not all(map(_key, items[::2])):
+            raise Rejected("a dict has a key that is none")
+        target.pairs += zip(items[::2], items[1::2], strict=True) if by_key else ((item, 0) for item in items)
+
+    def _give(self, target: Made, things: Any) -> None:
+        """Note what an object of a class that is not known is given."""
+        if (
+            " " not in target.kind
+            or target.kind == _ORDERED
+            or PLAIN.fullmatch(target.kind)
+            or _TORCHS.fullmatch(target.kind)
+        ):
+            raise Rejected(
+                f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
+            )
+        self._handed.append(things)
+
+    def _storage(self, described: Any) -> Made:
+        word, kind, key, location, count = described
+        if word != "storage" or type(kind) is not Made or kind.args not in STORAGES or type(location) is not str:
+            raise Rejected("a tensor has no storage, or one of a type that is not known")
+        if type(key) is not str or not (key.isascii() and key.isdigit()) or not counts((count,)):
+            raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
+        if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):
+            raise Rejected(f"storage {key!r} is described in two ways, of which torch takes the first")
+        return Made("storage", described)
+
+    def _called(self, function: Any, args: Any, reduced: bool) -> Made:
+        kind = function.args if isinstance(function, Made) and function.kind == "global" else ""
+        if not kind or type(args) is not tuple:
+            raise Rejected("the pickle calls what is no name")
+        known = False
+        if PLAIN.fullmatch(kind) or kind == _ORDERED:
+            known = not args and reduced == (kind == _ORDERED)
+        elif kind == TENSOR:
+            known = reduced and self._rebuilds(*args)
+        elif kind == PARAMETER:
+            data, trains, hooks = args
+            known = reduced and data.kind == TENSOR and data.state is None and self._trains(data.args[0], trains, hooks)
+        elif _TORCHS.fullmatch(kind):
+            known = reduced and _makes_a_value(kind.replace("__builtin__", "builtins"), args)
+        else:
+            self._handed.append((kind, args))
+            known = True
+        if not known:
+            raise Rejected(f"the pickle makes a {kind.replace(' ', '.')} in another way than torch.save")
+        new = Made(kind, args)
+        self.layers += [new] if kind in CLASSES else []
+        return new
+
+    def _rebuilds(
+        self, storage: Any, offset: Any, shape: Any, strides: Any, trains: Any, hooks: Any, *more: Any
+    ) -> bool:
+        if (
+            storage.kind != "storage"
+            or not counts(shape, strides, (offset,))
+            or len(shape) > 32
+            or more not in ((), (None,))
+        ):
+            raise Rejected("a tensor has no storage, or metadata, or a shape, strides or offset that are no counts")
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if 0 not in shape and last >= storage.args[4]:
+            raise Rejected(
+                f"a tensor of shape {shape} does not fit storage {storage.args[2]!r} of {storage.args[4]} numbers"
+            )
+        return self._trains(storage, trains, hooks)
+
+    def _trains(self, storage: Made, trains: Any, hooks: Any) -> bool:
+        return type(trains) is bool and not (trains and storage.args[1].args not in _TRAIN) and hooks.kind == _ORDERED
+
+    def _fill(self, target: Any, state: Any) -> None:
+        if target.state is not None:
+            raise Rejected(f"the pickle gives a {target.kind} two states")
+        # Pickle, too, copies what a dict holds at this moment.
+        target.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Made) else state
+        if target.kind == _ORDERED:
+            if [key for key, _ in state.pairs] != ["_metadata"]:
+                raise Rejected("a dict has attributes of its own, which may hide its items")
+        elif not (PLAIN.fullmatch(target.kind) or (is_module(target) and not _TORCHS.fullmatch(target.kind))):
+            self._give(target, state)
+
+    def _inert(self) -> None:
+        """Make sure that no code that is not known was given a tensor: it might change its numbers."""
+        pending, seen = [*self._handed], set[int]()
+        while pending:
+            value = pending.pop()
+            if not isinstance(value, Made | tuple | list) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, Made) and value.kind == "storage":
+                raise Rejected("the pickle gives a tensor to a function or an object that is not known")
+            pending += (value.args, value.state, *value.pairs) if isinstance(value, Made) else value
+
+
+def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
+    """Whether this is how torch.save writes bytes, a set and the like, whose arguments are plain."""
+    types = [type(x) for x in args]
+    if kind == "_codecs encode":
+        return types == [str, str] and args[1] == "latin1" and all(ord(letter) < 256 for letter in args[0])
+    if kind == "builtins set":
+        return (
+            len(args) == 1
+            and args[0].kind == "list"
+            and all(_key(x) and not isinstance(x, Made) for x, _ in args[0].pairs)
+        )
+    if kind == "builtins complex":
+        return types == [float, float]
+    if kind == "builtins bytearray":
+        return types == [str, str] and args[1] == "latin-1" and all(ord(letter) < 256 for letter in args[0])
+    if kind == "collections Counter":
+        return len(args) == 1 and args[0].kind == "dict" and all(type(count) is int for _, count in args[0].pairs)
+    if kind == "torch Size":
+        return len(args) == 1 and type(args[0]) is tuple and counts(args[0])
+    if kind == "torch device":
+        return types in ([str], [str, int]) and args[0] in ("cpu", "cuda", "mps", "xpu", "meta")
+    return kind == "torch.serialization _get_layout" and args == ("torch.strided",)

@@ -7,7 +7,7 @@ found this way still has to have the digests that were certified.
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from verify.opcodes import Made, Rejected
+from verify.opcodes import Made, Rejected, is_module
 
 DEEPEST = 4
 """Of dicts inside each other in which a network is looked for."""
@@ -35,12 +35,6 @@ def network_in(root: Made) -> Made:
             f"holds {len(found)} networks ({keys}), and nothing says which is meant: save one of them alone"[:500]
         )
     return found[0][0] if found else root
-
-
-def is_module(value: Any) -> bool:
-    """Whether this record is of a module of torch."""
-    state = value.state if isinstance(value, Made) else None
-    return isinstance(state, Made) and "_modules" in (_by_text(state) or ())
 
 
 def tensors_of(network: Made) -> dict[str, Any]:

@@ -1,0 +1,221 @@
+"""Archives of torch.save taken to pieces and put together again, and pickles written instruction by instruction.
+
+What torch.save writes: records one after another, each with its header, its bytes and a descriptor; the directory, an entry
+for each record; the zip64 record with its locator; the end record.
+"""
+
+import io
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FORMS = {
+    "local": ("4s5H3L2H", "sig need flags method time date crc packed size names extras"),
+    "descriptor": ("4s3L", "sig crc packed size"),
+    "central": ("4s6H3L5H2L", "sig made need flags method time date crc packed size names extras notes disk inner outer at"),
+    "zip64": ("4sQ2H2L4Q", "sig length made need disk first here count size at"),
+    "locator": ("4sLQL", "sig disk at disks"),
+    "end": ("4s4H2LH", "sig disk first here count size at notes"),
+}  # fmt: skip
+SIGNS = {
+    b"PK\3\4": "local",
+    b"PK\7\10": "descriptor",
+    b"PK\1\2": "central",
+    b"PK\6\6": "zip64",
+    b"PK\6\7": "locator",
+    b"PK\5\6": "end",
+}
+
+
+@dataclass
+class Piece:
+    """A header with its fields by name and the bytes that follow it; of a record, its data, too."""
+
+    kind: str
+    fields: dict[str, Any]
+    name: bytes = b""
+    extra: bytes = b""
+    data: bytes = b""
+
+    def __bytes__(self) -> bytes:
+        form, names = FORMS[self.kind]
+        return struct.pack(f"<{form}", *map(self.fields.get, names.split())) + self.name + self.extra + self.data
+
+    def copy(self) -> "Piece":
+        """Another one, whose fields can be changed."""
+        return Piece(self.kind, dict(self.fields), self.name, self.extra, self.data)
+
+
+def taken_apart(archive: bytes) -> list[Piece]:
+    """The pieces of a small archive that torch.save wrote."""
+    pieces: list[Piece] = []
+    at, sizes = 0, {}
+    place = struct.unpack("<L", archive[-6:-2])[0]
+    while place < len(archive) and archive[place : place + 4] == b"PK\1\2":  # the headers of records hold no sizes
+        size, names, extras, notes = struct.unpack("<L3H", archive[place + 24 : place + 34])
+        sizes[struct.unpack("<L", archive[place + 42 : place + 46])[0]] = size
+        place += 46 + names + extras + notes
+    while at < len(archive):
+        kind = SIGNS[archive[at : at + 4]]
+        form, names = FORMS[kind]
+        end = at + struct.calcsize(f"<{form}")
+        fields = dict(zip(names.split(), struct.unpack(f"<{form}", archive[at:end]), strict=True))
+        lengths = (fields.get("names", 0), fields.get("extras", 0), sizes.get(at, 0) if kind == "local" else 0)
+        parts = []
+        for length in lengths:
+            parts.append(archive[end : end + length])
+            end += length
+        pieces.append(Piece(kind, fields, *parts))
+        at = end
+    return pieces
+
+
+def joined(pieces: Iterable[Piece]) -> bytes:
+    """The bytes of these pieces as they are."""
+    return b"".join(map(bytes, pieces))
+
+
+def repaired(pieces: list[Piece]) -> list[Piece]:
+    """The same pieces with lengths, sums, sizes and offsets as they have to be; the n-th entry is of the n-th record."""
+    pieces = [piece.copy() for piece in pieces]
+    at, records = 0, []
+    for piece in pieces:
+        if piece.kind in ("local", "central"):
+            piece.fields |= {"names": len(piece.name), "extras": len(piece.extra)}
+        if piece.kind == "local":
+            records.append((at, zlib.crc32(piece.data), len(piece.data)))
+        elif piece.kind == "descriptor" and records:
+            piece.fields |= {"crc": records[-1][1], "packed": records[-1][2], "size": records[-1][2]}
+        at += len(bytes(piece))
+    entries = [piece for piece in pieces if piece.kind == "central"]
+    for piece, (place, crc, size) in zip(entries, records, strict=False):
+        piece.fields |= {"at": place, "crc": crc, "packed": size, "size": size}
+    at, first = 0, None
+    for piece in pieces:
+        if piece.kind == "central" and first is None:
+            first = at
+        if piece.kind in ("zip64", "end"):
+            length = sum(len(bytes(entry)) for entry in entries)
+            counts = {"here": len(entries), "count": len(entries), "size": length, "at": first or 0}
+            piece.fields |= counts
+        if piece.kind == "locator":
+            piece.fields["at"] = max(0, at - 56)
+        at += len(bytes(piece))
+    return pieces
+
+
+def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> bytes:
+    """An archive of these records, laid out as torch.save does."""
+    pieces: list[Piece] = []
+    entries: list[Piece] = []
+    at = 0
+    for name, data in records:
+        name = name.encode() if isinstance(name, str) else name
+        flags = 0x808 if data else 0x800
+        padding = -(at + 30 + len(name) + 4) % 64 if align else 0
+        extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+        zeros = dict.fromkeys("need method time date crc packed size made notes disk inner outer at extras".split(), 0)
+        said = zeros | {"flags": flags, "names": len(name)}
+        pieces.append(Piece("local", said | {"sig": b"PK\3\4", "extras": len(extra)}, name, extra, data))
+        if data:
+            pieces.append(Piece("descriptor", {"sig": b"PK\7\10", "crc": 0, "packed": 0, "size": 0}))
+        entries.append(Piece("central", said | {"sig": b"PK\1\2"}, name))
+        at = len(joined(pieces))
+    ends = [
+        Piece("zip64", {"sig": b"PK\6\6", "length": 44, "made": 798, "need": 45, "disk": 0, "first": 0}),
+        Piece("locator", {"sig": b"PK\6\7", "disk": 0, "disks": 1, "at": 0}),
+        Piece("end", {"sig": b"PK\5\6", "disk": 0, "first": 0, "notes": 0}),
+    ]
+    ends[0].fields |= dict.fromkeys(("here", "count", "size", "at"), 0)
+    ends[2].fields |= dict.fromkeys(("here", "count", "size", "at"), 0)
+    return joined(repaired([*pieces, *entries, *ends]))
+
+
+def records_in(archive: bytes) -> dict[str, bytes]:
+    """The records of an archive of torch.save, by their name inside its folder."""
+    return {p.name.decode().partition("/")[2]: p.data for p in taken_apart(archive) if p.kind == "local"}
+
+
+def saved(content: Any, **options: Any) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def with_pickle(pickle: bytes, *storages: bytes, **more: bytes) -> bytes:
+    """A file of torch.save with this pickle and these storages, 0, 1, and so on."""
+    records = {"data.pkl": pickle, "byteorder": b"little"}
+    records |= {f"data/{number}": data for number, data in enumerate(storages)}
+    records |= {"version": b"3\n", **{name.replace("__", "/"): data for name, data in more.items()}}
+    return packed((f"archive/{name}", data) for name, data in records.items())
+
+
+# ---- pickles -----------------------------------------------------------------------------------------------------------
+
+
+def text(value: str) -> bytes:
+    """Push a text."""
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def number(value: int) -> bytes:
+    """Push a whole number."""
+    return b"J" + struct.pack("<i", value)
+
+
+def named(module: str, name: str) -> bytes:
+    """Push a global."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def row(*items: bytes) -> bytes:
+    """Push a tuple."""
+    return b"(" + b"".join(items) + b"t"
+
+
+def called(function: bytes, *arguments: bytes) -> bytes:
+    """Push the result of a call."""
+    return function + row(*arguments) + b"R"
+
+
+def table(*pairs: tuple[bytes, bytes]) -> bytes:
+    """Push a dict."""
+    return b"}(" + b"".join(key + value for key, value in pairs) + b"u"
+
+
+EMPTY_ORDERED = named("collections", "OrderedDict") + b")R"
+
+
+def storage(key: str = "0", kind: str = "Float", count: int = 4, location: str = "cpu") -> bytes:
+    """Push a storage."""
+    return row(text("storage"), named("torch", f"{kind}Storage"), text(key), text(location), number(count)) + b"Q"
+
+
+def tensor(of: bytes, shape: tuple[int, ...] = (1, 1, 2, 2), offset: int = 0) -> bytes:
+    """Push a tensor, row-major."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.insert(0, step)
+        step *= n
+    rebuild = named("torch._utils", "_rebuild_tensor_v2")
+    sizes, steps = (row(*map(number, numbers)) for numbers in (shape, strides))
+    return called(rebuild, of, number(offset), sizes, steps, b"\x89", EMPTY_ORDERED)
+
+
+def program(*instructions: bytes) -> bytes:
+    """A pickle of protocol 2."""
+    return b"\x80\2" + b"".join(instructions) + b"."
+
+
+def legacy(pickle: bytes, *storages: tuple[str, int, bytes], end: bytes = b"") -> bytes:
+    """A file as torch.save wrote it before 1.6; each storage by its key, count of numbers, and bytes."""
+    head = b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\2M\xe9\3."
+    system = program(table((text("protocol_version"), number(1001)), (text("little_endian"), b"\x88")))
+    keys = program(b"](" + b"".join(text(key) for key, _, _ in storages) + b"e")
+    numbers = b"".join(struct.pack("<q", count) + data for _, count, data in storages)
+    return head + system + pickle + keys + numbers + end

@@ -1,0 +1,148 @@
+"""What each reader makes of the bytes of a file: torch.load, the command's reader, and the checker's."""
+
+import io
+import pickle
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
+
+from construct.attention import MHSA
+from construct.checkpoints import unwrap
+from construct.files import read
+from construct.pickle_walk import KNOWN
+from construct.pickles import allowing
+from construct.support import BASES
+from verify.arrays import BYTES, Layer, layers_in
+from verify.fields import stated_geometry
+
+LAYERS = (*BASES, MHSA)
+
+
+def by_torch(data: bytes) -> Any:
+    """What torch makes of it, and safetensors of its own."""
+    if data[8:9] == b"{":
+        return load_safetensors(data)
+    with allowing():
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+class Own(nn.Module):
+    """Stands for any class that the file alone knows: takes whatever it is given."""
+
+    def __init__(self, *_: Any):
+        super().__init__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        """Take it."""
+
+    def extend(self, values: Any) -> None:
+        """Take them."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict) and "_modules" in state:
+            super().__setstate__(state)
+
+
+def by_pickle(data: bytes) -> Any:
+    """What torch makes of it where classes may be named that are in no list."""
+    with allowing() as ours:
+        known = ours | KNOWN
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            module = {"__builtin__": "builtins"}.get(module, module)
+            return super().find_class(module, name) if f"{module}.{name}" in known else Own
+
+    reader = types.ModuleType("reader")
+    reader.Unpickler, reader.load = Unpickler, lambda f, **_: Unpickler(f).load()  # type: ignore[attr-defined]
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False, pickle_module=reader)
+
+
+def by_command(data: bytes, path: Path) -> nn.Module | dict[str, Tensor]:
+    """What the command converts; the file is written to the path for it."""
+    path.write_bytes(data)
+    return read(path).content
+
+
+def by_checker(data: bytes) -> dict[str, Layer]:
+    """The layers that a recheck finds, with their numbers read."""
+    layers = layers_in(io.BytesIO(data), "f")
+    for layer in layers.values():
+        for stored in layer.tensors.values():
+            if stored.dtype in BYTES:
+                stored.read()
+    return layers
+
+
+def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    """A tensor's format, shape and bytes."""
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().reshape(-1))
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
+
+
+def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
+    """Where the checker's layers are not what torch returned, path by path."""
+    content = unwrapped(content)
+    found = []
+    if isinstance(content, nn.Module):
+        paths = [path for path, module in content.named_modules() if type(module) in LAYERS]
+        found += [f"the checker has no {path!r}" for path in paths if path not in layers]
+        for path, layer in layers.items():
+            if not path.startswith("(not among the modules"):
+                module: Any = content
+                for name in path.split(".") if path else ():
+                    module = module._modules[name]
+                held = {**module._parameters, **module._buffers}
+                found += [
+                    f"{path}: {word}" for word in _compared(layer, {n: t for n, t in held.items() if t is not None})
+                ]
+                if layer.geometry is not None and layer.geometry != stated_geometry(module):
+                    found.append(f"{path}: another geometry")
+        return found
+    held = {
+        f"{path}.{name}" if path else name: (path, name) for path, layer in layers.items() for name in layer.tensors
+    }
+    for key, tensor in content.items():
+        if key.rpartition(".")[2] == "weight" and tensor.dim() > 2 and key not in held:
+            found.append(f"the checker has no {key!r}")
+    for path, layer in layers.items():
+        under = {name: content[key] for key, (of, name) in held.items() if of == path and key in content}
+        found += [f"{path}: {word}" for word in _compared(layer, under)]
+    return found
+
+
+def _compared(layer: Layer, tensors: dict[str, Tensor]) -> list[str]:
+    found = [f"other tensors: {[*layer.tensors]}, {[*tensors]}"] if {*layer.tensors} != {*tensors} else []
+    for name in {*layer.tensors} & {*tensors}:
+        stored, (dtype, shape, data) = layer.tensors[name], bits(tensors[name])
+        if stored.dtype in BYTES:
+            numbers: np.ndarray = stored.read()
+            if (stored.dtype, numbers.shape, numbers.tobytes()) != (dtype, shape, data):
+                found.append(f"{name} differs")
+        elif dtype in BYTES:
+            found.append(f"{name} is {dtype}, not {stored.dtype}")
+    return found
+
+
+def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tensor]) -> bool:
+    """Whether two contents are of one kind, with the same names and the same bits."""
+    if isinstance(one, nn.Module) and isinstance(other, nn.Module):
+        names = [[(path, type(module)) for path, module in model.named_modules()] for model in (one, other)]
+        return names[0] == names[1] and alike(one.state_dict(), other.state_dict())
+    if isinstance(one, nn.Module) or isinstance(other, nn.Module):
+        return False
+    return {key: bits(value) for key, value in one.items()} == {key: bits(value) for key, value in other.items()}
+
+
+def unwrapped(content: Any) -> Any:
+    """The model inside a checkpoint."""
+    return unwrap(content, "f")[0]
