@@ -52,6 +52,7 @@ class Held:
 
     kind: str
     items: list[Any] = field(default_factory=list)
+    keys: set[Any] = field(default_factory=set)
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """The keys and values of a dict."""
@@ -188,6 +189,10 @@ class Walker:
             raise Odd(f"its pickle puts items of a {kind} into a {_named(target)}, which torch does not read")
         if kind == "dict" and (len(items) % 2 or not all(map(_is_key, items[::2]))):
             raise Odd("a dict has keys that are neither texts nor numbers")
+        if kind == "dict":
+            target.keys.update(items[::2])
+            if 2 * len(target.keys) != len(target.items) + len(items):
+                raise Odd("a dict is given one key twice")
         target.items += items
         return target
 
@@ -217,7 +222,7 @@ class Walker:
         if isinstance(target, Held) and target.kind == "OrderedDict" and plain:
             if state.items[::2] != ["_metadata"]:  # others might hide its items
                 raise Odd("a dict has attributes of its own")
-            target.items += ["__dict__", state]
+            self._put(target, "dict", ["__dict__", state])
         elif isinstance(target, Made) and target.name not in _RECORDS and target.state is None:
             if target.name in self.classes:
                 if not plain:
@@ -379,8 +384,10 @@ def _held(kind: str) -> Callable[..., Held]:
             if not all(isinstance(pair, Held) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
                 raise Odd(f"its pickle makes a {kind} in an odd way")
             items = [part for pair in items for part in pair.items]
-        if not all(map(_is_key, items if kind == "set" else items[::2])):
-            raise Odd(f"a {kind} has keys that are neither texts nor numbers")
+        if kind != "set":
+            return walker._put(Held(kind), "dict", items)
+        if not all(map(_is_key, items)):
+            raise Odd("a set has items that are neither texts nor numbers")
         return Held(kind, items)
 
     return make
