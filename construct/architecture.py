@@ -77,9 +77,9 @@ def with_state(
         hollow = any(isinstance(value, Tensor) and value.is_meta for value in model.state_dict().values())
         model.load_state_dict(state, strict=True, assign=hollow)
     except Exception as error:
-        told = _unlike(state, model) or described(error)
+        reason = _unlike(state, model) or described(error)
         raise BadModelFile(
-            f"{shown(str(path))}: does not fit {shown(spec)}: {told} (give the network that it was saved from)"
+            f"{shown(str(path))}: does not fit {shown(spec)}: {reason} (give the network that it was saved from)"
         ) from error
     return model, notes
 
@@ -90,12 +90,12 @@ def _unlike(state: Mapping[str, Tensor], model: nn.Module) -> str:
     missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
     if not missing and not unknown:
         return ""
-    told = (
+    parts = (
         [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
     )
-    told += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
+    parts += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
     holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
-    return f"{', and '.join(told)}; it holds {len(holds)} tensors{_some(holds, 6)}"
+    return f"{', and '.join(parts)}; it holds {len(holds)} tensors{_some(holds, 6)}"
 
 
 def _some(names: list[str], most: int = 3) -> str:

@@ -241,10 +241,10 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
         return (
             "holds lazy modules whose weights do not exist yet (run one batch through the network, and save it again)"
         )
-    told = f"holds classes that are not allowed: {one_line(', '.join(names))}"
+    message = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     place = whereabouts(walker.root)
     if place:
-        told = f"the model is not at its top: {place}; the file {told}"
+        message = f"the model is not at its top: {place}; the file {message}"
     state = (
         "save that alone, where its classes are installed"
         if place
@@ -254,10 +254,10 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
     more = [option for option in allow_options(names) if option not in given]
     if not more:
         inside = f", which {', '.join(allowed.packages)} does not define as a class" if allowed.packages else ""
-        return f"{told}{inside} ({state})"
+        return f"{message}{inside} ({state})"
     options = " ".join(f"--allow {shlex.quote(option)}" for option in (*given, *more))
     command = f"python -m construct.from_conv {shlex.quote(name)} {options}"
-    return f"{told} ({state}; or, if you trust these packages, whose code then may run: {command})"
+    return f"{message} ({state}; or, if you trust these packages, whose code then may run: {command})"
 
 
 def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
