@@ -110,7 +110,7 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
     Raises:
         Odd: they are not one after another with nothing between, or are not what the directory says.
     """
-    found: dict[bytes, Record] = {}
+    by_name: dict[bytes, Record] = {}
     at = 0
     for entry in entries:
         shown = entry.name.partition(b"/")[2].decode(errors="backslashreplace")[:60]
@@ -148,12 +148,12 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
             if _read(file, at, len(descriptor)) != descriptor:
                 raise Odd(f"what follows its record {shown} is not what its directory says")
             at += len(descriptor)
-        if entry.name in found:
+        if entry.name in by_name:
             raise Odd(f"it holds two records of one name, {shown}")
-        found[entry.name] = Record(start, entry.size, len(filling) - 4 if filling else -1, described)
+        by_name[entry.name] = Record(start, entry.size, len(filling) - 4 if filling else -1, described)
     if at != first:
         raise Odd("something lies between its records and its directory")
-    return found
+    return by_name
 
 
 def content(file: BinaryIO, record: Record) -> bytes:
@@ -165,8 +165,8 @@ def _ends(file: BinaryIO, size: int) -> tuple[int, int, int]:
     """Where the directory begins and ends, and the count of its entries, as every record behind it says."""
     if size < _END.size or _read(file, size - _END.size, 4) != b"PK\5\6":
         tail = _read(file, max(0, size - 2**17), min(size, 2**17))
-        found = tail.rfind(b"PK\5\6")
-        if found < 0 or len(tail) - found < _END.size:
+        end = tail.rfind(b"PK\5\6")
+        if end < 0 or len(tail) - end < _END.size:
             raise Truncated("the end of the archive is missing")
         raise Odd("something follows after the end of the archive")
     last = size - _END.size

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile
-from construct.pickle_walk import Held, Made
+from construct.pickle_values import Held, Made
 from construct.plain_text import one_line
 
 KEYS = (
@@ -88,20 +88,20 @@ _Value = TypeVar("_Value")
 
 def whereabouts(root: object) -> str:
     """Where the models are in a file that was walked, and not loaded; nothing if one is at the top, or there is none."""
-    found: list[str] = []
+    models: list[str] = []
     level: list[tuple[str, object]] = [("", root)]
     for _ in range(4):
         deeper: list[tuple[str, object]] = []
         for path, thing in level[:1000]:
             if kind := _kind_of(thing):
-                found.append(f"{path} holds a {kind}")
+                models.append(f"{path} holds a {kind}")
             elif isinstance(thing, Held) and thing.kind in _DICTS:
                 deeper += [(f"{path or 'its entry '}[{key!r:.60}]", value) for key, value in thing.pairs()]
             elif isinstance(thing, tuple) or (isinstance(thing, Held) and thing.kind == "list"):
                 items = thing if isinstance(thing, tuple) else thing.items
                 deeper += [(f"{path or 'its entry '}[{number}]", value) for number, value in enumerate(items)]
         level = deeper
-    return "" if _kind_of(root) else one_line("; ".join(found[:3]))
+    return "" if _kind_of(root) else one_line("; ".join(models[:3]))
 
 
 _DICTS = ("dict", "OrderedDict")

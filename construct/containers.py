@@ -11,15 +11,13 @@ from typing import Any, BinaryIO
 
 from construct.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.errors import BadModelFile
-from construct.pickle_walk import Storage
+from construct.pickle_values import Storage
+from construct.pickle_walk import LARGEST_PICKLE
 from construct.pickles import ZIP
 from construct.plain_text import one_line
 
 LONGEST_HEADER = 100_000_000
 """Bytes of a safetensors header, as its library has it."""
-
-LARGEST_PICKLE = 2**27
-"""Bytes of the pickled structure of a model, without its numbers."""
 
 _FOREIGN = {
     b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
@@ -163,13 +161,13 @@ def _archive(file: BinaryIO, size: int) -> Archive:
     entries, first = directory(file, size)
     if any(entry.name.endswith(b"/constants.pkl") for entry in entries):
         raise _NotOurs("a TorchScript archive (re-save as the nn.Module itself, or its state dict)")
-    found = records(file, entries, first)
-    folder = next(iter(found), b"").partition(b"/")[0] + b"/"
-    if folder == b"/" or b"\0" in folder or not all(name.startswith(folder) for name in found):
+    by_name = records(file, entries, first)
+    folder = next(iter(by_name), b"").partition(b"/")[0] + b"/"
+    if folder == b"/" or b"\0" in folder or not all(name.startswith(folder) for name in by_name):
         raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
-    if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in found):
+    if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in by_name):
         return Archive(file, "pt2", {})
-    inside = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in found.items()}
+    inside = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in by_name.items()}
     if "data.pkl" not in inside:
         raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
     for name in inside:

@@ -10,82 +10,34 @@ import itertools
 import pickletools
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from math import prod
 from typing import Any, BinaryIO
 
-import torch
-
 from construct.archives import Odd, Truncated
+from construct.pickle_values import (
+    CALLS,
+    DTYPES,
+    KNOWN,
+    STORAGES,
+    Global,
+    Held,
+    Made,
+    Plain,
+    Storage,
+    counts,
+    named,
+    put,
+)
 
 MOST_STEPS = 700_000
 """Instructions of a pickle: a module takes about 150, a tensor 40, and to follow this many (and torch once) takes 5 s."""
-MOST_EXPANDED = 2**26
-"""Elements that tensors may have beyond those that are stored (a stride of 0 repeats them)."""
+LARGEST_PICKLE = 2**27
+"""Bytes of the pickled structure of a model, without its numbers."""
 LONGEST_TEXT = 2**26
 """Bytes of one text."""
 DEEPEST, MOST_LEAVES = 500, 10**7
 """Of lists, tuples and dicts inside each other, counted as if nothing were shared."""
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """With which a file of torch.save began before 1.6."""
-
-WIDTHS = {
-    **{"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1},
-    **{"Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8},
-}
-STORAGES = {f"torch.{kind}Storage": width for kind, width in WIDTHS.items()} | {"torch.storage.UntypedStorage": 1}
-DTYPES = {
-    f"torch.{kind}{bits}" for kind in ("int", "uint", "float", "complex") for bits in (8, 16, 32, 64, 128)
-} | {"torch.bool", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2"}  # fmt: skip
-
-
-@dataclass(eq=False, slots=True)
-class Global:
-    """A name that pickle would look up."""
-
-    name: str
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """A list, dict or set, with what is put in (of a dict, keys and values in turn)."""
-
-    kind: str
-    items: list[Any] = field(default_factory=list)
-
-    def pairs(self) -> list[tuple[Any, Any]]:
-        """The keys and values of a dict."""
-        return list(zip(self.items[::2], self.items[1::2], strict=True))
-
-
-@dataclass(eq=False, slots=True)
-class Made:
-    """An object of a named class, with its arguments and its state; its content is no part of the container that it lies in."""
-
-    name: str
-    arguments: Any = None
-    state: Any = None
-
-
-@dataclass(eq=False, slots=True)
-class Storage:
-    """The numbers of a tensor, elsewhere in the file."""
-
-    key: str
-    count: int
-    kind: str
-
-    @property
-    def bytes(self) -> int:
-        """How many it takes."""
-        return self.count * STORAGES[self.kind]
-
-
-@dataclass(eq=False, slots=True)
-class Plain:
-    """A small value of some built-in class: a size, a device, bytes."""
-
-    name: str
 
 
 class Walker:
@@ -183,14 +135,6 @@ class Walker:
                 raise Odd("its pickle has a text of Python 2 that is not ASCII")
         return Plain(name) if argument is None else argument
 
-    def _put(self, target: Any, kind: str, items: list[Any]) -> Any:
-        if not isinstance(target, Held) or (target.kind != kind and not (kind == "dict" and target.kind in _DICTS)):
-            raise Odd(f"its pickle puts items of a {kind} into a {_named(target)}, which torch does not read")
-        if kind == "dict" and (len(items) % 2 or not all(map(_is_key, items[::2]))):
-            raise Odd("a dict has keys that are neither texts nor numbers")
-        target.items += items
-        return target
-
     def _global(self, name: str) -> Global:
         name = re.sub(r"^__builtin__\.", "builtins.", name)  # as Python 2 called it
         self.names.add(name)
@@ -199,16 +143,16 @@ class Walker:
     def _new(self, kind: Any, arguments: Any) -> Any:
         name = kind.name if isinstance(kind, Global) else ""
         if not name or name in KNOWN or (name in self.classes and arguments != ()):
-            raise Odd(f"its pickle makes a {_named(kind)} in another way than torch.save")
+            raise Odd(f"its pickle makes a {named(kind)} in another way than torch.save")
         self.objects.append(made := Made(name, arguments or None))
         return made
 
     def _call(self, function: Any, arguments: Any) -> Any:
         name = function.name if isinstance(function, Global) else ""
-        if name in _CALLS and isinstance(arguments, tuple):
-            return _CALLS[name](self, name, *arguments)
+        if name in CALLS and isinstance(arguments, tuple):
+            return CALLS[name](self, name, *arguments)
         if not name or name in KNOWN or name in self.classes:
-            raise Odd(f"its pickle calls a {_named(function)}")
+            raise Odd(f"its pickle calls a {named(function)}")
         self.objects.append(made := Made(name, arguments))
         return made
 
@@ -217,7 +161,7 @@ class Walker:
         if isinstance(target, Held) and target.kind == "OrderedDict" and plain:
             if state.items[::2] != ["_metadata"]:  # others might hide its items
                 raise Odd("a dict has attributes of its own")
-            target.items += ["__dict__", state]
+            put(target, "dict", ["__dict__", state])
         elif isinstance(target, Made) and target.name not in _RECORDS and target.state is None:
             if target.name in self.classes:
                 if not plain:
@@ -227,7 +171,7 @@ class Walker:
                         raise Odd(f"a {target.name} has {key} of its own")
             target.state = state
         else:
-            raise Odd(f"its pickle gives a state to a {_named(target)}")
+            raise Odd(f"its pickle gives a state to a {named(target)}")
         return target
 
     def _storage(self, pid: Any) -> Storage:
@@ -240,7 +184,7 @@ class Walker:
             raise Odd("a storage is a view of another one, as early versions of torch wrote, which is not read")
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(location, str)):
             raise Odd("a storage has an odd name")
-        _counts("a storage", (count,))
+        counts("a storage", (count,))
         storage = self.storages.setdefault(key, Storage(key, count, kind.name))
         if (storage.count, storage.kind) != (count, kind.name):
             raise Odd(f"storage {key} is described in two ways")
@@ -273,7 +217,6 @@ class Walker:
 
 
 _LEAF, _OPEN = (1, 0), (0, DEEPEST + 1)
-_DICTS = ("dict", "OrderedDict", "Counter")
 _RECORDS = ("tensor", "odd")
 _VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _KNOWN = frozenset(
@@ -283,10 +226,10 @@ _KNOWN = frozenset(
 )
 """Of the instructions, those that torch's restricted reader knows."""
 _ACTS: Mapping[str, Callable[..., Any]] = {
-    "APPEND": lambda walker, target, item: walker._put(target, "list", [item]),
-    "APPENDS": lambda walker, target, items: walker._put(target, "list", items),
-    "SETITEM": lambda walker, target, *pair: walker._put(target, "dict", list(pair)),
-    "SETITEMS": lambda walker, target, items: walker._put(target, "dict", items),
+    "APPEND": lambda _, target, item: put(target, "list", [item]),
+    "APPENDS": lambda _, target, items: put(target, "list", items),
+    "SETITEM": lambda _, target, *pair: put(target, "dict", list(pair)),
+    "SETITEMS": lambda _, target, items: put(target, "dict", items),
     "BUILD": Walker._fill,
     "NEWOBJ": Walker._new,
     "REDUCE": Walker._call,
@@ -311,120 +254,6 @@ class _Within:
         line = self.file.readline(LONGEST_TEXT)
         self.ended |= not line.endswith(b"\n")
         return line
-
-
-def _named(thing: object) -> str:
-    return getattr(thing, "name", None) or getattr(thing, "kind", None) or type(thing).__name__
-
-
-def _is_key(key: object) -> bool:
-    if type(key) is tuple:
-        return len(key) <= 16 and all(type(part) in (str, int, bool) for part in key)
-    return key is None or type(key) in (str, int, float, bool, Plain, Global)
-
-
-def _counts(what: str, *rows: Any) -> None:
-    for row in rows:
-        if not isinstance(row, tuple) or len(row) > 32 or not all(type(n) is int and 0 <= n < 2**60 for n in row):
-            raise Odd(f"{what} has a size, stride or offset that is no count")
-
-
-def _tensor(walker: Walker, name: str, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Made:
-    if not isinstance(storage, Storage):
-        raise Odd("a tensor has no storage")
-    size = size.items[0] if isinstance(size, Held) and size.kind == "size" else size
-    _counts("a tensor", (offset,), size, stride)
-    if len(size) != len(stride):
-        raise Odd("a tensor has another number of strides than of axes")
-    dtypes = [x for x in rest if isinstance(x, Global)]  # of _v3, whose storages are bytes
-    scale = max((_width(dtype.name) for dtype in dtypes), default=1)
-    stored = storage.count // scale
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if 0 not in size and last >= stored:
-        raise Odd(f"a tensor of shape {size} reaches beyond its storage of {stored} numbers")
-    walker.expanded += max(0, prod(size) - stored)
-    if walker.expanded > MOST_EXPANDED:
-        raise Odd(f"a tensor of shape {size} has {prod(size):.3g} numbers, and only {stored} are stored")
-    return Made("tensor", rest)
-
-
-def _width(dtype: str) -> int:
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return int(digits) // 8 if dtype in DTYPES and digits else 1
-
-
-def _on_meta(walker: Walker, name: str, dtype: Any, size: Any, stride: Any, *rest: Any) -> Made:
-    size = size.items[0] if isinstance(size, Held) and size.kind == "size" else size
-    _counts("a tensor", size, stride)
-    return Made("tensor", rest)
-
-
-def _parameter(walker: Walker, name: str, data: Any, *rest: Any) -> Made:
-    if not (isinstance(data, Made) and data.name == "tensor"):
-        raise Odd("a parameter is no tensor")
-    for state in rest[2:]:  # attributes; to set that of the name "real" is to set every number
-        if not (isinstance(state, Held) and state.kind == "dict") or any(
-            not isinstance(key, str) or hasattr(torch.Tensor, key) for key in state.items[::2]
-        ):
-            raise Odd("a parameter has an attribute that every tensor has")
-    return Made("tensor", rest)
-
-
-def _held(kind: str) -> Callable[..., Held]:
-    def make(walker: Walker, name: str, *arguments: Any) -> Held:
-        if len(arguments) > 1 or not all(isinstance(x, Held) for x in arguments):
-            raise Odd(f"its pickle makes a {kind} in an odd way")
-        items = [item for held in arguments for item in held.items]
-        if kind == "OrderedDict":  # of Python 2: a list of lists, a key and a value each
-            if not all(isinstance(pair, Held) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
-                raise Odd(f"its pickle makes a {kind} in an odd way")
-            items = [part for pair in items for part in pair.items]
-        if not all(map(_is_key, items if kind == "set" else items[::2])):
-            raise Odd(f"a {kind} has keys that are neither texts nor numbers")
-        return Held(kind, items)
-
-    return make
-
-
-def _size(walker: Walker, name: str, size: Any) -> Held:
-    _counts("a size", size)
-    return Held("size", [size])
-
-
-def _plain(walker: Walker, name: str, *arguments: Any) -> Any:
-    ints = sum(type(x) is int for x in arguments) if name == "builtins.bytearray" else 0  # an int would be a length
-    if ints or len(arguments) > 2 or not all(type(x) in (str, int, float, Plain) for x in arguments):
-        raise Odd(f"its pickle calls {name} in an odd way")
-    return Plain(name)
-
-
-def _unused(walker: Walker, name: str, *arguments: Any) -> Any:
-    kind = {"q": "quantised", "s": "sparse", "n": "nested"}[name.removeprefix("torch._utils._rebuild_")[0]]
-    raise Odd(f"it holds {kind} tensors, which are not read")
-
-
-_CALLS: Mapping[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor,
-    "torch._utils._rebuild_meta_tensor_no_storage": _on_meta,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_qtensor": _unused,
-    "torch._utils._rebuild_sparse_tensor": _unused,
-    "torch._utils._rebuild_nested_tensor": _unused,
-    "collections.OrderedDict": _held("OrderedDict"),
-    "collections.Counter": _held("Counter"),
-    "builtins.set": _held("set"),
-    "torch.Size": _size,
-    **dict.fromkeys(
-        ("torch.device", "torch.serialization._get_layout", "_codecs.encode", "builtins.bytearray", "builtins.complex"),
-        _plain,
-    ),
-}
-
-KNOWN = frozenset({*_CALLS, *STORAGES, *DTYPES, "torch.Tensor"})
-"""Everything that a model file may name beside its classes."""
 
 
 def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:

@@ -18,7 +18,8 @@ from construct.archives import Odd, content, directory, records
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
-from construct.pickle_walk import KNOWN, Walker, walk_bytes, walk_legacy
+from construct.pickle_values import KNOWN
+from construct.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
 from construct.plain_text import described, shown
 
 ZIP = b"PK\x03\x04"
@@ -81,18 +82,18 @@ class Allowed:
 
     def of(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of these names that are allowed, with what they lead to."""
-        found = dict(self.exact)
+        allowed = dict(self.exact)
         for name in names:
             module, _, last = name.rpartition(".")
             inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
-            if name in found or not inside or "__main__" in module.split("."):  # which a package would run
+            if name in allowed or not inside or "__main__" in module.split("."):  # which a package would run
                 continue
             with contextlib.suppress(Exception, SystemExit):  # a module that cannot be imported has no class
                 kind = vars(import_module(module)).get(last)
                 # No function, and nothing that the package has from elsewhere: it may reach anything there is.
                 if isinstance(kind, type) and _name(kind) == name:
-                    found[name] = kind
-        return found
+                    allowed[name] = kind
+        return allowed
 
 
 def imported(names: Iterable[str]) -> Allowed:
@@ -162,8 +163,8 @@ def walked(file: BinaryIO) -> Walker:
     file.seek(0)
     if file.read(4) != ZIP:
         return walk_legacy(file, size, ())
-    found = records(file, *directory(file, size), sums=False)
-    pickle = next((record for name, record in found.items() if name.endswith(b"/data.pkl")), None)
-    if pickle is None:
-        raise Odd("it has no data.pkl")
+    by_name = records(file, *directory(file, size), sums=False)
+    pickle = next((record for name, record in by_name.items() if name.endswith(b"/data.pkl")), None)
+    if pickle is None or pickle.size > LARGEST_PICKLE:
+        raise Odd("it has no data.pkl, or too large a one")
     return walk_bytes(content(file, pickle), ())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.checkpoints import unwrap
 from construct.files import read
-from construct.pickle_walk import KNOWN
+from construct.pickle_values import KNOWN
 from construct.pickles import allowing
 from construct.support import BASES
 from verify.arrays import BYTES, Layer, layers_in

@@ -196,7 +196,7 @@ def test_another_archive(tmp_path: Path) -> None:
 def test_a_class_of_ones_own_is_named(tmp_path: Path) -> None:
     torch.save(nn.Sequential(Custom(), nn.Conv2d(1, 1, 1)), tmp_path / "a.pt")
     message = refused(tmp_path / "a.pt")
-    assert f"holds classes that are not allowed: {Custom.__module__}.Custom (save a state dict" in message
+    assert f"holds classes that are not allowed: {Custom.__module__}.Custom (save its state dict" in message
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ ORDER = (
 )
 """The modules of construct, from left to right: left never imports right."""
 
-LONGER = {"construct/attention.py": 445, "construct/pickle_walk.py": 470, "construct/table.py": 420}
+LONGER = {"construct/attention.py": 445, "construct/pickle_walk.py": 480, "construct/table.py": 420}
 """Files that may have more than 400 lines, and how many."""
 
 FORBIDDEN = re.compile(

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import nn
 import construct
 from construct.files import read
 from construct.from_conv import main
+from tests.archives import packed, records_in
 
 ROOT = Path(__file__).parents[1]
 
@@ -299,15 +299,10 @@ def from_cuda(content: object, zipped: bool = True) -> bytes:
     if not zipped:
         assert here in file.getvalue()
         return file.getvalue().replace(here, there)
-    out = io.BytesIO()
-    with zipfile.ZipFile(file) as source, zipfile.ZipFile(out, "w") as target:
-        for entry in source.infolist():
-            data = source.read(entry)
-            if entry.filename.endswith("data.pkl"):
-                assert here in data
-                data = data.replace(here, there)
-            target.writestr(entry.filename, data)
-    return out.getvalue()
+    records = records_in(file.getvalue())
+    assert here in records["data.pkl"]
+    records["data.pkl"] = records["data.pkl"].replace(here, there)
+    return packed((f"archive/{name}", data) for name, data in records.items())
 
 
 @pytest.mark.parametrize("form", ["module", "state dict", "old state dict"])

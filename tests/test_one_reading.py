@@ -406,6 +406,15 @@ def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
     refused(saved({"a.weight": state(1.0)["weight"], other: state(2.0)["weight"]}), place, "name")
 
 
+def test_row_61_a_name_that_a_dict_is_given_twice(place: Path) -> None:
+    """Of a network inside a checkpoint, that once hid all of it."""
+    twice = b"}(" + text("weight") + tensor(storage()) + b"u(" + text("weight") + tensor(storage()) + b"u"
+    refused(with_pickle(program(twice), FOUR), place, "one key twice")
+    refused(
+        with_pickle(program(table((text("state_dict"), twice), (text("epoch"), b"K\1"))), FOUR), place, "one key twice"
+    )
+
+
 def test_row_61_a_convolution_with_children(place: Path) -> None:
     """What it never calls is neither converted nor lost: the convolution stays as it is."""
     conv = nn.Conv2d(1, 1, 2)
@@ -428,6 +437,7 @@ ITEM = number(0) + b"G" + struct.pack(">d", 1000.0) + b"s"
 ACTS = {
     "an item": (b"h\0" + ITEM, "item|into"),
     "items": (b"h\0(" + ITEM[:-1] + b"u", "item|into"),
+    "state of its class": (named("torch.nn.modules.conv", "Conv2d") + table((text("_modules"), b"}")) + b"b", "state"),
     "state": (b"h\0" + table((text("dtype"), number(1))) + b"b", "state"),
     "an element": (b"h\0" + number(1) + b"a", "item"),
     "elements": (b"h\0(" + number(1) + b"e", "item"),

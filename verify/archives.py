@@ -78,9 +78,9 @@ def archive_in(file: BinaryIO) -> Archive:
         records[inside.decode()] = record
     if at != len(directory) or place != first:
         raise Rejected("something lies between the zip's records and its directory, or behind that")
-    found = Archive(file, records)
-    _judge(found)
-    return found
+    archive = Archive(file, records)
+    _judge(archive)
+    return archive
 
 
 def _exactly(file: BinaryIO, at: int, count: int) -> bytes:
@@ -96,8 +96,8 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
     size = file.seek(0, 2)
     tail = _exactly(file, max(0, size - 2**17), min(size, 2**17))
     if tail[-END.size :][:4] != b"PK\5\6":
-        found = tail.rfind(b"PK\5\6")
-        whole = found >= 0 and len(tail) - found > END.size
+        place = tail.rfind(b"PK\5\6")
+        whole = place >= 0 and len(tail) - place > END.size
         raise Rejected(
             "something follows behind the end of the zip" if whole else "truncated: the zip has no end record"
         )
@@ -108,9 +108,9 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
         last -= LOCATOR.size + ZIP64.size
         record = ZIP64.unpack_from(tail, len(tail) - size + last)
         count, length, first = record[7:]
-        told = LOCATOR.unpack_from(tail, len(tail) - END.size - LOCATOR.size)
+        locator = LOCATOR.unpack_from(tail, len(tail) - END.size - LOCATOR.size)
         if (
-            told != (b"PK\6\7", 0, last, 1)
+            locator != (b"PK\6\7", 0, last, 1)
             or record[:2] != (b"PK\6\6", 44)
             or record[4:] != (0, 0, count, count, length, first)
         ):
@@ -127,27 +127,27 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
 def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc: int, size: int) -> tuple[Record, int]:
     """A record whose header says what its entry does, and where the next one begins."""
     sign, _, own_flags, method, _, _, *sums, names, extras = RECORD.unpack(_exactly(file, at, RECORD.size))
-    told = _exactly(file, at + RECORD.size, names + extras)
+    rest = _exactly(file, at + RECORD.size, names + extras)
     start, described = at + RECORD.size + names + extras, bool(flags & 8)
     stated = [0, 0, 0] if described else [crc, size, size]
-    if (sign, own_flags, method, told[:names], sums) != (b"PK\3\4", flags, 0, name, stated):
+    if (sign, own_flags, method, rest[:names], sums) != (b"PK\3\4", flags, 0, name, stated):
         raise Rejected(f"the header of the record {name[:60]!r} in the zip is not what the directory says of it")
     if size >= LONG:  # torch does not know yet how much it packs
         extra = extra[:12] + bytes(8) + extra[20:]
-    padding = told[names:].removeprefix(extra)
+    padding = rest[names:].removeprefix(extra)
     aligned = b"FB" + struct.pack("<H", max(0, len(padding) - 4)) + b"Z" * (len(padding) - 4)
-    if not told[names:].startswith(extra) or padding not in (b"", aligned):
+    if not rest[names:].startswith(extra) or padding not in (b"", aligned):
         raise Rejected(f"the record {name[:60]!r} in the zip has an extra field that is not alignment")
-    found, end = 0, start + size
+    total, end = 0, start + size
     file.seek(start)
     while start < end:
         block = file.read(min(2**20, end - start))
         if not block:
             raise Rejected(f"the record {name[:60]!r} reaches beyond the end of the zip")
-        found, start = zlib.crc32(block, found), start + len(block)
-    if found != crc:
-        told = "the file has changed since it was written" if crc else "it was written without checksums"
-        raise Rejected(f"CRC mismatch in {name[:60]!r}: {told}")
+        total, start = zlib.crc32(block, total), start + len(block)
+    if total != crc:
+        reason = "the file has changed since it was written" if crc else "it was written without checksums"
+        raise Rejected(f"CRC mismatch in {name[:60]!r}: {reason}")
     if described:
         form = LONG_DESCRIPTOR if extra else DESCRIPTOR
         if form.unpack(_exactly(file, end, form.size)) != (b"PK\7\10", crc, size, size):

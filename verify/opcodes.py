@@ -90,6 +90,7 @@ class Walk:
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._handed: list[Any] = []
+        self._keys: dict[int, tuple[Made, set[Any]]] = {}  # of a dict, which is kept here so that its id stays its own
         self.layers: list[Made] = []
         self.storages: dict[str, tuple[str, int]] = {}
         if pickle[:2] != b"\x80\2":
@@ -160,6 +161,11 @@ class Walk:
             self._give(target, items)
         if by_key and not all(map(_key, items[::2])):
             raise Rejected("a dict has a key that is none")
+        if by_key:
+            _, keys = self._keys.setdefault(id(target), (target, set()))
+            keys.update(items[::2])
+            if len(keys) != len(target.pairs) + len(items) // 2:
+                raise Rejected("a dict is given one key twice")
         target.pairs += zip(items[::2], items[1::2], strict=True) if by_key else ((item, 0) for item in items)
 
     def _give(self, target: Made, things: Any) -> None:
@@ -236,8 +242,8 @@ class Walk:
         if target.kind == _ORDERED:
             if [key for key, _ in state.pairs] != ["_metadata"]:
                 raise Rejected("a dict has attributes of its own, which may hide its items")
-        elif not (PLAIN.fullmatch(target.kind) or (is_module(target) and not _TORCHS.fullmatch(target.kind))):
-            self._give(target, state)
+        elif not PLAIN.fullmatch(target.kind):
+            self._give(target, None if is_module(target) else state)
 
     def _inert(self) -> None:
         """Make sure that no code that is not known was given a tensor: it might change its numbers."""
