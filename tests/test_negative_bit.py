@@ -39,6 +39,31 @@ def test_the_imaginary_part_of_a_conjugate_is_kept_so():
     assert verify.compare(conv, conv_to_mhsa(conv), x).max_abs < 1e-6
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda dtype: nn.Conv1d(2, 3, 3, padding=1, dtype=dtype),
+        lambda dtype: nn.Conv2d(3, 5, 3, stride=2, dtype=dtype),
+        lambda dtype: nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, dtype=dtype),
+        lambda dtype: nn.Conv3d(2, 3, 2, dtype=dtype),
+        lambda dtype: nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=dtype),
+    ],
+    ids=["1-D", "strided", "transposed", "3-D", "depthwise"],
+)
+def test_where_torch_would_drop_the_sign(make: Any, layout: str, dtype: torch.dtype):
+    """``float32.copy_`` of float16 does, where both are contiguous."""
+    torch.manual_seed(0)
+    conv = make(dtype)
+    layer, x = conv_to_mhsa(conv), torch.randn(2, conv.in_channels, *(9, 8, 7)[: conv.weight.dim() - 2]).to(dtype)
+    if layout == "channels last":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    for layer.execution in EXECUTIONS:
+        with torch.no_grad():
+            assert torch.equal(layer(negative(x)), layer(x))
+
+
 @settings(max_examples=EXAMPLES)
 @given(cases(integers=[True]), st.sampled_from(list(EXECUTIONS)))
 def test_every_execution_sees_the_sign_of_its_input(case: Any, name: str):
