@@ -65,45 +65,9 @@ def with_state(model: nn.Module, file: ModelFile, spec: str) -> tuple[nn.Module,
         BadModelFile: they do not fit.
     """
     try:
-<<<<<<< HEAD
         return restored(model, file, spec)
     except BadModelFile as error:
         raise BadModelFile(f"{shown(str(file.path))}: {error}") from error
-=======
-        state, notes = fitting(dict(state), model.state_dict().keys())
-        if any(key.endswith("w_key_pos") for key in state):
-            model = convert(model, filter_fn=lambda _, place: f"{place}.w_key_pos".removeprefix(".") in state)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name in state and not is_lazy(tensor):
-                tensor.data = tensor.data.to(state[name].dtype)
-        # Weights on the meta device are shapes alone: they become those of the file.
-        hollow = any(isinstance(value, Tensor) and value.is_meta for value in model.state_dict().values())
-        model.load_state_dict(state, strict=True, assign=hollow)
-    except Exception as error:
-        reason = _unlike(state, model) or described(error)
-        raise BadModelFile(
-            f"{shown(str(path))}: does not fit {shown(spec)}: {reason} (give the network that it was saved from)"
-        ) from error
-    return model, notes
-
-
-def _unlike(state: Mapping[str, Tensor], model: nn.Module) -> str:
-    """How the names in a state dict differ from those of its network, and what it does hold; nothing if they do not differ."""
-    wanted = model.state_dict().keys()
-    missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
-    if not missing and not unknown:
-        return ""
-    parts = (
-        [f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_some(missing)}"] if missing else []
-    )
-    parts += [f"{len(unknown)} of its own are not in the network{_some(unknown)}"] if unknown else []
-    holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
-    return f"{', and '.join(parts)}; it holds {len(holds)} tensors{_some(holds, 6)}"
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    return f" ({one_line(', '.join(names[:most]), 300)}{', ...' if len(names) > most else ''})"
->>>>>>> readers
 
 
 def _split(spec: str, form: str) -> tuple[str, str]:

@@ -206,7 +206,6 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
             f"{name}: holds lazy modules whose weights do not exist yet",
             "run one batch through the network, and save it again",
         )
-<<<<<<< HEAD
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     place = whereabouts(walker.root)
     if place:
@@ -229,25 +228,6 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
             else []
         ),
     )
-=======
-    message = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    place = whereabouts(walker.root)
-    if place:
-        message = f"the model is not at its top: {place}; the file {message}"
-    state = (
-        "save that alone, where its classes are installed"
-        if place
-        else "save a state dict and give --arch or --model-file"
-    )
-    given = [*allowed.exact, *allowed.packages]
-    more = [option for option in allow_options(names) if option not in given]
-    if not more:
-        inside = f", which {', '.join(allowed.packages)} does not define as a class" if allowed.packages else ""
-        return f"{message}{inside} ({state})"
-    options = " ".join(f"--allow {shlex.quote(option)}" for option in (*given, *more))
-    command = f"python -m construct.from_conv {shlex.quote(name)} {options}"
-    return f"{message} ({state}; or, if you trust these packages, whose code then may run: {command})"
->>>>>>> readers
 
 
 def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
