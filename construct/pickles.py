@@ -20,7 +20,7 @@ from construct.errors import BadModelFile
 from construct.geometry import ConvGeometry
 from construct.pickle_values import KNOWN
 from construct.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
-from construct.plain_text import described, shown
+from construct.plain_text import described
 
 ZIP = b"PK\x03\x04"
 """How an archive of torch.save begins."""
@@ -108,12 +108,12 @@ def imported(names: Iterable[str]) -> Allowed:
         module, _, last = name.rpartition(".")
         top = name.partition(".")[0]
         if top in _NEVER or name.startswith("torch.serialization.") or not all(name.split(".")):
-            raise BadModelFile(f"{shown(name)}: cannot be allowed ({_FORMS})")
+            raise BadModelFile(f"{name!r} cannot be allowed ({_FORMS})")
         try:
             thing = getattr(import_module(module), last, None) if module else None
             if thing is None or isinstance(thing, ModuleType):
                 if top in _FOREIGN and (not module or importlib.util.find_spec(name)):
-                    raise BadModelFile(f"{shown(name)}: cannot be allowed as a whole ({_FORMS})")
+                    raise BadModelFile(f"{name!r} cannot be allowed as a whole ({_FORMS})")
                 import_module(name)
                 packages.append(name)
                 continue
@@ -121,10 +121,10 @@ def imported(names: Iterable[str]) -> Allowed:
             raise
         except Exception as error:  # the user's package may raise anything
             raise BadModelFile(
-                f"{shown(name)}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
+                f"{name!r}: {described(error)} (put its package on PYTHONPATH, or save a state dict)"
             ) from error
         if not callable(thing) or (top in _FOREIGN and not isinstance(thing, type)):
-            raise BadModelFile(f"{shown(name)}: is no class ({_FORMS})")
+            raise BadModelFile(f"{name!r} is no class ({_FORMS})")
         exact[name] = thing
     return Allowed(exact, tuple(packages))
 

@@ -170,7 +170,9 @@ def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monk
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--alpha", "3")], ids=["table", "json", "refuted"])
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), ("--alpha", "3", "--no-certify")], ids=["table", "json", "refuted"]
+)
 def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = process("m.pt", "-o", "o.pt", *options, stdout=full)
