@@ -251,7 +251,7 @@ def test_row_02_what_can_never_be_allowed(name: str, folder: Path, capsys: Any) 
     assert main(["m.pt", "--allow", name]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: {name}: ")
+    assert err.startswith(f"error: {name!r}")
     assert err.count("\n") == 1
     assert {path.name for path in folder.iterdir()} == {"m.pt"}
 
