@@ -96,7 +96,7 @@ def _class_reason(conv: Any) -> str | None:
         return "its weights do not exist yet; run one batch through the network first"
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         return "it is lazy until a batch has gone through it; run one batch through the network first"
-    if inside := [name for name in conv._modules if name != "parametrizations"]:
+    if inside := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
         return f"it holds a module of its own ({inside[0]}), which a convolution never calls"
     for hooks, kind in HOOKS.items():
         for hook in vars(conv).get(hooks, {}).values():

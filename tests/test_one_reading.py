@@ -248,7 +248,7 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
     }
     data = packed([(f"archive/{n}", d) for n, d in {**swapped, **records}.items()])
     place.write_bytes(data)
-    with config.patch("load.calculate_storage_offsets", True):
+    with config.patch("load.calculate_storage_offsets", True):  # type: ignore[attr-defined]
         other = torch.load(place, mmap=True, weights_only=True)
     assert not torch.equal(other["b.weight"], by_torch(data)["b.weight"])
     refused(data, place, "where torch works out")
@@ -259,7 +259,7 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
 @pytest.mark.parametrize("align", [1, 8, 64, 4096])
 def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1).half())
-    with config.patch("save.storage_alignment", align):
+    with config.patch("save.storage_alignment", align):  # type: ignore[attr-defined]
         for content in (net, net.state_dict(), {"weight": torch.ones(0, 1, 3, 3)}):
             read_alike(saved(content), place)
             torch.save(content, place)  # in a folder named after the file
