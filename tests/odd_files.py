@@ -364,9 +364,9 @@ def instructions(pickle: bytes) -> list[bytes]:
     return [pickle[a:b] for a, b in zip(places, [*places[1:], len(pickle)], strict=True)]
 
 
-def pickle_changed(steps: list[bytes], rng: Random) -> None:
+def pickle_changed(steps: list[bytes], rng: Random, kind: int | None = None) -> None:
     """One instruction or a few: gone, twice, exchanged, with another argument, or put in."""
-    at, kind = rng.randrange(1, len(steps)), rng.randrange(10)
+    at, kind = rng.randrange(1, len(steps)), rng.randrange(10) if kind is None else kind
     texts = [n for n, step in enumerate(steps) if step[:1] == b"X"]
     numbers = [n for n, step in enumerate(steps) if step[:1] in b"KMJ"]
     names = [n for n, step in enumerate(steps) if step[:1] == b"c"]
@@ -434,12 +434,15 @@ def value_made(rng: Random, puts: list[bytes]) -> bytes:
     )
 
 
-def odd_pickle(rng: Random) -> bytes:
-    """A file whose pickle was changed in one to three places; its archive is right."""
+NAMES_CHANGED, THINGS_DONE = 5, 7
+
+
+def odd_pickle(rng: Random, kind: int | None = None) -> bytes:
+    """A file whose pickle was changed in one to three places, in ways of this kind if one is given; its archive is right."""
     records = records_in(files()[rng.choice(ZIPS)])
     steps = instructions(records["data.pkl"])
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        pickle_changed(steps, rng)
+        pickle_changed(steps, rng, kind)
     records["data.pkl"] = b"".join(steps)
     return packed((f"archive/{name}", data) for name, data in records.items())
 
