@@ -93,8 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "--allow",
         action="append",
         default=[],
-        metavar="PKG.MODULE.CLASS",
-        help="a class that the file may hold beside those of torch.nn; its package is imported; repeatable",
+        metavar="PACKAGE[.MODULE.CLASS]",
+        help="a class that the file may hold beside those of torch.nn, or a package, whose classes it may hold; the package "
+        "is imported, and code of these classes may run; repeatable",
     )
     add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
     _add_geometry(parser)
