@@ -18,7 +18,7 @@ from torch import nn
 import construct
 import verify
 from benchmarks.shapes import resnet50_layers
-from verify import documents
+from verify.recheck import documents
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.shapes import resnet50
-from construct.files import read
+from construct.files.reading import read
 from construct.from_conv import main as command
 
 AIM = 10.0

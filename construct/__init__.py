@@ -1,20 +1,20 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
-import construct.interruption  # noqa: I001  for the seconds that the next line takes
+import construct.command.interruption  # noqa: I001  for the seconds that the next line takes
 import construct.requirements  # checks the version of torch, so it comes before the others
 import construct.execution  # noqa: F401  every execution enters itself
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer
 from construct.geometry import ConvGeometry
-from construct.loading import load
+from construct.files.loading import load
 from construct.network import convert
-from construct.stock import from_torch_mha, to_torch_mha
+from construct.stock.layer import from_torch_mha, to_torch_mha
 from construct.weights import MHSAWeights
-from construct.writing import save
+from construct.files.writing import save
 
 DISTRIBUTION = "conv-as-attention"
-"""By this we are known, where another package of our name may lie over ours: see :mod:`construct.overwritten`."""
+"""By this we are known, where another package of our name may lie over ours: see :mod:`construct.command.overwritten`."""
 
 __all__ = [
     "MHSA",

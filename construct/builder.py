@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from construct import encoding as encodings
+from construct.encoding.quadratic import quadratic as encodings
 from construct import heads
 from construct.attention import MHSA
-from construct.folding import settled
+from construct.modules.reparametrized import settled
 from construct.geometry import ConvGeometry
-from construct.room import require
-from construct.sharpness import ALPHA
+from construct.memory import require
+from construct.encoding.sharpness import ALPHA
 from construct.shifts import HeadBijection, balanced_radix
-from construct.support import geometry_of
+from construct.modules.convolutions import geometry_of
 from construct.weights import MHSAWeights
 
 
@@ -32,7 +32,7 @@ def conv_to_mhsa(
     Args:
         conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.  A parametrized or
             pruned weight is taken as it is in eval mode.
-        alpha: the sharpness α; see :mod:`construct.sharpness`.
+        alpha: the sharpness α; see :mod:`construct.encoding.sharpness`.
         order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
         execution: how the layer is to be evaluated at first.
         encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).

@@ -1,6 +1,6 @@
 """``python -m construct.from_conv``: a saved network in, attention weights out, and the equality shown layer by layer."""
 
-import construct.overwritten  # noqa: F401, I001  before what may not be there any more
+import construct.command.overwritten  # noqa: F401, I001  before what may not be there any more
 import contextlib
 import os
 import sys
@@ -13,26 +13,26 @@ from typing import TextIO
 import torch
 from torch import nn
 
-from construct.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module, with_state
+from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module, with_state
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import BadModelFile
-from construct.files import ModelFile, read, regular_file
-from construct.interruption import INTERRUPTED, as_usual
-from construct.judging import Checkers, judged
-from construct.kernels import from_kernels, given
+from construct.files.reading import ModelFile, read, regular_file
+from construct.command.interruption import INTERRUPTED, as_usual
+from construct.command.judging import Checkers, judged
+from construct.command.bare_kernels import from_kernels, given
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
-from construct.options import certificate_beside, parse
-from construct.output import content_of, not_rechecked, put
+from construct.command.arguments import certificate_beside, parse
+from construct.command.output import content_of, not_rechecked, put
 from construct.plain_text import described, one_line, shown
-from construct.room import refused_by_torch
-from construct.sharpness import ALPHA, alpha_for
-from construct.showing import check_page, write_page
-from construct.support import geometry_of
-from construct.table import Report, print_json, print_table
-from construct.terminal import phases, undisturbed
-from construct.ties import names_of, untied
-from construct.writing import beyond_ours, check_destination
+from construct.memory import refused_by_torch
+from construct.encoding.sharpness import ALPHA, alpha_for
+from construct.command.page import check_page, write_page
+from construct.modules.convolutions import geometry_of
+from construct.command.table import Report, print_json, print_table
+from construct.command.terminal import phases, undisturbed
+from construct.modules.ties import names_of, untied
+from construct.files.writing import beyond_ours, check_destination
 
 MOST_HEADS = 10_000
 """Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify import documents, layers, network, sampling
+        from verify.recheck import documents
+        from verify.argument.steps import layer_verdict as layers
+        from verify.samples import network
+        from verify.samples import sampling
         from verify.report import conversion
 
         as_usual()  # only now: importing the checker takes its time too

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from construct.geometry import ConvGeometry
-from construct.positions import CLASSICAL, Covariance, Encoding, Parabola, Quadratic, Relative
+from construct.encoding.encodings import CLASSICAL, Covariance, Encoding, Parabola, Quadratic, Relative
 
 GEOMETRY = "geometry"
 """The key of the metadata under which the record stands."""

@@ -13,13 +13,13 @@ from torch import nn
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import Refusal, UnsupportedLayer
-from construct.folding import folded
-from construct.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
-from construct.sharpness import ALPHA
-from construct.support import geometry_of, is_convolution
-from construct.ties import share_tied, untied
-from construct.walk import every_closure, every_method, every_module, holds_modules, memo_for
-from construct.wrappers import sharded, unwrapped
+from construct.modules.reparametrized import folded
+from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
+from construct.encoding.sharpness import ALPHA
+from construct.modules.convolutions import geometry_of, is_convolution
+from construct.modules.ties import share_tied, untied
+from construct.modules.traversal import every_closure, every_method, every_module, holds_modules, memo_for
+from construct.modules.wrappers import sharded, unwrapped
 
 log = logging.getLogger(__name__)
 

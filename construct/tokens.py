@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, constant_pad_nd
 
 from construct.geometry import ConvGeometry
-from construct.room import require
+from construct.memory import require
 
 
 def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import construct
-from construct.demo import PATH
+from construct.command.demo import PATH
 
 torch.manual_seed(0)
 data = load_digits()

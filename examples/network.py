@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import construct
-from verify.calls import convolution_calls
-from verify.sampling import check_on_activations
+from verify.samples.calls import convolution_calls
+from verify.samples.sampling import check_on_activations
 
 # %%
 torch.manual_seed(0)

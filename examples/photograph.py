@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_image
 from torch import nn
 
 import construct
-from verify.sampling import check_on_activations
+from verify.samples.sampling import check_on_activations
 
 photo = torch.tensor(load_sample_image("china.jpg"), dtype=torch.float32)[::4, ::4].permute(2, 0, 1)[None] / 255
 print(f"a photograph of {photo.shape[-1]} × {photo.shape[-2]} pixels: a temple in China")

@@ -9,7 +9,8 @@ import torch
 from mutations import code, with_heads
 from torch import Tensor
 
-from construct import MHSA, ConvGeometry, encoding, heads, shifts, tokens
+from construct import MHSA, ConvGeometry, heads, shifts, tokens
+from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import EXECUTIONS, Scores
 from construct.execution import chunked
 from construct.tokens import TokenGrid

@@ -8,7 +8,8 @@ import torch
 from mutations import Inapplicable, weights, with_heads
 from torch import Tensor
 
-from construct import MHSA, conv_to_mhsa, encoding, shifts
+from construct import MHSA, conv_to_mhsa, shifts
+from construct.encoding.quadratic import quadratic as encoding
 
 
 def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:

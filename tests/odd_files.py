@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import nn
 
 import construct
-from construct.layer_files import to_safetensors
+from construct.files.layer_files import to_safetensors
 from tests.archives import (
     EMPTY_ORDERED,
     FORMS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.shifts import balanced_radix
 from construct.tokens import TokenGrid
-from verify.aims import (
+from verify.layers.aims import (
     Aim,
     aim,
     box_of,
@@ -22,8 +22,8 @@ from verify.aims import (
     score_rounding,
     shift_of_number,
 )
-from verify.fields import Attention, Geometry
-from verify.reading import query_places, tokens_along
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import query_places, tokens_along
 
 REACH = 3
 MODEST = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, -0.75, 2.0**-30, 1e-3, 0.3])
@@ -117,7 +117,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = box_of_size(layer, n)
     assert box == grid.box
-    from construct import encoding
+    from construct.encoding.quadratic import quadratic as encoding
 
     table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoded(grid))))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))

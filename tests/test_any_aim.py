@@ -16,9 +16,9 @@ from torch import nn
 import construct
 import verify
 from construct.from_conv import main
-from verify.any_aim import any_aim_bound, one_hot
-from verify.rounding import convolution_bound
-from verify.sampling import check_call
+from verify.rounding.any_aim import any_aim_bound, one_hot
+from verify.rounding.bounds import convolution_bound
+from verify.samples.sampling import check_call
 from verify.strategies import convolutions
 
 
@@ -114,7 +114,7 @@ def test_the_bound_covers_what_rounding_does(conv: Any, seed: int, scale: float,
             layer.w_qry.copy_(torch.randn(layer.w_qry.shape, generator=generator))
             layer.w_key.copy_(torch.randn(layer.w_key.shape, generator=generator))
         exact = copy.deepcopy(layer).double()
-        x = verify.sampling.generated_inputs(conv, 1, seed)
+        x = verify.samples.sampling.generated_inputs(conv, 1, seed)
         error = (layer(x).double() - exact(x.double())).abs().numpy()
     bound = any_aim_bound(layer, conv, x, error.shape[2:]) - convolution_bound(conv, x, error.shape[2:])
     assert (error <= np.nan_to_num(bound, nan=np.inf) * (1 + 1e-3) + 1e-12 * float(x.abs().max())).all()

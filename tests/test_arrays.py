@@ -27,10 +27,11 @@ import construct
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from tests.archives import packed, records_in
-from verify import arrays, opcodes
-from verify.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
-from verify.fields import stated_geometry
-from verify.opcodes import Walk
+from verify.recheck import arrays
+from verify.recheck import opcodes
+from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
+from verify.layers.fields import stated_geometry
+from verify.recheck.opcodes import Walk
 
 CONVOLUTIONS = {
     "1-D": lambda: nn.Conv1d(2, 3, 4, stride=2, dilation=2, padding=3, padding_mode="reflect"),
@@ -181,7 +182,7 @@ def test_what_a_pickle_would_run_is_not_run(tmp_path):
 def test_nothing_that_a_pickle_names_is_imported(tmp_path):
     path = written(tmp_path / "f.pt", construct.convert(Net()))
     code = (
-        "import sys\nfrom verify.arrays import layers_in\n"
+        "import sys\nfrom verify.recheck.arrays import layers_in\n"
         f"print(len(layers_in(open({str(path)!r}, 'rb'), 'f')))\n"
         "assert not {'torch', 'construct', 'safetensors', 'mpmath', 'sympy'} & set(sys.modules)"
     )

@@ -15,9 +15,9 @@ from torch import nn
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify.certification import certify
-from verify.fields import Geometry
-from verify.reading import GridRefused, output_size
+from verify.argument.certification import certify
+from verify.layers.fields import Geometry
+from verify.layers.reading import GridRefused, output_size
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = settings().max_examples

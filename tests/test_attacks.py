@@ -16,12 +16,12 @@ from truths import permuted
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
-from verify.bits import copied, unchanged
-from verify.certification import certify
+from verify.layers.bits import copied, unchanged
+from verify.argument.certification import certify
 from verify.checker import check
-from verify.documents import save_certificate
-from verify.fields import TENSORS, Unreadable
-from verify.rounding import attention_bound
+from verify.recheck.documents import save_certificate
+from verify.layers.fields import TENSORS, Unreadable
+from verify.rounding.bounds import attention_bound
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:

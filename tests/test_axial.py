@@ -33,7 +33,7 @@ from construct.execution.layout import Shifts, through
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
-from verify.calls import convolution_calls
+from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -18,10 +18,10 @@ from traits import traits
 from truths import permuted
 
 from construct import MHSA, conv_to_mhsa
-from construct.sharpness import alpha_for
-from verify.certification import certify
-from verify.fields import TENSORS, Geometry, digest
-from verify.reading import GridRefused, output_size, token_length, tokens_along
+from construct.encoding.sharpness import alpha_for
+from verify.argument.certification import certify
+from verify.layers.fields import TENSORS, Geometry, digest
+from verify.layers.reading import GridRefused, output_size, token_length, tokens_along
 from verify.strategies import DTYPES, PADDING_MODES, Case, convolutions, least_size, sizes_for
 
 EXAMPLES = settings().max_examples

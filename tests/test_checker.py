@@ -23,14 +23,14 @@ import construct
 import verify
 from construct.attention import EXECUTIONS
 from verify import checker
-from verify.arrays import TENSORS, Rejected, layers_in
-from verify.certification import certify
-from verify.documents import indented, record_digest, write_document
-from verify.exact import NoAim, aim_of, exponential, product_gap, selected, tail
-from verify.fields import digest, stated_geometry
-from verify.pairs import Pair
-from verify.reading import GridRefused
-from verify.statements import read_document
+from verify.recheck.arrays import TENSORS, Rejected, layers_in
+from verify.argument.certification import certify
+from verify.recheck.documents import indented, record_digest, write_document
+from verify.recheck.exact import NoAim, aim_of, exponential, product_gap, selected, tail
+from verify.layers.fields import digest, stated_geometry
+from verify.recheck.pairs import Pair
+from verify.layers.reading import GridRefused
+from verify.recheck.statements import read_document
 from verify.strategies import convolutions, sizes_for
 
 ROOT = Path(__file__).parents[1]

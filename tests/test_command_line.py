@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import construct
-from construct import demo
+from construct.command import demo
 from construct.from_conv import main
-from construct.sharpness import alpha_for
-from construct.writing import written_here
+from construct.encoding.sharpness import alpha_for
+from construct.files.writing import written_here
 from verify.__main__ import main as main_of_verify
 
 ROOT = Path(__file__).parents[1]
@@ -574,7 +574,7 @@ def test_layers_that_contradict_themselves(run: Run, model: nn.Sequential, tmp_p
 
 
 def test_too_little_memory_is_said_with_figures(run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("construct.room.available_bytes", lambda device: 10_000)
+    monkeypatch.setattr("construct.memory.available_bytes", lambda device: 10_000)
     code, out, err = run(saved, "--input-size", 2, 30, 30, "--execution", "dense")
     assert (code, out) == (2, "")
     assert "0.0 MiB are free on cpu" in one_line(err)
@@ -613,7 +613,7 @@ def test_own_output_is_replaced_and_foreign_files_need_force(run: Run, saved: Pa
     ("place", "failure", "expected", "said"),
     [
         ("construct.from_conv.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
-        ("construct.output.staged", KeyboardInterrupt(), 130, "interrupted"),
+        ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
         ("os.fsync", OSError(28, "No space left on device"), 2, "out.pt: cannot be written: No space left on device"),
         ("construct.from_conv.substitute", MemoryError(), 2, "out of memory"),

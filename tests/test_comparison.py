@@ -18,11 +18,11 @@ from truths import excess, permuted
 
 import verify
 from construct import conv_to_mhsa
-from verify import rounding
-from verify.calls import convolution_calls
-from verify.fields import Attention
+from verify.rounding.bounds import bounds as rounding
+from verify.samples.calls import convolution_calls
+from verify.layers.fields import Attention
 from verify.oracle import Convolution
-from verify.rounding import (
+from verify.rounding.bounds import (
     OffTheKernel,
     attention_bound,
     carried_kernel,
@@ -31,9 +31,9 @@ from verify.rounding import (
     difference_bound,
     gamma,
 )
-from verify.sampling import check_call, generated_inputs
+from verify.samples.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
-from verify.taps import scaled_permutation_product
+from verify.layers.taps import scaled_permutation_product
 from verify.verdict import Verdict
 
 EXAMPLES = settings().max_examples
@@ -95,8 +95,8 @@ def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float, m
 def test_one_infinity_twice_is_equal(conv: nn.Conv2d):
     x = torch.ones(1, 2, 5, 6)
     y = changed(conv, at_0_0_2_2=math.inf)(x)
-    assert verify.comparison.discrepancy(conv, x, y, y.clone()).max_abs == 0
-    assert verify.comparison.discrepancy(conv, x, y, -y).max_abs == math.inf
+    assert verify.samples.comparison.discrepancy(conv, x, y, y.clone()).max_abs == 0
+    assert verify.samples.comparison.discrepancy(conv, x, y, -y).max_abs == math.inf
 
 
 def test_compare_refuses_outputs_of_different_shape(conv: nn.Conv2d):
@@ -111,7 +111,7 @@ def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float
     conv = nn.Conv1d(1, 1, 1).to(dtype).requires_grad_(False)
     here = torch.full((1, 1, 3), value, dtype=dtype)
     away = torch.tensor(-math.inf if value < 0 else math.inf, dtype=dtype)
-    seen = verify.comparison.discrepancy(conv, here, here, torch.nextafter(here, away))
+    seen = verify.samples.comparison.discrepancy(conv, here, here, torch.nextafter(here, away))
     assert seen.max_ulp == 1
     assert seen.max_abs == (torch.nextafter(here, away).double() - here.double()).abs().max()
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from construct import conv_to_mhsa
 from construct.errors import NotEnoughMemory
-from verify.sampling import check_call
+from verify.samples.sampling import check_call
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from truths import exact, excess, paper, random_layer
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa, room
+from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import memory as room
 from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked, scratch
 from construct.tokens import TokenGrid
-from verify.calls import convolution_calls
+from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -24,9 +24,9 @@ from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.execution import traced
-from construct.export import frozen_copy, to_onnx, to_pt2
+from construct.files.export import frozen_copy, to_onnx, to_pt2
 from construct.from_conv import main
-from construct.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
+from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

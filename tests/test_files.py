@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import construct
-from construct import demo
+from construct.command import demo
 from construct.errors import BadModelFile
-from construct.files import read
-from construct.pickle_walk import Walker
-from construct.pickles import allowed_classes
-from construct.writing import check_destination, write, written_here
+from construct.files.reading import read
+from construct.files.pickle_walk import Walker
+from construct.files.allowed import allowed_classes
+from construct.files.writing import check_destination, write, written_here
 
 
 @pytest.fixture

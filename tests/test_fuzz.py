@@ -19,9 +19,9 @@ from torch import nn
 
 import construct
 from construct.errors import BadModelFile
-from construct.files import read
+from construct.files.reading import read
 from tests.archives import packed
-from verify.arrays import Rejected, layers_in
+from verify.recheck.arrays import Rejected, layers_in
 
 ROOT = Path(__file__).parents[1]
 PAYLOAD = b"cposix\nsystem\n(X\x0b\0\0\0touch tracetR0"

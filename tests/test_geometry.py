@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 from truths import random_layer
 
-from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa, encoding
+from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
+from construct.encoding.quadratic import quadratic as encoding
 from construct.heads import factor, tap_matrices
-from construct.sharpness import ALPHA, alpha_for
+from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.shifts import HeadBijection, tap_shifts
-from construct.support import geometry_of
+from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid, sources_along_axis
 from verify.strategies import Case, cases, convolutions
 

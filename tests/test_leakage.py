@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from construct import conv_to_mhsa
-from construct.sharpness import ALPHA, alpha_for
-from verify import leakage as leakages
-from verify.leakage import leakage, leakage_on_lattice
+from construct.encoding.sharpness import ALPHA, alpha_for
+from verify.rounding.bounds import leakage as leakages
+from verify.rounding.leakage import leakage, leakage_on_lattice
 
 DIGITS = 200
 """1 − ϑ^{−d} at α = 300 loses 130 of them."""

@@ -18,11 +18,12 @@ from torch.nn.utils import parametrize
 
 import construct
 import verify
-from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa, encoding
+from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
+from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
-from construct.learnable import (
+from construct.modules.learning import (
     AbsolutePositions,
     gate_content,
     learned_covariance,
@@ -31,9 +32,9 @@ from construct.learnable import (
     with_covariance,
     with_key_dim,
 )
-from construct.positions import Covariance, Parabola, Quadratic, Relative
+from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.starting import ENCODINGS, attention_to_learn, convolution_to_learn
-from verify.own_code import Unreadable
+from verify.layers.own_code import Unreadable
 from verify.plots.stored import layer_in
 from verify.strategies import Case, cases
 
@@ -538,7 +539,7 @@ def test_files_refuse_what_contradicts_itself_or_is_worked_out(tmp_path: Any):
         construct.load(whole)
     learned = convolution_to_learn(nn.Conv1d(1, 1, 1), alpha=1.0)
     for name in ("learned.pt", "learned.safetensors"):
-        with pytest.raises(BadModelFile, match=r"worked out from others \(construct.learnable.settle"):
+        with pytest.raises(BadModelFile, match=r"worked out from others \(construct.modules.learning.settle"):
             construct.save(learned, tmp_path / name)
     construct.save(settle(learned), tmp_path / "learned.pt")
     assert torch.equal(construct.load(tmp_path / "learned.pt").get_parameter("v"), learned.v)

@@ -9,11 +9,11 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from construct import encoding
-from verify import proof
-from verify.lemmas import prove_lemma2
-from verify.proof import How, Proof, ProofFailed, Step
-from verify.proofs_lemma2 import gap_steps, grid_steps, score_steps, squeeze_steps
+from construct.encoding.quadratic import quadratic as encoding
+from verify.theory.symbolic import proof
+from verify.theory.symbolic.lemmas import prove_lemma2
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, Step
+from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps, squeeze_steps
 
 PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid": grid_steps}
 
@@ -24,7 +24,7 @@ def negated_at(i, vector):
     return tuple(-x if j == i else x for j, x in enumerate(vector))
 
 
-# Each replaces r or v of construct.encoding by a wrong one, that no part of the proof may accept.
+# Each replaces r or v of construct.encoding.quadratic by a wrong one, that no part of the proof may accept.
 WRONG = {
     "v negated": {"v": lambda tau, alpha: tuple(-x for x in right_v(tau, alpha))},
     "v without the 2": {"v": lambda tau, alpha: (-alpha, *(alpha * x for x in tau))},

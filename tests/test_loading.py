@@ -17,10 +17,10 @@ import verify
 from construct import MHSA
 from construct.errors import BadModelFile
 from construct.from_conv import main
-from construct.learnable import learned_quadratic, with_covariance
+from construct.modules.learning import learned_quadratic, with_covariance
 from verify.__main__ import main as verify_main
-from verify.arrays import layers_in
-from verify.documents import write_document
+from verify.recheck.arrays import layers_in
+from verify.recheck.documents import write_document
 from verify.plots.stored import layer_in
 from verify.strategies import Case, cases
 
@@ -322,8 +322,8 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
     net = learning()
     path = written(net.state_dict(), tmp_path / "s.pt")
     assert same(construct.load(path, model=learning()), net)
-    assert "construct.learnable.settle makes plain tensors" in refusal(path, layers=True)
-    assert "construct.learnable.settle makes plain tensors" in refusal(path, model=nn.Sequential(nn.Conv1d(1, 2, 3)))
+    assert "construct.modules.learning.settle makes plain tensors" in refusal(path, layers=True)
+    assert "construct.modules.learning.settle makes plain tensors" in refusal(path, model=nn.Sequential(nn.Conv1d(1, 2, 3)))
 
 
 # ---- without a network ---------------------------------------------------------------------------------------------------

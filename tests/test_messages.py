@@ -14,7 +14,7 @@ import construct
 import verify
 from construct.errors import BadModelFile
 from construct.from_conv import main
-from construct.learnable import learned_quadratic
+from construct.modules.learning import learned_quadratic
 
 ROOT = Path(__file__).parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-z]")

@@ -22,7 +22,7 @@ from truths import exact
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.tokens import TokenGrid
-from verify.certification import certify
+from verify.argument.certification import certify
 from verify.strategies import convolutions, least_size, sizes_for
 
 EXAMPLES = settings().max_examples // 8

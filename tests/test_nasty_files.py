@@ -20,7 +20,7 @@ from torch import nn
 
 import construct
 from construct import requirements
-from construct.files import read
+from construct.files.reading import read
 from construct.from_conv import main
 from verify.checker import check
 
@@ -424,7 +424,7 @@ def test_row_57_an_old_torch_is_named() -> None:
 def test_row_57_a_missing_package_is_named(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.pt"
     torch.save(nn.Conv1d(1, 1, 1), path)
-    monkeypatch.setattr("construct.export.find_spec", lambda name: None)
+    monkeypatch.setattr("construct.files.export.find_spec", lambda name: None)
     told = error(path, "--input-size", "1", "4", "--format", "onnx", capsys=capsys)
     assert "pip install onnx onnxscript" in told
 

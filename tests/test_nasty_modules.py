@@ -29,11 +29,11 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import construct
 import verify
 from construct import MHSA, UnsupportedLayer
-from construct.folding import folded, plain
+from construct.modules.reparametrized import folded, plain
 from construct.from_conv import main
-from construct.wrappers import unwrapped
-from verify.calls import convolution_calls
-from verify.sampling import check_call, check_on_activations
+from construct.modules.wrappers import unwrapped
+from verify.samples.calls import convolution_calls
+from verify.samples.sampling import check_call, check_on_activations
 
 
 def image(batch: int = 2, channels: int = 3) -> Tensor:

@@ -11,9 +11,9 @@ from torch import nn
 
 import construct
 from construct.from_conv import main
-from construct.stock import to_torch_mha
+from construct.stock.layer import to_torch_mha
 from verify.__main__ import main as recheck
-from verify.sampling import check_on_activations
+from verify.samples.sampling import check_on_activations
 
 NETS = """
 import torch

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import verify
 from construct import conv_to_mhsa
-from verify.comparison import discrepancy
-from verify.sampling import check_call, check_outputs
+from verify.samples.comparison import discrepancy
+from verify.samples.sampling import check_call, check_outputs
 
 
 def noise(*shape: int) -> Tensor:

@@ -12,10 +12,10 @@ import verify
 from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
-from verify.certification import certify
-from verify.fields import TENSORS, digest
+from verify.argument.certification import certify
+from verify.layers.fields import TENSORS, digest
 from verify.oracle import Convolution
-from verify.sampling import check_call
+from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, cases, convolutions, sizes_for
 
 EXAMPLES = settings().max_examples

@@ -20,8 +20,8 @@ from torch.nn.utils import parametrizations
 
 import construct
 from construct import MHSA, UnsupportedLayer
-from verify.calls import convolution_calls
-from verify.sampling import check_call, check_on_activations
+from verify.samples.calls import convolution_calls
+from verify.samples.sampling import check_call, check_on_activations
 
 TESTS = Path(__file__).parent
 HEADS_FIRST = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.serialization import config
 
-from construct.archives import directory, records
+from construct.files.archives import directory, records
 from construct.errors import BadModelFile, UnsupportedLayer
-from construct.files import read
+from construct.files.reading import read
 from construct.network import convert
 from tests.archives import (
     EMPTY_ORDERED,
@@ -40,8 +40,8 @@ from tests.archives import (
     with_pickle,
 )
 from tests.readings import alike, by_checker, by_command, by_torch, differences
-from verify.archives import archive_in
-from verify.arrays import Rejected, layers_in, numbers
+from verify.recheck.archives import archive_in
+from verify.recheck.arrays import Rejected, layers_in, numbers
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
 

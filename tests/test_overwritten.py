@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from construct.overwritten import OVERWRITTEN
+from construct.command.overwritten import OVERWRITTEN
 
 ROOT = Path(__file__).parents[1]
 THEIRS = '"""Another library."""\nfrom construct.core import *\n'

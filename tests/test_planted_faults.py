@@ -15,7 +15,7 @@ from truths import exact, permuted
 
 from construct import MHSA, conv_to_mhsa
 from construct.tokens import TokenGrid
-from verify.sampling import check_call
+from verify.samples.sampling import check_call
 
 
 def assert_caught(name: str, seed: int, plant: Callable[[Any], MHSA]) -> None:

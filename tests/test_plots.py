@@ -16,10 +16,10 @@ from report_layers import HOSTILE, SHOWN, seeded
 from torch import nn
 
 import construct
-from verify import documents
+from verify.recheck import documents
 from verify.__main__ import main
-from verify.certification import certify
-from verify.leakage import leakage_on_lattice
+from verify.argument.certification import certify
+from verify.rounding.leakage import leakage_on_lattice
 from verify.plots import (
     attention_figure,
     centres_figure,

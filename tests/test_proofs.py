@@ -12,17 +12,21 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from construct import encoding
+from construct.encoding.quadratic import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.shifts import tap_shifts
-from verify import leakage, lemmas, proof_algebra, proofs_lemma1, proofs_theorem
-from verify.proof import How, Proof, ProofFailed, argued
-from verify.proofs_heads import head_count_steps
-from verify.proofs_leakage import off_lattice_steps, on_lattice_steps
-from verify.proofs_lemma1 import lemma1_steps
-from verify.proofs_lemma2 import Block, any_length_steps
-from verify.proofs_sharper import one_component_steps, parabola_steps
-from verify.proofs_theorem import theorem_steps
+from verify.rounding.bounds import leakage
+from verify.theory.symbolic import lemmas
+from verify.theory.symbolic import proof_algebra
+from verify.theory.symbolic import proofs_lemma1
+from verify.theory.symbolic import proofs_theorem
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
+from verify.theory.symbolic.proofs_heads import head_count_steps
+from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
+from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
+from verify.theory.symbolic.proofs_lemma2 import Block, any_length_steps
+from verify.theory.symbolic.proofs_sharper import one_component_steps, parabola_steps
+from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
 right_key, right_query = encoding.absolute_key, encoding.absolute_query

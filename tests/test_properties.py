@@ -14,7 +14,7 @@ from truths import batched, exact, excess, permuted, random_layer
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.builder import kernel_to_mhsa
 from verify.oracle import Convolution
-from verify.rounding import difference_bound
+from verify.rounding.bounds import difference_bound
 from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
 
 EXAMPLES = settings().max_examples

@@ -12,7 +12,7 @@ from torch import nn
 
 from construct import conv_to_mhsa
 from construct.rank import LARGEST
-from verify.certification import certify
+from verify.argument.certification import certify
 from verify.strategies import Case, cases, convolutions, sizes_for
 
 

@@ -161,7 +161,7 @@ def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> N
     assert recall.recall(layer, x) is None  # it has not run yet
     layer(x)
     assert recall.recall(layer, x) is not None
-    monkeypatch.setattr("construct.encoding.r", lambda delta: (sum(n * n for n in delta), *delta))
+    monkeypatch.setattr("construct.encoding.quadratic.r", lambda delta: (sum(n * n for n in delta), *delta))
     assert recall.recall(layer, x) is None
 
 

@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import verify
 from construct.from_conv import main
-from verify.arrays import Rejected
-from verify.documents import record_digest
+from verify.recheck.arrays import Rejected
+from verify.recheck.documents import record_digest
 
 NETWORKS = """
 import warnings

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
-from construct.folding import plain
-from verify.certification import certify
-from verify.fields import digest, read_convolution
-from verify.own_code import Unreadable
-from verify.reparametrized import settled
+from construct.modules.reparametrized import plain
+from verify.argument.certification import certify
+from verify.layers.fields import digest, read_convolution
+from verify.layers.own_code import Unreadable
+from verify.layers.reparametrized import settled
 
 
 class Renamed(nn.Conv2d):

@@ -139,7 +139,7 @@ def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def seeded_input(conv: nn.Conv2d) -> torch.Tensor:
-    from verify.sampling import generated_inputs
+    from verify.samples.sampling import generated_inputs
 
     return generated_inputs(conv, 1, 0)
 
@@ -328,7 +328,7 @@ def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_geometry_in_words(conv: nn.Module, words: str) -> None:
-    from verify.fields import Geometry
+    from verify.layers.fields import Geometry
 
     assert in_words(Geometry.read(conv)) == words
 

@@ -253,8 +253,8 @@ def test_too_much_attention_asks_from_fewer_positions() -> None:
     "conv", [nn.Conv2d(2, 2, (2, 3), dilation=2), nn.ConvTranspose1d(2, 2, 3, 2)], ids=["2-D", "T"]
 )
 def test_every_tap_is_found_by_its_shift(conv: Any) -> None:
-    from verify.fields import Geometry
-    from verify.reading import tap_of_shift
+    from verify.layers.fields import Geometry
+    from verify.layers.reading import tap_of_shift
     from verify.report.attention import picture
 
     layer = construct.conv_to_mhsa(conv)

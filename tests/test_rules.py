@@ -16,9 +16,9 @@ from torch.nn.utils import parametrize
 
 import construct
 from construct import MHSA, UnsupportedLayer
-from construct.rules import sizes
-from construct.support import geometry_of
-from verify.calls import convolution_calls
+from construct.modules.rules import sizes
+from construct.modules.convolutions import geometry_of
+from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 
 

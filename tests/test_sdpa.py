@@ -21,8 +21,8 @@ from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
 from verify import certify
-from verify.aims import aim, box_of, score_rounding
-from verify.fields import Attention
+from verify.layers.aims import aim, box_of, score_rounding
+from verify.layers.fields import Attention
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from construct.sharpness import alpha_for
-from verify.sharpness_table import DTYPES, markdown, rows
+from construct.encoding.sharpness import alpha_for
+from verify.theory.literature.sharpness_table import DTYPES, markdown, rows
 
 DOC = Path(__file__).parent.parent / "docs" / "sharpness.md"
 

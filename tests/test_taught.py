@@ -23,7 +23,7 @@ sys.path.append(str(ROOT))  # the examples are no installed package
 
 import construct  # noqa: E402
 import verify  # noqa: E402
-from construct.demo import PATH  # noqa: E402
+from construct.command.demo import PATH  # noqa: E402
 from examples import train_digits_cnn  # noqa: E402
 from examples.learned.data import BadInput  # noqa: E402
 from examples.learned.outcome import Diverged  # noqa: E402

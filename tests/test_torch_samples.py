@@ -12,9 +12,9 @@ from torch.nn.modules.conv import _ConvNd
 
 import construct
 from construct import UnsupportedLayer
-from construct.support import geometry_of
+from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid
-from verify.sampling import LayerCheck, check_call, check_outputs
+from verify.samples.sampling import LayerCheck, check_call, check_outputs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's test tools warn about what they do not find

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import construct
-from construct import demo
-from verify import accuracy as accuracy_module
-from verify.accuracy import accuracy
-from verify.network import Calls, compare_calls, compare_numbers, in_float64, same_expression, traces
-from verify.sampling import check_on_activations, evaluating
-from verify.trace import Layer
+from construct.command import demo
+from verify.samples import accuracy as accuracy_module
+from verify.samples.accuracy import accuracy
+from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, same_expression, traces
+from verify.samples.sampling import check_on_activations, evaluating
+from verify.samples.trace import Layer
 
 SCALE = torch.tensor([2.0])
 

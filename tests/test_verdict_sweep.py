@@ -19,12 +19,12 @@ from torch import nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify.certificate import Certificate
-from verify.certification import certified, certify
-from verify.fields import Geometry
-from verify.layers import combined
-from verify.reading import GridRefused, output_size
-from verify.sampling import check_call
+from verify.argument.certificate import Certificate
+from verify.argument.certification import certified, certify
+from verify.layers.fields import Geometry
+from verify.argument.layer_verdict import combined
+from verify.layers.reading import GridRefused, output_size
+from verify.samples.sampling import check_call
 from verify.strategies import DTYPES
 
 SOFT_NUMBERS = (1e-40, 1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e10, 1e30)

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify.certification import certify
-from verify.fields import Geometry
-from verify.layers import certify_layer
+from verify.argument.certification import certify
+from verify.layers.fields import Geometry
+from verify.argument.layer_verdict import certify_layer
 from verify.oracle import Convolution
-from verify.reference import Outputs
-from verify.rounding import convolution_bound, convolution_share
-from verify.sampling import check_call, check_outputs
+from verify.samples.reference import Outputs
+from verify.rounding.bounds import convolution_bound, convolution_share
+from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = settings().max_examples

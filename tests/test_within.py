@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from construct import MHSA, conv_to_mhsa
-from construct.sharpness import alpha_for
-from verify.certification import certify
-from verify.leakage import leakage_on_lattice
+from construct.encoding.sharpness import alpha_for
+from verify.argument.certification import certify
+from verify.rounding.leakage import leakage_on_lattice
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = settings().max_examples

@@ -6,30 +6,30 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verify.audit_record import Audit
-    from verify.auditing import audit
-    from verify.certificate import Certificate
-    from verify.certification import certify
+    from verify.experiment.audit_record import Audit
+    from verify.experiment.auditing import audit
+    from verify.argument.certificate import Certificate
+    from verify.argument.certification import certify
     from verify.checker import check
-    from verify.claim_table import claims
-    from verify.comparison import Discrepancy, compare
-    from verify.lemmas import prove_lemma1, prove_lemma2, prove_theorem
+    from verify.theory.literature.claim_table import claims
+    from verify.samples.comparison import Discrepancy, compare
+    from verify.theory.symbolic.lemmas import prove_lemma1, prove_lemma2, prove_theorem
     from verify.report.writing import write_report
     from verify.verdict import Verdict
 
 _HOMES = {
-    "Audit": "verify.audit_record",
-    "Certificate": "verify.certificate",
-    "Discrepancy": "verify.comparison",
+    "Audit": "verify.experiment.audit_record",
+    "Certificate": "verify.argument.certificate",
+    "Discrepancy": "verify.samples.comparison",
     "Verdict": "verify.verdict",
-    "audit": "verify.auditing",
-    "certify": "verify.certification",
+    "audit": "verify.experiment.auditing",
+    "certify": "verify.argument.certification",
     "check": "verify.checker",
-    "claims": "verify.claim_table",
-    "compare": "verify.comparison",
-    "prove_lemma1": "verify.lemmas",
-    "prove_lemma2": "verify.lemmas",
-    "prove_theorem": "verify.lemmas",
+    "claims": "verify.theory.literature.claim_table",
+    "compare": "verify.samples.comparison",
+    "prove_lemma1": "verify.theory.symbolic.lemmas",
+    "prove_lemma2": "verify.theory.symbolic.lemmas",
+    "prove_theorem": "verify.theory.symbolic.lemmas",
     "write_report": "verify.report.writing",
 }
 

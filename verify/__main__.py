@@ -56,8 +56,8 @@ def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lemmas(options: argparse.Namespace) -> int:
-    from verify.lemmas import all_proofs
-    from verify.proof import ProofFailed
+    from verify.theory.symbolic.lemmas import all_proofs
+    from verify.theory.symbolic.proof import ProofFailed
 
     try:
         proofs = all_proofs(tuple(options.dims))
@@ -75,7 +75,7 @@ def _claims_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _claims(options: argparse.Namespace) -> int:
-    from verify.claim_table import claims
+    from verify.theory.literature.claim_table import claims
 
     table = claims(options.ids or None)
     print(table.markdown() if options.markdown else table)
@@ -83,13 +83,13 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.audit_command import add_arguments
+    from verify.experiment.command import add_arguments
 
     add_arguments(parser)
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from verify.audit_command import run
+    from verify.experiment.command import run
 
     found = run(options)
     print(found.to_json() if options.json else f"{found}\n", end="")
@@ -97,13 +97,13 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _plot_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.plot_command import add_arguments
+    from verify.plots.command import add_arguments
 
     add_arguments(parser)
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from verify.plot_command import run
+    from verify.plots.command import run
 
     print(f"wrote {run(options)}")
     return 0

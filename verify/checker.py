@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.arrays import Rejected, layers_in
-from verify.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, selected
-from verify.grids import Axis, Geometry, NoOutput, axis_of, read_by_taps
-from verify.pairs import Pair
-from verify.statements import Claim, read_document
-from verify.unwrapping import by_certified_name
+from verify.recheck.arrays import Rejected, layers_in
+from verify.recheck.exact import Aim, NoAim, aim_of, finite_scores, leak, product_gap, selected
+from verify.recheck.grids import Axis, Geometry, NoOutput, axis_of, read_by_taps
+from verify.recheck.pairs import Pair
+from verify.recheck.statements import Claim, read_document
+from verify.recheck.unwrapping import by_certified_name
 from verify.verdict import Verdict
 
 NOT_RECHECKED = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.precision import full_precision
+from verify.rounding.precision import full_precision
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 

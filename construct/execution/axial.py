@@ -31,14 +31,14 @@ from construct.execution.derivatives import Adjoint, Forward, channels_last
 from construct.execution.merging import learned, merged
 from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
 from construct.execution.recall import remember
-from construct.positions import Encoding
-from construct.room import require
+from construct.encoding.encodings import Encoding
+from construct.memory import require
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
 NEGLIGIBLE = 2.0**-100
 """Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
-certificate's bound counts them (:mod:`verify.budget`)."""
+certificate's bound counts them (:mod:`verify.rounding.budget`)."""
 FACTOR_BYTES = 2**25
 """Factors are made in blocks of queries of about this size (32 MiB)."""
 

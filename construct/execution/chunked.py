@@ -17,7 +17,7 @@ from construct.attention import (
     working_dtype,
 )
 from construct.execution.memory import of_offsets, operands, products
-from construct.room import require
+from construct.memory import require
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25

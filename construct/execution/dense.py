@@ -5,7 +5,7 @@ from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
 from construct.execution.memory import of_offsets, operands, products
-from construct.room import require
+from construct.memory import require
 from construct.tokens import TokenGrid
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.layout import pieces
-from construct.positions import Encoding
+from construct.encoding.encodings import Encoding
 from construct.tokens import TokenGrid
 
 AT_ONCE = 2**16

@@ -3,7 +3,7 @@
 import torch
 
 from construct.attention import MHSA
-from construct.positions import Relative
+from construct.encoding.encodings import Relative
 from construct.tokens import TokenGrid
 
 

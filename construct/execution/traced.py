@@ -17,7 +17,7 @@ from construct.execution import narrow
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.geometry import ConvGeometry
-from construct.positions import CLASSICAL
+from construct.encoding.encodings import CLASSICAL
 from construct.tokens import TokenGrid
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
         if not torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
                 "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
-                "construct.export.frozen_copy(network))"
+                "construct.files.export.frozen_copy(network))"
             )
         now = _frozen_now(layer)
         if now is None:

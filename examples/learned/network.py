@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from construct import MHSA
-from construct.learnable import AbsolutePositions
+from construct.modules.learning import AbsolutePositions
 from construct.starting import attention_to_learn, convolution_to_learn
 from examples.learned.data import BadInput
 

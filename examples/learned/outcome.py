@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from construct.room import refused_by_torch
+from construct.memory import refused_by_torch
 from examples.learned.data import BadInput
 
 

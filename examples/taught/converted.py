@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import construct
 from construct.attention import MHSA
 from construct.execution.merging import is_identity
-from construct.learnable import gate_content, learned_quadratic, with_key_dim
+from construct.modules.learning import gate_content, learned_quadratic, with_key_dim
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.geometry import ConvGeometry
-from construct.learnable import learned_quadratic, settle
+from construct.modules.learning import learned_quadratic, settle
 from construct.starting import attention_to_learn
 from construct.weights import NAMES, MHSAWeights
 from examples.learned.data import BadInput

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.fields import Geometry
-from verify.reading import output_size, query_places, token_count, token_length
+from verify.layers.fields import Geometry
+from verify.layers.reading import output_size, query_places, token_count, token_length
 from verify.report.attention import _before, _size
 
 MOST_NUMBERS = 2**25

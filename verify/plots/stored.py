@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from construct.attention import MHSA, ConvGeometry, MHSAWeights
-from verify.arrays import TENSORS, layers_in, numbers
+from verify.recheck.arrays import TENSORS, layers_in, numbers
 
 
 def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:

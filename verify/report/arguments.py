@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from verify.certificate import Certificate
-from verify.fields import TENSORS, digest
+from verify.argument.certificate import Certificate
+from verify.layers.fields import TENSORS, digest
 
 
 def models(original: Any, converted: Any) -> None:

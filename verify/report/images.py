@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from verify.report.layer import Layer, NoPicture
-from verify.sampling import called, evaluating
+from verify.samples.sampling import called, evaluating
 
 LARGEST = 96
 """Pixels along a side of a picture; larger ones are drawn in blocks."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from verify.certificate import Certificate
-from verify.fields import Geometry
-from verify.sampling import LayerCheck
+from verify.argument.certificate import Certificate
+from verify.layers.fields import Geometry
+from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from verify.certificate import Certificate
-from verify.fields import Geometry, Unreadable
+from verify.argument.certificate import Certificate
+from verify.layers.fields import Geometry, Unreadable
 from verify.oracle import Convolution
-from verify.reading import output_size
+from verify.layers.reading import output_size
 from verify.report.layer import Layer, times
 from verify.wording import exactly, from_above
 

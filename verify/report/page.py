@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from verify.certificate import Certificate
-from verify.fields import Geometry
+from verify.argument.certificate import Certificate
+from verify.layers.fields import Geometry
 from verify.report.attention import picture
 from verify.report.given import MOST_GIVEN
 from verify.report.images import Strip, strip

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from verify.certificate import Certificate
-from verify.documents import _replace
-from verify.layers import certify_layer, combined
+from verify.argument.certificate import Certificate
+from verify.recheck.documents import _replace
+from verify.argument.layer_verdict import certify_layer, combined
 from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
 from verify.report.images import activations, has_photograph, photograph
 from verify.report.layer import Layer
 from verify.report.page import Facts, page
-from verify.sampling import check_call, evaluating, generated_inputs
+from verify.samples.sampling import check_call, evaluating, generated_inputs
 
 MOST_DRAWN = 40
 """Layers whose input is kept to be drawn; the pictures of more would not fit on a page."""

@@ -1,0 +1,1 @@
+"""Everything behind ``python -m construct.from_conv``."""

@@ -1,0 +1,259 @@
+"""The command line of ``python -m construct.from_conv``."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from construct.command import demo
+from construct.attention import EXECUTIONS
+from construct.errors import BadModelFile
+from construct.geometry import PADDING_MODES
+from construct.plain_text import shown
+
+EXIT_CODES = """exit codes:
+  0    every layer is PROVED (or CHECKED, with --no-certify), and the network makes the same calls
+  1    something is REFUTED or UNDECIDED, the network makes other calls, or a convolution is left (--partial allows that)
+  2    bad input: one line says what, and what to do
+  130  interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadModelFile(f"{message} (--help lists the options)")
+
+
+FORMATS = ("pt", "safetensors", "pt2", "onnx")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line, and fill in what depends on other options.
+
+    Returns:
+        The options; ``model``, ``output`` are paths, ``input_size`` a tuple or None, ``alpha`` a number or None for the
+        default.
+
+    Raises:
+        BadModelFile: the options are wrong.
+        SystemExit: ``--help`` was asked for and has been shown.
+    """
+    options = _parser().parse_args(argv)
+    if options.model is None:
+        if options.arch or options.model_file:
+            raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
+        options.model = demo.PATH
+        options.input_size = options.input_size or (None if options.example_inputs else demo.INPUT_SIZE)
+        options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
+    else:
+        options.output = options.output or _beside(options.model, options.format or "pt")
+    if isinstance(options.padding, list) and {"same", "valid"} & set(options.padding):
+        if len(options.padding) > 1:
+            raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
+        options.padding = options.padding[0]
+    if options.input_size and options.example_inputs:
+        raise BadModelFile("--input-size and --example-inputs say the same (give one of them)")
+    if options.input_size is not None:
+        options.input_size = tuple(options.input_size)
+    options.format = _format(options)
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m construct.from_conv",
+        description="Turn every convolution of a saved network into explicit multi-head self-attention weights, and check "
+        "layer by layer that both compute the same function. Without MODEL: a small trained CNN that comes along.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        type=_path,
+        help="torch.save or safetensors: a module, a state dict or a checkpoint",
+    )
+    add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
+    add(
+        "--format",
+        choices=FORMATS,
+        help="of the output: pt, a file of torch.save; safetensors, tensors and geometry; pt2 and onnx, programs that run "
+        "without this project (default: as OUT ends, else pt)",
+    )
+    network = parser.add_mutually_exclusive_group()
+    network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
+    network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    add(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE[.MODULE.CLASS]",
+        help="a class that the file may hold beside those of torch.nn, or a package, whose classes it may hold; the package "
+        "is imported, and code of these classes may run; repeatable",
+    )
+    add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
+    _add_geometry(parser)
+    add(
+        "--input-size",
+        metavar="N",
+        nargs="+",
+        type=_positive,
+        help="C S1 ... Sd: channels and sides of an input; the network is run on such inputs (default: every layer "
+        "alone, on generated inputs)",
+    )
+    add(
+        "--example-inputs",
+        metavar="FILE",
+        type=_path,
+        help="instead: what torch.save wrote of an input: a tensor, a tuple of arguments, or a dict of keyword arguments",
+    )
+    add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
+    sharpness = parser.add_mutually_exclusive_group()
+    sharpness.add_argument("--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head")
+    sharpness.add_argument(
+        "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
+    )
+    add(
+        "--within",
+        metavar="T",
+        type=_bound,
+        help="claim that every layer's outputs differ by at most T (default: the same function; where a chosen sharpness leaks, "
+        "a difference within the bound that follows)",
+    )
+    add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
+    add(
+        "--input-bound",
+        type=_bound,
+        metavar="B",
+        help="certify each layer for inputs |x| <= B (default: the power of two above its samples)",
+    )
+    add(
+        "--no-certify",
+        action="store_true",
+        help="only check on samples, and write no certificate (an earlier one is taken away)",
+    )
+    add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
+    add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
+    add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
+    add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
+    add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
+    add("--json", action="store_true", help="print one JSON document instead of the table")
+    add("--force", action="store_true", help="replace a foreign file at OUT")
+    add("--debug", action="store_true", help="show where an error comes from")
+    return parser
+
+
+def _add_geometry(parser: argparse.ArgumentParser) -> None:
+    """What a state dict alone does not hold."""
+    add = parser.add_argument_group(
+        "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
+    ).add_argument
+    add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
+    add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
+    add("--dilation", type=_positive, nargs="+", metavar="N", help="default: 1")
+    add("--groups", type=_positive, metavar="N", help="default: 1")
+    add("--padding-mode", choices=PADDING_MODES, help="default: zeros")
+    add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
+    add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
+
+
+def _padding(text: str) -> int | str:
+    return text if text in ("same", "valid") else _natural(text)
+
+
+def _natural(text: str) -> int:
+    number = _whole(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _beside(model: Path, ending: str) -> Path:
+    """``model.pt`` → ``model.mhsa.pt``, in the same folder."""
+    stem = model.stem if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors") else model.name
+    return model.with_name(f"{stem}.mhsa.{ending}")
+
+
+def certificate_beside(output: Path, form: str) -> Path:
+    """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so that no two formats share it."""
+    return output.with_suffix(".json") if form == "pt" else output.with_name(f"{output.name}.json")
+
+
+def _format(options: argparse.Namespace) -> str:
+    """The format of the output: as asked for, else as its name ends.
+
+    Raises:
+        BadModelFile: the two contradict each other, or a program is wanted without the size of an input.
+    """
+    ending = options.output.suffix[1:]
+    told = options.format or (ending if ending in FORMATS else "pt")
+    name = shown(str(options.output))
+    if ending in FORMATS and ending != told:
+        raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {told} (make them agree)")
+    if told in ("pt2", "onnx") and not options.input_size:
+        raise BadModelFile(f"{name}: a program takes the size of an input (give --input-size C S1 ... Sd)")
+    return told
+
+
+def _path(text: str) -> Path:
+    path = Path(text)
+    if not path.name:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a file")
+    return path
+
+
+def _positive(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = _whole(text)
+    if not 0 <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2**63")
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (MODEL goes before the options)") from None
+
+
+def _alpha(text: str) -> float | None:
+    if text == "auto":
+        return None
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _bound(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _tolerance(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

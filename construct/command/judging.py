@@ -1,0 +1,121 @@
+"""A conversion judged: every layer on samples and by its certificate, the network as a whole, and what a row says of it."""
+
+from argparse import Namespace
+from math import prod
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from construct.attention import MHSA
+from construct.modules.reparametrized import folded
+from construct.plain_text import shown
+from construct.memory import require
+from construct.encoding.sharpness import alpha_for
+from construct.command.table import LayerRow, NetworkRow
+from construct.command.terminal import Phases
+from construct.command.runs import inputs_for, run_both, within_room
+
+
+class Checkers(NamedTuple):
+    """The modules of ``verify`` that the work needs."""
+
+    sampling: ModuleType
+    network: ModuleType
+    layers: ModuleType
+    documents: ModuleType
+    pages: ModuleType
+
+
+def judged(
+    model: nn.Module,
+    converted: nn.Module,
+    pairs: dict[str, tuple[nn.Module, MHSA]],
+    options: Namespace,
+    checkers: Checkers,
+    progress: Phases,
+) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
+    """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
+    runs, checks = None, dict[str, Any]()
+    given = inputs_for(model, options)
+    if given is not None:
+        runs = run_both(model, converted, pairs, *given, options, checkers, progress)
+        checks |= runs.checks
+    alone = [path for path in pairs if path not in checks]
+    if alone:
+        progress.begin("checking", len(alone))
+    for path in alone:
+        checks[path] = _checked_alone(path, pairs[path], options, checkers.sampling, runs is not None)
+        progress.advance(path)
+    verdicts = {path: (None, check.verdict) for path, check in checks.items()}
+    if not options.no_certify:
+        progress.begin("certifying", len(pairs))
+        for path, (conv, layer) in pairs.items():
+            verdicts[path] = checkers.layers.certify_layer(
+                conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen(options)
+            )
+            progress.advance(path)
+    rows = []
+    for path, pair in pairs.items():
+        ran = None if runs is None else path not in alone
+        rows.append(_layer_row(path, pair, checks[path], *verdicts[path], ran))
+    network = None
+    if runs is not None:
+        certificates = {path: certificate for path, (certificate, _) in verdicts.items()}
+        leaking = any(row.alpha < sharp(row.dtype) or (row.certificate and row.certificate.within) for row in rows)
+        calls = checkers.network.compare_calls(runs.original, runs.converted)
+        numbers = checkers.network.compare_numbers(*runs[1:5], leaking=leaking)
+        same = checkers.network.same_expression(calls, certificates, checks)
+        network = NetworkRow(options.input_size, runs.inputs, calls, numbers, same)
+    return tuple(rows), network
+
+
+def chosen(options: Namespace) -> bool:
+    """Whether the sharpness was chosen, so that a layer whose heads leak is claimed to differ by no more than that makes."""
+    return options.alpha is not None or options.tolerance is not None
+
+
+def sharp(dtype: torch.dtype) -> float:
+    """The sharpness from which on heads of a layer in this type leak nothing."""
+    return alpha_for(torch.promote_types(dtype, torch.float32))
+
+
+def _checked_alone(
+    path: str, pair: tuple[nn.Module, MHSA], options: Namespace, sampling: ModuleType, beside: bool
+) -> Any:
+    """What generated inputs show of a layer; ``beside`` a network that does not exercise it."""
+    conv, layer = pair
+    shape = sampling.generated_shape(conv, options.samples)
+    sides = "x".join(map(str, shape[1:]))
+    what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
+    require(8 * prod(shape), torch.device("cpu"), what, who)
+    x = sampling.generated_inputs(conv, options.samples, options.seed)
+    what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
+    what += "; not exercised by the network" if beside else ""
+    with sampling.evaluating(conv, layer), within_room({path: pair}):
+        return sampling.check_call(conv, layer, x, what)
+
+
+def _layer_row(
+    path: str, pair: tuple[nn.Module, MHSA], check: Any, certificate: Any, verdict: Any, exercised: bool | None
+) -> LayerRow:
+    conv, layer = pair
+    alpha, sentence = float(layer.centres()[0].min()), verdict.sentence
+    least = sharp(layer.w_val.dtype)
+    if verdict.name == "REFUTED" and not alpha >= least:
+        sentence += f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {least:.4g} on they do not)"
+    return LayerRow(
+        path=path,
+        geometry=layer.geometry,
+        heads=layer.heads,
+        head_dim=layer.w_val.shape[3],
+        alpha=alpha,
+        dtype=layer.w_val.dtype,
+        check=check,
+        certificate=certificate,
+        verdict=verdict,
+        sentence=sentence,
+        folded=folded(conv),
+        exercised=exercised,
+    )

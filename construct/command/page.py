@@ -1,0 +1,104 @@
+"""``--report``: where the page may go, and what goes into it."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from construct.attention import MHSA
+from construct.errors import BadModelFile
+from construct.modules.reparametrized import plain
+from construct.plain_text import one_line, shown
+from construct.command.table import Report, network_dict
+from construct.command.runs import inputs_for
+from construct.files.writing import check_destination, write
+
+
+def check_page(options: Namespace, outputs: Sequence[Path | None], pages: ModuleType) -> None:
+    """Make sure, before the long work, that the page can be made and written, and replaces nothing of the user's.
+
+    Raises:
+        BadModelFile: it cannot, or it would.
+    """
+    path = options.report
+    if path is None:
+        return
+    name = shown(str(path))
+    try:
+        pages.require_jinja2()
+    except ImportError as error:
+        raise BadModelFile(f"--report: {one_line(error)}") from error
+    architecture = options.model_file.rpartition(":")[0] if options.model_file else None
+    try:
+        for other in (options.model, options.example_inputs, architecture):
+            if other is not None and path.exists() and Path(other).exists() and path.samefile(other):
+                raise BadModelFile(f"{name}: is an input itself (give another name with --report)")
+        if any(other is not None and path.resolve() == other.resolve() for other in outputs):
+            raise BadModelFile(f"{name}: is where other output goes (give another name with --report)")
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, BadModelFile):
+            raise
+        raise BadModelFile(f"{name}: cannot be written: {one_line(error)} (give another name with --report)") from error
+    check_destination(path, options.model, options.force, pages.is_page, flag="--report")
+
+
+def write_page(
+    report: Report,
+    model: nn.Module,
+    pairs: dict[str, tuple[nn.Module, MHSA]],
+    options: Namespace,
+    pages: ModuleType,
+    hindered: Sequence[str],
+) -> None:
+    """Write the page of a conversion, in one step.
+
+    Args:
+        report: what was printed.
+        model: the original network.
+        pairs: its convolutions, each with its attention layer.
+        options: the command line.
+        pages: makes the page.
+        hindered: why what was written cannot be rechecked, if it cannot.
+
+    Raises:
+        BadModelFile: it cannot be written.
+    """
+    given = inputs_for(model, options)
+    layers = [
+        (
+            row.path,
+            plain(pairs[row.path][0]),
+            pairs[row.path][1],
+            row.check,
+            row.certificate,
+            replace(row.verdict, sentence=row.sentence),
+        )
+        for row in report.layers
+    ]
+    idle = [
+        (row.path, "not exercised by the check: the network did not call it")
+        for row in report.layers
+        if row.exercised is False
+    ]
+    content = pages.conversion_page(
+        layers,
+        model=model,
+        convolutions={path: conv for path, (conv, _) in pairs.items()},
+        x=None if given is None else given[0][0],
+        size=options.input_size,
+        network=None if report.network is None else network_dict(report.network),
+        left_out=[(row.path, row.kind, row.reason) for row in report.refused],
+        remarks=[*idle, *report.remarks, *(("", note) for note in report.notes)],
+        source=report.source,
+        output=report.output,
+        document=report.document,
+        hindered=hindered,
+    )
+    try:
+        write(content, options.report)
+    except OSError as error:
+        what = one_line(error.strerror or error)
+        raise BadModelFile(f"{shown(str(options.report))}: cannot be written: {what} (nothing was changed)") from error

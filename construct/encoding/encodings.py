@@ -1,0 +1,251 @@
+"""The relative positional encodings r that a layer can have: what decides D_p, and r_δ for every shift δ of a grid.
+
+    Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem
+    Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
+    Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
+    Relative      r_δ = a learned row for each component of δ, one after the other
+
+The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.  Where it is a sum
+over the axes its exponential is a product, and the softmax factorises (``along``); else the axes belong together.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from construct.encoding.quadratic import quadratic as encoding
+from construct.shifts import require_distinct, shift_of_number
+from construct.tokens import TokenGrid
+
+Shifts = tuple[Tensor, ...]
+
+
+class Encoding(ABC):
+    """One relative positional encoding.
+
+    Attributes:
+        name: for people and files.
+        factorises: whether the score is a sum over the axes for every c; then ``along`` is one axis's part.
+        dot_product: whether ``sdpa`` has the score as a dot product of features of query and key, with a bound on its rounding.
+    """
+
+    name: ClassVar[str]
+    factorises: ClassVar[bool] = False
+    dot_product: ClassVar[bool] = False
+
+    @abstractmethod
+    def pos_dim(self, dims: int) -> int:
+        """D_p in d dimensions."""
+
+    def argument(self, grid: TokenGrid) -> Shifts:
+        """What ``r`` is applied to, for every shift of the grid's box: by default the d components of the shift.
+
+        Raises:
+            ValueError: the grid has shifts that this encoding has no code for.
+        """
+        return grid.shifts()
+
+    @abstractmethod
+    def r(self, argument: Shifts) -> Tensor:
+        """r_δ: float64 (D_p, shifts), for components of shape (shifts,)."""
+
+    @abstractmethod
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d), float64.
+
+        Raises:
+            ValueError: no parameter of this encoding is a centre.
+        """
+
+    def along(self, c: Any, delta: Any, axis: int) -> Any:
+        """One axis's part of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors, or arrays of numpy.
+
+        Raises:
+            ValueError: the score is no sum over the axes.
+        """
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+
+    def components(self, axis: int) -> list[int]:
+        """Which components of c an axis's part depends on."""
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+
+    def numbers(self) -> Hashable:
+        """The encoding's own numbers, to know it again by; None if it has none."""
+        return None
+
+
+@dataclass(frozen=True)
+class Quadratic(Encoding):
+    """r_δ = (‖δ‖², δ)."""
+
+    name = "quadratic"
+    factorises = True
+    dot_product = True
+
+    def pos_dim(self, dims: int) -> int:
+        """D + 1."""
+        return dims + 1
+
+    def r(self, argument: Shifts) -> Tensor:
+        """(‖δ‖², δ_1, …, δ_d)."""
+        return torch.stack(encoding.r(argument))
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Read back from c = −α(1, −2τ)."""
+        return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
+
+    def along(self, c: Any, delta: Any, axis: int) -> Any:
+        """By the encoding of a single number: c·r_δ is the sum of these over the axes, because ‖δ‖² is."""
+        square, linear = encoding.r((delta,))
+        shape = (-1, *(1,) * delta.ndim)
+        return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
+
+    def components(self, axis: int) -> list[int]:
+        """The square's and the axis's own."""
+        return [0, axis + 1]
+
+
+@dataclass(frozen=True)
+class Parabola(Encoding):
+    """r_δ = (n², n), n the number of δ in mixed radix.
+
+    Args:
+        radix: one weight an axis.
+    """
+
+    radix: tuple[int, ...]
+    name = "parabola"
+    dot_product = True
+
+    def pos_dim(self, dims: int) -> int:
+        """2, in every dimension."""
+        return 2
+
+    def argument(self, grid: TokenGrid) -> Shifts:
+        """The numbers of the shifts."""
+        shifts = grid.shifts()
+        require_distinct(self.radix, grid.box)
+        return (encoding.number(shifts, self.radix),)
+
+    def r(self, argument: Shifts) -> Tensor:
+        """(n², n)."""
+        return torch.stack(encoding.r(argument))
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """τ is read off the nearest number."""
+        alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
+        return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in number.round()]).double()
+
+
+@dataclass(frozen=True)
+class Covariance(Encoding):
+    """r_δ = (δ_i δ_j for i ≤ j, δ)."""
+
+    name = "covariance"
+
+    def pos_dim(self, dims: int) -> int:
+        """D(d + 1)/2 + d."""
+        return dims * (dims + 3) // 2
+
+    def r(self, argument: Shifts) -> Tensor:
+        """The products, and the components."""
+        return torch.stack(encoding.r_covariance(argument))
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Read back from the score δᵀAδ + b·δ: τ = −½A⁻¹b, and α is the least curvature, so that scores fall by α‖δ − τ‖² at least.
+
+        α is that of the quadratic encoding where A = −α·1.  Without a maximum (α ≤ 0) τ is the stationary point, or not a
+        number where there is none.
+        """
+        form, linear = self.form(c)
+        stationary, failed = torch.linalg.solve_ex(form, linear.unsqueeze(2))
+        tau = -0.5 * stationary.squeeze(2)
+        return -torch.linalg.eigvalsh(form)[:, -1], torch.where(failed[:, None] == 0, tau, torch.nan)
+
+    @staticmethod
+    def form(c: Tensor) -> tuple[Tensor, Tensor]:
+        """A symmetric (heads, d, d) and b (heads, d) of the score δᵀAδ + b·δ."""
+        dims = next(d for d in range(1, c.shape[1] + 1) if d * (d + 3) // 2 == c.shape[1])
+        row, column = torch.triu_indices(dims, dims, device=c.device)
+        upper = c.new_zeros(len(c), dims, dims)
+        upper[:, row, column] = c[:, : len(row)]
+        return (upper + upper.mT) / 2, c[:, len(row) :]
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(Encoding):
+    """r_δ = (e_1[δ_1], …, e_d[δ_d]): learned rows, for offsets up to a given size.
+
+    Args:
+        tables: e_i, (2·reach_i + 1, D_p,i): row j is that of the offset j − reach_i.
+    """
+
+    tables: tuple[Tensor, ...]
+    name = "relative"
+    factorises = True
+
+    def __post_init__(self) -> None:
+        for axis, table in enumerate(self.tables, start=1):
+            if table.dim() != 2 or table.shape[0] % 2 == 0 or not table.is_floating_point():
+                raise ValueError(
+                    f"MHSA: the offsets of axis {axis} are {table.dtype} {tuple(table.shape)}, not (2·reach + 1, width) numbers"
+                )
+
+    def pos_dim(self, dims: int) -> int:
+        """The widths of all tables together."""
+        if dims != len(self.tables):
+            raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
+        return sum(table.shape[1] for table in self.tables)
+
+    def argument(self, grid: TokenGrid) -> Shifts:
+        """The shifts, if there is a row for each."""
+        for axis, (table, (least, most)) in enumerate(zip(self.tables, grid.box, strict=True), start=1):
+            reach = len(table) // 2
+            if max(-least, most) > reach:
+                raise ValueError(
+                    f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
+                    f"from {least} to {most}"
+                )
+        return grid.shifts()
+
+    def r(self, argument: Shifts) -> Tensor:
+        """The rows of all axes, one below the other."""
+        rows = [self.rows(delta, axis) for axis, delta in enumerate(argument)]
+        return torch.cat([table[row].double().T for table, row in zip(self.tables, rows, strict=True)])
+
+    def rows(self, delta: Tensor, axis: int) -> Tensor:
+        """Which row of its table each offset has, int64."""
+        return delta.long().to(self.tables[axis].device) + len(self.tables[axis]) // 2
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """None is stored."""
+        raise ValueError(
+            "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
+        )
+
+    def along(self, c: Any, delta: Any, axis: int) -> Any:
+        """The product with the rows of one axis: c·r_δ is a sum over axes, for each has components of its own."""
+        table = self.tables[axis].double()
+        if isinstance(c, np.ndarray):
+            at = delta.astype(np.int64) + len(table) // 2
+            return (c[:, self.components(axis)] @ table.detach().cpu().numpy().T)[:, at]
+        return (c[:, self.components(axis)] @ table.T)[:, self.rows(delta, axis)]
+
+    def components(self, axis: int) -> list[int]:
+        """Those of the axis's own table."""
+        first = sum(table.shape[1] for table in self.tables[:axis])
+        return list(range(first, first + self.tables[axis].shape[1]))
+
+    def numbers(self) -> Hashable:
+        """Every table, bit for bit."""
+        plain = [table.detach().cpu().double() for table in self.tables]
+        return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
+
+
+CLASSICAL = ("quadratic", "parabola")
+"""The encodings of the theorem, by name: what certificates, files of other formats and stock layers know."""

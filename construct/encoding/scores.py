@@ -1,0 +1,62 @@
+"""Eq. 6: the scores of all pairs of tokens, four terms a head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from construct.encoding.encodings import Relative
+from construct.tokens import TokenGrid
+
+
+class Scores:
+    """A of Eq. 6 for one call, by blocks of queries and heads.
+
+    Args:
+        layer: whose scores.
+        tokens: X, (B, T, D_in) in the working type.
+        grid: the token grid of the call.
+    """
+
+    def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
+        self.tokens, self.grid = tokens, grid
+        # Held from the forward pass on: a backward pass that works scores out again must see these very tensors, though
+        # ``torch.func.functional_call`` has put others into the layer meanwhile.
+        self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
+        self.encoding = layer.encoding
+        self.argument = layer.encoded(grid)
+        r = self.encoding.r(self.argument).to(layer.v.device)  # (D_p, box)
+        # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
+        self.table = layer.position_vector() @ r
+        self.r = r if layer.has_content() else None
+
+    def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
+        """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
+        tokens, grid = self.tokens, self.grid
+        delta = (grid.query_codes[queries, None] + grid.key_codes[None, :]).to(self.table.device)  # (queries, T)
+        total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
+        if self.r is None:
+            return total
+        w_qry, w_key, u = (w[heads].to(tokens.dtype) for w in (self.w_qry, self.w_key, self.u))
+        query = torch.einsum("bqi,hik->bhqk", tokens[:, grid.query_tokens[queries].to(tokens.device)], w_qry)
+        key = torch.einsum("bti,hik->bhtk", tokens, w_key)
+        total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
+        total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
+        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos[heads].double())
+        if isinstance(self.encoding, Relative):
+            return total + self._by_axis(self.encoding, places, delta)
+        for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
+            total = total + places[..., p, None] * component[delta]
+        return total
+
+    def _by_axis(self, encoding: Relative, places: Tensor, delta: Tensor) -> Tensor:
+        """X_q W_qry Ŵ_key r_δ of learned rows: (B, heads, queries, D_p), δ by code (queries, T) → (B, heads, queries, T).
+
+        There may be hundreds of components; but each axis has few rows, so they are multiplied first and picked then.
+        """
+        parts = []
+        for axis, table in enumerate(encoding.tables):
+            product = places[..., encoding.components(axis)] @ table.double().T  # (B, heads, queries, rows)
+            rows = encoding.rows(self.argument[axis], axis)[delta]
+            parts.append(product.gather(3, rows.expand(*product.shape[:3], -1)))
+        return torch.stack(parts).sum(0)

@@ -1,0 +1,273 @@
+"""What kind of file it is, told by its first bytes, and whether its container is whole.
+
+Sizes are judged before anything is read.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
+from construct.errors import BadModelFile
+from construct.files.pickle_values import Storage
+from construct.files.pickle_walk import LARGEST_PICKLE
+from construct.files.allowed import ZIP
+from construct.plain_text import one_line
+
+LONGEST_HEADER = 100_000_000
+"""Bytes of a safetensors header, as its library has it."""
+
+_FOREIGN = {
+    b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
+    b"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
+    b"BZh": "bzip2-compressed (unpack it with bunzip2)",
+    b"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
+    b"\x89PNG": "a PNG image (give the model's file)",
+    b"\xff\xd8\xff": "a JPEG image (give the model's file)",
+    b"GIF8": "a GIF image (give the model's file)",
+    b"%PDF": "a PDF document (give the model's file)",
+    b"\x7fELF": "a compiled program (give the model's file)",
+    b"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
+    b"\x93NUMPY": "a numpy array (give the model's file)",
+    b"GGUF": "a GGUF file (only PyTorch models are read)",
+}
+_WIDTHS = {f"{kind}{bits}": bits // 8 for kind in "IUF" for bits in (16, 32, 64)}
+_WIDTHS |= {"BF16": 2, "C64": 8, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+
+_LARGEST_NOTE = 64
+"""Bytes of a record that says how to read the others, such as ``byteorder``."""
+_WRITTEN = frozenset(
+    {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
+)
+
+
+def kind_of(file: BinaryIO, size: int, name: str) -> str:
+    """One of "zip", "pickle" and "safetensors"; the file's name decides nothing.
+
+    Raises:
+        BadModelFile: it is something else, which is named.
+    """
+    file.seek(0)
+    start = file.read(512)
+    file.seek(0)
+    if not start:
+        raise BadModelFile(f"{name}: the file is empty (save the model again)")
+    if start[:4] == ZIP:
+        return "zip"
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic):
+            raise BadModelFile(f"{name}: not a model file but {what}")
+    if start[257:262] == b"ustar":
+        raise BadModelFile(f"{name}: not a model file but a tar archive (unpack it with tar)")
+    number = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")  # as safetensors begin
+    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not number:
+        return "pickle"
+    if start[8:9] == b"{" or name.rstrip("'").endswith(".safetensors"):
+        return "safetensors"
+    # A message of protocol buffers whose first field is a small version number, and whose second one is known to ONNX.
+    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+        raise BadModelFile(
+            f"{name}: an ONNX model, which is not read (give the PyTorch model that it was exported from)"
+        )
+    raise BadModelFile(f"{name}: not a model file{_as_text(start)} (give a file that torch.save or safetensors wrote)")
+
+
+def _as_text(start: bytes) -> str:
+    try:
+        text = start.decode(errors="strict" if len(start) < 512 else "ignore")
+    except ValueError:
+        return ""
+    if not all(c.isprintable() or c.isspace() for c in text):
+        return ""
+    page = text.lstrip().lower().startswith(("<!doctype", "<html", "<?xml", "<head"))
+    what = "an HTML page, perhaps of a failed download" if page else "plain text"
+    return f" but {what}, beginning with {one_line(text.strip()[:30])!r}"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive whose every byte is accounted for.
+
+    Attributes:
+        file: that it is.
+        kind: "pt2" for a program of torch.export, or "torch.save".
+        records: by their names inside its one folder, in order.
+    """
+
+    file: BinaryIO
+    kind: str
+    records: Mapping[str, Record]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a record."""
+        return content(self.file, self.records[name])
+
+    def fit(self, storages: Mapping[str, Storage]) -> None:
+        """Hold the records to the storages of the pickle, which are to be there, of the right size, and all that is there.
+
+        Raises:
+            Odd: they are not.
+        """
+        stored = {name[5:]: record for name, record in self.records.items() if name.startswith("data/")}
+        for key, storage in storages.items():
+            if key not in stored or stored[key].size != storage.bytes:
+                there = stored[key].size if key in stored else "none"
+                raise Odd(f"storage {key} needs {storage.bytes} bytes, and {there} are there")
+        if more := [key for key in stored if key not in storages]:
+            raise Odd(f"no tensor is in its record data/{more[0]}")
+        if ".format_version" in self.records:
+            # Asked to, torch does not look where storages are, but adds up where they have to be.
+            align = int(self.read(".storage_alignment")) if ".storage_alignment" in self.records else 64
+            laid = all(
+                record.start % align == 0 and 0 <= record.aligned < align and record.described == (record.size > 0)
+                for record in self.records.values()
+            )
+            places = [place for place, name in enumerate(self.records) if name.startswith("data/")]
+            together = not places or places == list(range(places[0], places[-1] + 1))
+            if not (laid and together and list(stored) == list(storages) == [str(n) for n in range(len(stored))]):
+                raise Odd("its storages are not where torch works out that they are")
+
+
+def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
+    """Refuse an archive that is torn, packed, changed on the way (torch does not look at its checksums), or two in one.
+
+    Raises:
+        BadModelFile: why.
+    """
+    try:
+        return _archive(file, size)
+    except Truncated as odd:
+        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
+    except Changed as odd:
+        raise BadModelFile(f"{name}: {one_line(odd)} (copy or download it again)") from odd
+    except Odd as odd:
+        raise BadModelFile(
+            f"{name}: the archive is odd: {one_line(odd)} (save the model again with torch.save)"
+        ) from odd
+    except _NotOurs as error:
+        raise BadModelFile(f"{name}: {error}") from None
+    finally:
+        file.seek(0)
+
+
+class _NotOurs(Exception):
+    """A whole archive, of something else."""
+
+
+def _archive(file: BinaryIO, size: int) -> Archive:
+    entries, first = directory(file, size)
+    if any(entry.name.endswith(b"/constants.pkl") for entry in entries):
+        raise _NotOurs("a TorchScript archive (re-save as the nn.Module itself, or its state dict)")
+    by_name = records(file, entries, first)
+    folder = next(iter(by_name), b"").partition(b"/")[0] + b"/"
+    if folder == b"/" or b"\0" in folder or not all(name.startswith(folder) for name in by_name):
+        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+    if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in by_name):
+        return Archive(file, "pt2", {})
+    inside = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in by_name.items()}
+    if "data.pkl" not in inside:
+        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+    for name in inside:
+        key = name.removeprefix("data/")
+        if name not in _WRITTEN and not (key != name and key.isascii() and key.isdigit()):
+            raise Odd(f"it holds a record {name[:60]!r}, which torch.save does not write")
+    if inside["data.pkl"].size > LARGEST_PICKLE:
+        raise Odd(f"its data.pkl is larger than {LARGEST_PICKLE} bytes")
+    notes = {
+        name: content(file, inside[name]) if inside[name].size < _LARGEST_NOTE else b""
+        for name in inside.keys() & _WRITTEN - {"data.pkl"}
+    }
+    if notes.get("byteorder", b"little") != b"little":
+        raise Odd(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
+    if notes.get("version") not in _VERSIONS:
+        raise Odd(f"its version is {notes.get('version')!r}, which torch does not read")
+    if not notes.get(".data/serialization_id", b"0").isdigit():
+        raise Odd("its serialization_id is no number")
+    align = notes.get(".storage_alignment", b"64")
+    if notes.get(".format_version", b"1") != b"1" or not (align.isdigit() and 0 < int(align) < 2**16):
+        raise Odd("its format_version or storage_alignment is not one that torch writes")
+    return Archive(file, "torch.save", inside)
+
+
+_VERSIONS = [f"{number}\n".encode() for number in range(1, 11)]
+
+
+def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
+    """Check the header of a safetensors file in full, before the library that reads its numbers sees it.
+
+    Returns:
+        Its metadata.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or size - 8 < length <= LONGEST_HEADER:
+        told = "the end of its header is missing"
+        raise BadModelFile(f"{name}: the file is truncated, if it is safetensors: {told} (copy or download it again)")
+    if length < 2 or length > LONGEST_HEADER or file.read(1) != b"{":
+        told = f"its header would have {length} bytes" if length < 2 or length > LONGEST_HEADER else "it has no header"
+        raise BadModelFile(f"{name}: not safetensors, as its name says: {told} (give a model file)")
+    file.seek(8)
+    try:
+        metadata, spans = _header(file.read(length))
+        ends, there = sorted(spans), size - 8 - length
+        if (needed := max((end for _, end in ends), default=0)) > there:
+            raise BadModelFile(
+                f"{name}: the file is truncated: its tensors take {needed} bytes, and {there} are there (copy or download it again)"
+            )
+        if [0, *(end for _, end in ends)] != [*(begin for begin, _ in ends), there]:
+            raise ValueError("its tensors overlap, leave holes, or do not fill the file to its end")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, BadModelFile):
+            raise
+        what = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
+        raise BadModelFile(f"{name}: its safetensors header is wrong: {what} (save it again)") from error
+    file.seek(0)
+    return metadata
+
+
+def strict_json(text: str) -> Any:
+    """JSON in which no key stands twice.
+
+    Raises:
+        ValueError: it is none.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:100]!r} stands twice, which is ambiguous")
+            seen.add(key)
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=unique)
+
+
+def _header(text: bytes) -> tuple[dict[str, str], list[tuple[int, int]]]:
+    header = strict_json(text.decode())
+    if not isinstance(header, dict):
+        raise ValueError("it is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata are no texts")
+    spans = []
+    for key, entry in header.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"{key[:100]!r} is not described by dtype, shape and data_offsets")
+        dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+        counts = isinstance(shape, list) and isinstance(span, list) and all(_is_count(n) for n in (*shape, *span))
+        if not counts or len(span) != 2 or len(shape) > 32:
+            raise ValueError(f"the shape or the data_offsets of {key[:100]!r} are no counts")
+        if dtype not in _WIDTHS:
+            raise ValueError(f"{key[:100]!r} has the unknown dtype {dtype!r:.40}")
+        if math.prod(n or 1 for n in shape) >= 2**60 or span[1] - span[0] != math.prod(shape) * _WIDTHS[dtype]:
+            raise ValueError(f"{key[:100]!r} has another number of bytes than its shape says")
+        spans.append((span[0], span[1]))
+    return metadata, spans
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**60

@@ -1,0 +1,291 @@
+"""Model files, read without running anything that they hold.
+
+What can be read: what ``torch.save`` wrote of a module made of torch.nn classes and of this project's attention layers, or
+of a state dict, and safetensors.  The content decides, not the file's name.  Reading is ``torch.load(weights_only=True)`` with
+a list of exact classes, after a walk that judges every size; a file that needs more is refused, and its classes are named
+without being loaded.  Only a file that the user trusts by word may run code.
+"""
+
+import hashlib
+import os
+import shlex
+import stat
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from construct.files.archives import Odd, Truncated
+from construct.attention import EXECUTIONS, MHSA
+from construct.files.checkpoints import unwrap, whereabouts
+from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
+from construct.errors import BadModelFile
+from construct.geometry import ConvGeometry
+from construct.geometry_record import encoding_of
+from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
+from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
+from construct.plain_text import described, one_line, shown
+from construct.files.trusted import trusted
+from construct.modules.traversal import bounded
+from construct.weights import NAMES, MHSAWeights
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a file held.
+
+    Attributes:
+        path: of the file.
+        sha256: of its bytes, in hexadecimal.
+        content: a module, or a state dict.
+        notes: what was assumed or passed over, a sentence each.
+        metadata: of a safetensors file, texts by name.
+        beyond: what it names that only ``allow`` or ``trust`` let in.
+    """
+
+    path: Path
+    sha256: str
+    content: nn.Module | dict[str, Tensor]
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    beyond: tuple[str, ...] = ()
+
+
+def regular_file(path: str | os.PathLike[str]) -> Path:
+    """Make sure that there is an ordinary file, without opening it: opening a pipe would wait, a device never end.
+
+    Raises:
+        BadModelFile: there is none.
+    """
+    name = shown(str(path))
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
+    except FileNotFoundError:
+        raise BadModelFile(f"{name}: no such file (check the path)") from None
+    except (OSError, ValueError) as error:
+        raise BadModelFile(f"{name}: {one_line(getattr(error, 'strerror', None) or error)} (check the path)") from None
+    if stat.S_ISDIR(mode):
+        raise BadModelFile(f"{name}: is a directory, not a model file (give the file in it)")
+    if not stat.S_ISREG(mode):
+        raise BadModelFile(f"{name}: is not a regular file (give a file that torch.save wrote)")
+    return Path(path)
+
+
+def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> ModelFile:
+    """Read a module or a state dict; nothing that the file holds is run, unless it is trusted.
+
+    Raises:
+        BadModelFile: there is no such file, it is no model, it is damaged, or it holds classes that are not allowed.
+    """
+    path, name = regular_file(path), shown(str(path))
+    allowed = imported(allow)
+    notes: list[str] = []
+    metadata: dict[str, str] = {}
+    beyond: list[str] = []
+    place = ""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            kind = kind_of(file, size, name)
+            suffix = path.suffix.lower()
+            archive = check_archive(file, size, name) if kind == "zip" else None
+            kind = kind if archive is None else archive.kind
+            if kind == "safetensors":
+                metadata = check_safetensors(file, size, name)
+            elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
+                # Who asks for one of these formats does so to have no pickle.
+                raise BadModelFile(
+                    f"{name}: a pickle, though its name ends in {suffix} (rename it if you want it read)"
+                )
+            other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
+            if other and suffix in _SUFFIXES:
+                notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            content: object
+            if kind == "safetensors":
+                content = _safetensors(file, name)
+            elif kind == "pt2" and not trust:
+                other = "if you know who made it, or save the nn.Module or its state dict"
+                raise BadModelFile(
+                    f"{name}: a program of torch.export, and to load one can run code that it holds",
+                    f"trust=True {other}",
+                    option=f"--trust {other}",
+                )
+            elif kind == "pt2":
+                content = trusted(file, kind, name)
+            else:
+                content, walker = _pickled(file, size, archive, name, allowed, trust)
+                place = whereabouts(walker.root)
+                with allowing() as ours:
+                    beyond = foreign(walker, ours)
+            if trust and kind != "safetensors":
+                notes.append("trusted: it was loaded with whatever code it holds")
+    except OSError as error:
+        raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
+    content, unwrapped = unwrap(content, name, place)
+    return ModelFile(path, digest, _recognised(content, name, place), (*notes, *unwrapped), metadata, tuple(beyond))
+
+
+def read_inputs(path: str | os.PathLike[str]) -> Any:
+    """Read the arguments of a call: a tensor, or a tuple or dict of tensors and plain values, as ``torch.save`` wrote it.
+
+    Raises:
+        BadModelFile: there is no such file, or it holds something else; nothing in it is run.
+    """
+    path, name = regular_file(path), shown(str(path))
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            kind = kind_of(file, size, name)
+            archive = check_archive(file, size, name) if kind == "zip" else None
+            kind = kind if archive is None else archive.kind
+            if kind not in ("torch.save", "pickle"):
+                raise BadModelFile(f"{name}: {_KINDS[kind]}, not the inputs of a network (save them with torch.save)")
+            content, _ = _pickled(file, size, archive, name, Allowed())
+    except OSError as error:
+        raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
+    if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
+        raise BadModelFile(
+            f"{name}: a {type(content).__name__}, not the inputs of a network (save a tensor, tuple or dict)"
+        )
+    return tuple(content) if isinstance(content, list) else content
+
+
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
+_KINDS = {
+    "safetensors": "safetensors",
+    "torch.save": "of torch.save",
+    "pickle": "of torch.save as it was before 1.6",
+    "pt2": "a program of torch.export",
+}
+
+
+def _pickled(
+    file: BinaryIO, size: int, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False
+) -> tuple[object, Walker]:
+    """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
+    with allowing() as ours:
+        walker = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
+        if trust:
+            file.seek(0)
+            return trusted(file, "pickle", name), walker
+        named = allowed.of(foreign(walker, ours))
+        if others := foreign(walker, ours | named.keys()):
+            raise _not_allowed(others, walker, name, allowed)
+    try:
+        if walker.odd is not None:
+            raise walker.odd
+        if archive is not None:
+            archive.fit(walker.storages)
+        file.seek(0)
+        with allowing(named), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old protocols; what matters is whether it can be read
+            return torch.load(file, map_location="cpu", weights_only=True), walker
+    except MemoryError:
+        raise
+    except Truncated as odd:
+        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
+    except Exception as error:  # whatever an odd file makes of torch's reader
+        # Not torch's own words: they advise to load the file unsafely.
+        what = one_line(error) if isinstance(error, Odd) else f"torch.load raised {type(error).__name__}"
+        raise BadModelFile(
+            f"{name}: not a model that can be read safely: {what} (save the model again with torch.save)"
+        ) from error
+
+
+def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
+    """What a file holds that is not allowed, and each way out that there is."""
+    if "torch.nn.parameter.UninitializedParameter" in names:
+        return BadModelFile(
+            f"{name}: holds lazy modules whose weights do not exist yet",
+            "run one batch through the network, and save it again",
+        )
+    what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
+    place = whereabouts(walker.root)
+    if place:
+        what = f"the model is not at its top: {place}; the file {what}"
+    given = [*allowed.exact, *allowed.packages]
+    more = [option for option in allow_options(names) if option not in given]
+    if allowed.packages and not more:
+        what += f", which {', '.join(allowed.packages)} does not define as a class"
+    alone = "save that alone, where its classes are installed" if place else ""
+    remedy, choices = alone or "save its state dict", (*given, *more)
+    trusting = "; or, if you trust these packages, whose code then may run: " if more else ""
+    return BadModelFile(
+        f"{name}: {what}",
+        remedy + (f"{trusting}construct.load({name!r}, allow={list(choices)!r})" if more else ""),
+        option=(alone or "save a state dict and give --arch or --model-file")
+        + trusting
+        + " ".join(
+            ["python -m construct.from_conv", shlex.quote(name), *(f"--allow {shlex.quote(c)}" for c in choices)]
+            if more
+            else []
+        ),
+    )
+
+
+def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load as loaded
+    except ImportError as error:
+        raise BadModelFile(f"{name}: to read safetensors takes a package (pip install safetensors)") from error
+    try:
+        return loaded(file.read())
+    except MemoryError:
+        raise
+    except Exception as error:  # its own class of error, which is not public
+        raise BadModelFile(f"{name}: not safetensors: {described(error)} (save it again)") from error
+
+
+def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
+    """Hold what was read to what it claims to be: a file can name allowed classes and still lie about what is in them."""
+    if isinstance(content, nn.Module):
+        try:
+            for path, module in bounded(content):
+                if isinstance(module, MHSA):
+                    _check_attention(module, path)
+            content.state_dict()
+        except Exception as error:  # attributes that are missing or of any type at all
+            raise BadModelFile(f"{name}: its layers contradict themselves: {described(error)}") from error
+        return content
+    if isinstance(content, dict) and content:
+        if odd := [key for key in content if not all(key.split("."))]:
+            raise BadModelFile(
+                f"{name}: a tensor is named {odd[0]!r:.80}, which no path is (save the state dict of a module)"
+            )
+        return content
+    what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
+    what += (
+        f", not a model; {place} (save that alone)"
+        if place
+        else ", not a model (save the nn.Module, or its state dict)"
+    )
+    raise BadModelFile(f"{name}: holds {what}")
+
+
+def _check_attention(layer: MHSA, path: str) -> None:
+    """Build the layer again from its own parts, which checks every one of them.
+
+    Raises:
+        ValueError: some part is missing or does not fit.
+    """
+    stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
+    parts = {name: getattr(layer, name) for name in NAMES}
+    for name, part in parts.items():
+        if not (isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()):
+            raise ValueError(f"{path}: {name} is no dense tensor of floating-point numbers")
+    if layer._execution not in EXECUTIONS:
+        raise ValueError(f"{path}: no execution {layer._execution!r}")
+    radix = layer.radix
+    if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
+        raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
+    encoding = encoding_of(layer._encoding, layer.geometry.dims, lambda name: getattr(layer, name))
+    again = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
+    if again.heads != layer.heads:
+        raise ValueError(f"{path}: says {layer.heads!r} heads, has {again.heads}")

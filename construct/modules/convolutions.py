@@ -1,0 +1,210 @@
+"""Which modules are convolutions that can be converted, and, of those that are not, why not.
+
+The geometry is read from what ``forward`` uses (the weight's shape, stride, padding, …), and every attribute that only
+describes is checked against it: a file can lie about its attributes.
+"""
+
+import inspect
+from operator import index
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from construct.errors import Refusal, UnsupportedLayer
+from construct.modules.reparametrized import is_parametrized, is_remaking, settled
+from construct.geometry import ConvGeometry
+from construct.plain_text import described
+
+BASES: tuple[type[_ConvNd], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+CODE = ("forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "__getattr__", "__getattribute__")
+"""What decides about the outcome of a call."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether this module is a convolution, convertible or not: torch's own, or another class that looks like one."""
+    if isinstance(module, _ConvNd):
+        return True
+    if isinstance(module, torch.jit.ScriptModule):
+        return "conv" in str(module.original_name).lower() and not any(module.children())
+    if "conv" not in type(module).__name__.lower() or not (
+        hasattr(module, "kernel_size") and hasattr(module, "weight")
+    ):
+        return False
+    # With children it may be a block around a convolution, unless it has a kernel of its own (as deformable ones do).
+    return module._parameters.get("weight") is not None or not any(module.children())
+
+
+def geometry_of(conv: nn.Module) -> ConvGeometry:
+    """The geometry of a convolution that can be converted.
+
+    Raises:
+        UnsupportedLayer: with the one reason why this module cannot be.
+    """
+    try:
+        reason = _class_reason(conv)
+        if reason is None:
+            with settled(conv) as still:
+                reason = _value_reason(still)
+                if reason is None:
+                    return _read_geometry(still)
+    except ValueError as error:
+        reason = str(error)
+    except (TypeError, LookupError, AttributeError, RuntimeError) as error:  # attributes may be of any type at all
+        reason = f"its attributes contradict each other: {described(error)}"
+    raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
+
+
+def _class_reason(conv: Any) -> str | None:
+    base = next((base for base in BASES if isinstance(conv, base)), None)
+    if base is None:
+        return _foreign(conv)
+    for name in CODE:
+        if name in vars(conv):
+            return f"its {name} is replaced on the instance"
+        # A lazy layer that has seen data, and a parametrized one, inherit all of it and pass.
+        if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
+            return f"its class has a {name} of its own; {by_rule(conv)}"
+    for name in ("weight", "bias"):
+        places = (vars(conv), conv._parameters, conv._buffers)
+        if not hasattr(type(conv), name) and not any(name in place for place in places):
+            return f"it has no {name}, not even None"
+        if hasattr(type(conv), name) and not is_parametrized(conv, name):
+            return f"its class has a {name} of its own; {by_rule(conv)}"
+    try:
+        with settled(conv) as still:
+            lazy = nn.parameter.is_lazy(still.weight)
+    except Exception as error:  # whatever a parametrization of the user's own raises
+        return f"its weight cannot be worked out: {described(error)}"
+    if lazy:
+        return "its weights do not exist yet; run one batch through the network first"
+    if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
+        return "it is lazy until a batch has gone through it; run one batch through the network first"
+    if inside := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
+        return f"it holds a module of its own ({inside[0]}), which a convolution never calls"
+    return hooked(conv)
+
+
+def hooked(module: Any) -> str | None:
+    """What hook a module has, other than torch's own that make a weight anew."""
+    for hooks, kind in HOOKS.items():
+        for hook in vars(module).get(hooks, {}).values():
+            if not (kind == "forward pre-hook" and is_remaking(hook)):
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
+    return None
+
+
+def by_rule(module: nn.Module) -> str:
+    """The way out for a class that computes something of its own."""
+    return (
+        f"in Python, construct.convert(model, rules={{{type(module).__name__}: function}}) takes the torch layers that "
+        "compute the same"
+    )
+
+
+def _foreign(module: nn.Module) -> str:
+    """Why something that is none of torch's six convolutions is not converted."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript; convert the Python network that it was made from"
+    if "quantized" in type(module).__module__:
+        return "it is quantised; convert the floating-point network that it was made from"
+    return f"not one of torch's convolutions; {by_rule(module)}" if is_convolution(module) else "not a convolution"
+
+
+def _value_reason(conv: Any) -> str | None:
+    for name in ("weight", "bias"):
+        tensor = getattr(conv, name)
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            return f"its {name} is not a dense tensor"
+        if type(tensor) is not torch.Tensor and not issubclass(type(tensor), nn.Parameter):
+            return f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
+        if tensor.is_meta:
+            return f"its {name} is on the meta device; load real weights first"
+        if tensor.dtype.is_complex:
+            return f"its {name} is complex, which is not covered"
+        if tensor.dtype not in DTYPES:
+            return f"its {name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64"
+        if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
+            return "its bias and its weight differ in type or device"
+        # A NaN is both the least and the greatest.
+        if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
+            return f"its {name} has entries that are not finite"
+    return None
+
+
+def _read_geometry(conv: Any) -> ConvGeometry:
+    base = next(base for base in BASES if isinstance(conv, base))
+    dims = {"1": 1, "2": 2, "3": 3}[base.__name__[-2]]
+    weight, groups = conv.weight, conv.groups
+    transposed = base.__name__.startswith("ConvTranspose")
+    if weight.dim() != dims + 2:
+        raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
+    if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
+        raise ValueError(f"groups is {groups!r}, not a positive whole number")
+    groups = index(groups)
+    output_padding = _tuple(conv.output_padding, dims)
+    if not output_padding:  # which would stand for zeros
+        raise ValueError(f"output_padding is {conv.output_padding!r}, not {dims} whole numbers")
+    first, second = weight.shape[:2]
+    d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
+    geometry = ConvGeometry(
+        in_channels=d_in,
+        out_channels=d_out,
+        kernel_size=tuple(weight.shape[2:]),
+        stride=_tuple(conv.stride, dims),
+        padding=conv.padding if isinstance(conv.padding, str) else _tuple(conv.padding, dims),
+        padding_mode=conv.padding_mode,
+        dilation=_tuple(conv.dilation, dims),
+        groups=groups,
+        transposed=transposed,
+        output_padding=output_padding,
+    )
+    stated = {
+        "in_channels": d_in,
+        "out_channels": d_out,
+        "kernel_size": geometry.kernel_size,
+        "transposed": transposed,
+    }
+    for name, found in stated.items():
+        value = getattr(conv, name)
+        if (_tuple(value, dims) if name == "kernel_size" else value) != found:
+            raise ValueError(f"its {name} says {value!r}, but it computes with {found!r}")
+    if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
+        raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
+    if geometry.padding_mode != "zeros":
+        # torch pads with this private list, last axis first, not with ``padding``.
+        listed = [n for pads in reversed(geometry.pads) for n in pads]
+        if list(conv._reversed_padding_repeated_twice) != listed:
+            raise ValueError(f"it pads by {list(conv._reversed_padding_repeated_twice)!r}, but padding says {listed}")
+    return geometry
+
+
+def _tuple(value: Any, dims: int) -> Any:
+    """As torch reads it: one number stands for all axes, and any integer will do; what is no integer is left for the check."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    try:
+        numbers = tuple(index(n) for n in values if not isinstance(n, bool | torch.Tensor))
+    except TypeError:
+        return value
+    if len(numbers) < len(values):  # torch refuses a truth value, and what a tensor says may change
+        return value
+    return numbers * dims if len(numbers) == 1 else numbers

@@ -1,0 +1,1 @@
+"""The same function inside a stock ``torch.nn.MultiheadAttention``, and back."""

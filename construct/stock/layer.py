@@ -1,0 +1,316 @@
+"""The same function inside a stock ``torch.nn.MultiheadAttention``, and back.
+
+:mod:`construct.stock.dot_products` has the scores and how large a grid may be; W_val, W_out and b_out go into the projections as
+they are.  Rows of the projections, head h, D the head size (β = √D·α):
+
+    q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
+"""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from construct.encoding.quadratic import quadratic as encoding
+from construct.attention import MHSA
+from construct.builder import kernel_to_mhsa
+from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
+from construct.geometry import ConvGeometry
+from construct.encoding.encodings import CLASSICAL
+from construct.stock.projections import read_kernel
+from construct.memory import require
+from construct.shifts import shift_of_number, shifts_are_distinct
+from construct.modules.convolutions import HOOKS
+from construct.tokens import TokenGrid
+
+
+class StockAttention(nn.Module):
+    """An image in, an image out, around exactly one ``nn.MultiheadAttention``; made by :func:`to_torch_mha`.
+
+    A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is there where the projections
+    have no biases.  The state dict holds the tensors of ``attention`` and nothing else.
+
+    Attributes:
+        attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows of :meth:`tokens`.
+        geometry: which tokens there are, and which of them ask.
+        grid: the spatial size of the input before padding.
+        positions: (T, d + 1 or d + 2), the channels that are added to the content.
+        sources: int64 (T,), what each token copies: 0 nothing, i + 1 the input position i.
+        query_tokens: int64 (outputs,), the token that asks for each output.
+    """
+
+    positions: Tensor
+    sources: Tensor
+    query_tokens: Tensor
+
+    def __init__(
+        self, geometry: ConvGeometry, grid: tuple[int, ...], attention: nn.MultiheadAttention, aims: tuple[Aim, ...]
+    ):
+        super().__init__()
+        self.geometry, self.grid, self.attention = geometry, grid, attention
+        self._aims = aims  # for casts alone: would these heads survive in another format?
+        weight = attention.out_proj.weight
+        for name, tensor in _layout(geometry, grid, constant=attention.in_proj_bias is None).items():
+            numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
+            self.register_buffer(name, numbers.to(weight.device), persistent=False)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """The padded grid as ``attention`` takes it: (B, D_in, *grid) → (B, T, embed_dim)."""
+        nothing = x.new_zeros(*x.shape[:2], 1)
+        content = torch.cat([nothing, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
+        batch, keys, channels = content.shape
+        spare = x.new_zeros(batch, keys, self.attention.embed_dim - channels - self.positions.shape[1])
+        return torch.cat([content, self.positions.expand(batch, -1, -1), spare], dim=2)
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the attention, as the convolution is applied.
+
+        Args:
+            input: (B, D_in, *grid), or (D_in, *grid) unbatched, in the module's dtype.
+            output_size: only of a transposed layer, and only the one size that this attention has.
+
+        Returns:
+            (B, D_out, *output) or (D_out, *output), contiguous.
+
+        Raises:
+            TypeError: ``output_size`` is given and the layer is not transposed.
+            ValueError: another ``output_size``.
+            RuntimeError: rank, channels, spatial size, dtype or device do not fit.
+            NotEnoughMemory: the tokens and their projections would not fit.
+        """
+        if output_size is not None:
+            self._check_output(tuple(output_size))
+        if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+            lower = torch.get_autocast_dtype(input.device.type)
+            with torch.autocast(input.device.type, enabled=False):  # half precision cannot hold the coordinates
+                return self.forward(input.to(self.positions.dtype)).to(lower)
+        g, wanted = self.geometry, self.positions
+        batched = input.dim() == g.dims + 2
+        if tuple(input.shape[1 if batched else 0 :]) != (g.in_channels, *self.grid):
+            taken = ", ".join(map(str, (g.in_channels, *self.grid)))
+            raise RuntimeError(f"MHSA: this attention takes ([B,] {taken}), not {tuple(input.shape)}")
+        if (input.dtype, input.device) != (wanted.dtype, wanted.device):
+            raise RuntimeError(
+                f"MHSA: input is {input.dtype} on {input.device}, the layer {wanted.dtype} on {wanted.device}"
+            )
+        x = (input if batched else input[None]).resolve_neg()  # as MHSA does
+        shape = g.output_size(self.grid)
+        keys, asked = len(self.sources), len(self.query_tokens)
+        # Of every key: the token, its copy for the product, and key and value laid out twice; of every query the like.
+        needed = 6 * (keys + asked) * len(x) * self.attention.embed_dim * x.element_size()
+        require(needed, x.device, f"a stock attention over {asked} queries and {keys} keys")
+        if len(x) == 0:  # torch's own attention cannot reshape what is empty
+            return x.new_zeros(0, g.out_channels, *shape)
+        tokens = self.tokens(x)
+        y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
+        y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
+        return y if batched else y[0]
+
+    def _check_output(self, wanted: tuple[int, ...]) -> None:
+        if not self.geometry.transposed:
+            raise TypeError("MHSA: output_size is for transposed layers only")
+        fixed = self.geometry.output_size(self.grid)
+        if wanted[-len(fixed) :] != fixed or len(wanted) > len(fixed) + 2:
+            told = f"MHSA: this attention has outputs of size {fixed}, not {wanted}"
+            raise ValueError(f"{told}; give the convolution an output_padding, and convert that")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StockAttention":
+        """Move or cast as any module, but refuse, before anything is changed, a format that cannot hold the scores.
+
+        Raises:
+            UnsupportedLayer: (a ValueError) half precision, or too large a grid for the format.
+        """
+        dtype = fn(self.positions[:0]).dtype
+        if dtype != self.positions.dtype:
+            _check_dtype(self, dtype)
+            grid = TokenGrid.of(self.geometry, self.grid)
+            if head_size(self._aims, grid, dtype, self.attention.head_dim) != self.attention.head_dim:
+                refuse(self, too_large(self._aims, grid, dtype))
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        """What the attention is for."""
+        return f"{self.geometry.in_channels}, {self.geometry.out_channels}, grid={self.grid}"
+
+
+@torch.no_grad()
+def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> StockAttention:
+    """Put an attention layer into a stock ``nn.MultiheadAttention`` that computes the same function on one size of input.
+
+    Its scores are α(2(p_q + τ_h)·p_k − ‖p_k‖²), which differ from those of the layer by a term that no key sways; see
+    :mod:`construct.stock.dot_products` for how sharp and how exact they are.
+
+    Args:
+        layer: without content terms (W_qry, W_key and u silent), quadratic encoding or parabola, float32 or float64.
+        grid: the spatial size of the input before padding, d numbers.
+        bias: whether the projections have biases, as is torch's default.  Without, the constant 1 is one more channel.
+
+    Returns:
+        A module that takes (B, D_in, *grid) or (D_in, *grid) as the convolution does.  Its state dict holds the tensors of its
+        ``attention`` alone: they load into any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size.  It
+        has the layer's dtype, device and mode.  Projections of values are trained where the layer's are; queries and keys
+        share a tensor with the values, and at full sharpness their gradients are exactly zero.  Training also fills what
+        was zero (groups, positions in the values), and then it is no convolution any more.
+
+    Raises:
+        UnsupportedLayer: (a ValueError) the layer is none of these, or the format cannot hold the scores of such a grid.
+        ValueError: ``grid`` is no spatial size that the layer takes.
+        NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
+    """
+    if not isinstance(layer, MHSA):
+        refuse(layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution")
+    g, dtype, device = layer.geometry, layer.w_val.dtype, layer.w_val.device
+    _check_dtype(layer, dtype)
+    if device.type == "meta":
+        refuse(layer, "it is on the meta device; load real weights first")
+    if layer.has_content():
+        refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
+    tokens = token_grid(g, grid)
+    aims = tuple(aim.sharpened(dtype) for aim in _aims(layer, tokens))
+    heads, groups, d_in, d_h = layer.w_val.shape
+    d_out = layer.w_out.shape[3]
+
+    carries_bias = not bias and bool(layer.b_out.any())  # one value of head 0 is the constant 1, times b_out
+    channels = g.in_channels + g.dims + (1 if bias else 2)
+    least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
+    head_dim = head_size(aims, tokens, dtype, least)
+    if head_dim is None:
+        refuse(layer, too_large(aims, tokens, dtype))
+    width = heads * head_dim
+    require((4 * width + 8) * width * dtype.itemsize, device, f"a stock attention of {heads} heads of size {head_dim}")
+    # Left empty, for random numbers would only move the user's random state.
+    attention: Any = nn.utils.skip_init(
+        nn.MultiheadAttention, width, heads, bias=bias, batch_first=True, device=device, dtype=dtype
+    )
+    for tensor in attention.parameters():
+        tensor.zero_()
+
+    in_proj = attention.in_proj_weight.view(3, heads, head_dim, width)
+    places = slice(g.in_channels, g.in_channels + g.dims)
+    square, one = places.stop, places.stop + 1
+    constant = in_proj[0, :, :, one] if not bias else attention.in_proj_bias.view(3, heads, head_dim)[0]
+    in_proj[1, :, 0, square] = 1
+    in_proj[1, :, 1 : g.dims + 1, places] = torch.eye(g.dims, dtype=dtype, device=device)
+    zero = (0,) * g.dims
+    for head, aim in enumerate(aims):
+        # absolute_query is affine in q: its value at 0, and what a step along each axis adds.
+        start = encoding.absolute_query(zero, aim.tau, aim.factor(dtype, head_dim))
+        constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype)
+        for axis in range(g.dims):
+            step = (*zero[:axis], 1, *zero[axis + 1 :])
+            moved = encoding.absolute_query(step, aim.tau, aim.factor(dtype, head_dim))
+            for row, (a, b) in enumerate(zip(moved, start, strict=True)):
+                in_proj[0, head, row, g.in_channels + axis] = float(a - b)
+    out_proj = attention.out_proj.weight.view(width, heads, head_dim)
+    for group in range(groups):
+        rows = slice(group * d_h, (group + 1) * d_h)
+        in_proj[2, :, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
+        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(2, 0, 1)
+    if bias:
+        attention.out_proj.bias[: g.out_channels] = layer.b_out
+        attention.in_proj_bias.requires_grad_(layer.v.requires_grad)
+        attention.out_proj.bias.requires_grad_(layer.b_out.requires_grad)
+    elif carries_bias:
+        in_proj[2, 0, groups * d_h, one] = 1
+        out_proj[: g.out_channels, 0, groups * d_h] = layer.b_out
+    attention.in_proj_weight.requires_grad_(layer.w_val.requires_grad)
+    attention.out_proj.weight.requires_grad_(layer.w_out.requires_grad)
+    return StockAttention(g, grid, attention, aims).train(layer.training)
+
+
+@torch.no_grad()
+def from_torch_mha(
+    module: nn.Module, geometry: ConvGeometry | None = None, grid: tuple[int, ...] | None = None
+) -> MHSA:
+    """Read the convolution that a stock attention computes out of its projections: ``.weight`` and ``.bias`` of the result.
+
+    Judged from the tensors alone, in exact arithmetic where heads look: head h carries the tap at τ_h if its scores are
+    β(2(p_q + τ_h)·p_k − ‖p_k‖²)/√D plus what no key sways, one-hot on this grid whatever the input; then the matrix of a tap is
+    the sum of W_val^h W_out^h over the heads that look there.
+
+    Args:
+        module: what :func:`to_torch_mha` returned, or a bare ``nn.MultiheadAttention`` whose tokens are laid out as those of
+            :class:`StockAttention`.
+        geometry: of the convolution that a bare attention is asked for: its channels say which of the token's are content,
+            its kernel and dilation which shifts are taps.
+        grid: for a bare attention: the spatial size of the input before padding.
+
+    Returns:
+        A layer of the same dtype, device and mode.  The kernel is the very one that went in, bit for bit, where one
+        factor of every head is the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
+
+    Raises:
+        UnsupportedLayer: (a ValueError) there is no such kernel, and why: some head looks nowhere in particular, between
+            positions or at no tap, is not one-hot, mixes groups, or lets content or position in where they do not belong.
+        ValueError: geometry and grid are missing for a bare attention, or given beside a module that has its own.
+    """
+    if isinstance(module, StockAttention):
+        if geometry is not None or grid is not None:
+            raise ValueError("MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own")
+        attention, geometry, grid = module.attention, module.geometry, module.grid
+        expected = _layout(geometry, grid, constant=attention.in_proj_bias is None)
+        same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
+        if type(module) is not StockAttention or not same:
+            refuse(module, "its tokens are not those of its grid, or its class is not the one that was built")
+        if any(vars(module).get(hooks) for hooks in HOOKS) or {"forward", "tokens"} & vars(module).keys():
+            refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
+    elif isinstance(module, nn.MultiheadAttention):
+        if geometry is None or grid is None:
+            raise ValueError(
+                "MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read"
+            )
+        attention = module
+    else:
+        refuse(module, "neither what to_torch_mha returns nor an nn.MultiheadAttention")
+    weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
+    return kernel_to_mhsa(weight, bias, geometry).train(module.training)
+
+
+def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> dict[str, Tensor]:
+    """The buffers of a :class:`StockAttention`."""
+    grid = token_grid(geometry, size)
+    return {
+        "positions": positions(grid, constant),
+        "sources": sources(grid, size),
+        "query_tokens": grid.query_tokens.clone(),  # the grid is kept for later calls
+    }
+
+
+def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        refuse(module, f"{dtype} cannot hold coordinates and scores; a stock attention is float32 or float64")
+
+
+def _aims(layer: MHSA, grid: TokenGrid) -> list[Aim]:
+    """Where each head looks, from v and Ŵ_key alone: c = −α(1, −2τ), as exact numbers."""
+    if layer.encoding.name not in CLASSICAL:
+        refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
+    if not all(bool(tensor.isfinite().all()) for tensor in layer.parameters()):
+        refuse(layer, "it has entries that are not finite")
+    aims = []
+    for head, c in enumerate(layer.position_vector().tolist()):
+        if c[0] == 0 or not all(map(isfinite, c)):
+            refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
+        aim = Aim(-Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:]))
+        aims.append(aim if layer.radix is None else _of_number(layer, grid, head, aim))
+    return aims
+
+
+def _of_number(layer: MHSA, grid: TokenGrid, head: int, aim: Aim) -> Aim:
+    """The aim of a head of the parabola: the same function only if it is one-hot and its key is always there.
+
+    Where it is not, the next key by number is another than the next by distance.
+    """
+    assert layer.radix is not None
+    if not aim.is_sharp(layer.w_val.dtype):
+        refuse(layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form")
+    if not shifts_are_distinct(layer.radix, grid.box):
+        refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
+    tau = shift_of_number(int(aim.tau[0]), layer.radix)
+    for t, n, queries in zip(tau, grid.shape, grid.queries, strict=True):
+        if not 0 <= int(queries[0]) + t <= int(queries[-1]) + t < n:
+            refuse(layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query")
+    return Aim(aim.alpha, tuple(map(Fraction, tau)))

@@ -1,0 +1,196 @@
+"""The certificate: what is claimed of a convolution and an attention layer, and all that it rests on."""
+
+import json
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from verify.argument.refutation import Counterexample
+from verify.verdict import Verdict
+from verify.wording import exactly, from_above
+
+VERSION = 3
+MOST_SHOWN = 2**16
+"""An input over the bound is written down if it has no more numbers than this."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the argument.
+
+    Attributes:
+        number: as in the list of steps.
+        name: what it shows.
+        holds: whether it could be shown.
+        sentence: how, or why not.
+    """
+
+    number: int
+    name: str
+    holds: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A run that differs from the convolution by more than the bound.
+
+    Attributes:
+        execution: which was run.
+        input: (D_in, *grid), float64.
+        output: (channel, *position).
+        convolution: the convolution's output there, exactly.
+        found: what the run gave there.
+    """
+
+    execution: str
+    input: np.ndarray
+    output: tuple[int, ...]
+    convolution: Fraction
+    found: float
+
+    def record(self) -> dict[str, Any]:
+        """In JSON's types; the input is null where it is long."""
+        return {
+            "execution": self.execution,
+            "grid": list(self.input.shape[1:]),
+            "input": _hex(self.input.ravel()) if self.input.size <= MOST_SHOWN else None,
+            "output": list(self.output),
+            "convolution": str(self.convolution),
+            "found": float(self.found).hex(),
+        }
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """For all finite X with |X| ≤ B on inputs up to the grid: |attention(X) − convolution(X)| ≤ bound, per output channel.
+
+    Attributes:
+        verdict: PROVED, REFUTED or UNDECIDED, with its sentence.
+        grid: the input's spatial size, before padding; smaller inputs are covered too.
+        input_bound: B.
+        within: None for the claim "the same function" (the bound is rounding alone), else T for "a difference ≤ T".
+        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where it could not be worked out.
+        rounding: the part of rounding.
+        leakage: the part of attention that goes to other keys.
+        taps: the part of weights that differ.
+        steps: the argument.
+        assumptions: what is taken for granted, each as ``"name: sentence"``.
+        dtype: of both layers.
+        heads: N_h.
+        conv_geometry: of the convolution, as it states it.
+        mhsa_geometry: of the attention layer, as it states it.
+        conv_sha256: digest of the convolution's geometry and numbers.
+        mhsa_sha256: the same of the attention layer.
+        torch_version: that ran the probes.
+        observed: the greatest difference that any run showed, per output channel.
+        tightness: bound over observed at the worst output; infinite if nothing was observed.
+        probes: (execution, inputs, worst ratio to the bound, note).
+        counterexample: of a REFUTED certificate, where it is an exact one.
+        overrun: of a certificate that is REFUTED by a run over the bound.
+    """
+
+    verdict: Verdict
+    grid: tuple[int, ...]
+    input_bound: float
+    within: float | None
+    bound: np.ndarray
+    rounding: np.ndarray
+    leakage: np.ndarray
+    taps: np.ndarray
+    steps: tuple[Step, ...]
+    assumptions: tuple[str, ...]
+    dtype: str
+    heads: int
+    conv_geometry: dict[str, Any]
+    mhsa_geometry: dict[str, Any]
+    conv_sha256: str
+    mhsa_sha256: str
+    torch_version: str
+    observed: np.ndarray
+    tightness: float
+    probes: tuple[dict[str, Any], ...] = field(default=())
+    counterexample: Counterexample | None = None
+    overrun: Overrun | None = None
+
+    @property
+    def claim(self) -> str:
+        """Which claim it is: "same sums" (one function, so that only rounding tells them apart), or "within" a number."""
+        return "same sums" if self.within is None else "within"
+
+    @property
+    def assumes(self) -> str:
+        """The assumptions by name, in a line; ``str`` of the certificate has them in full."""
+        names = [assumption.partition(":")[0] for assumption in self.assumptions]
+        return f"assumes {'; '.join(names)} ({len(names)} in all, told in the certificate)"
+
+    def __str__(self) -> str:
+        claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"
+        lines = [
+            str(self.verdict),
+            f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
+            f"bound: {from_above(float(self.bound.max(initial=0.0)))} at most "
+            f"(rounding {_most(self.rounding)}, leakage {_most(self.leakage)}, taps {_most(self.taps)})",
+            f"observed: {_most(self.observed)} at most, on adversarial inputs; the bound is {self.tightness:.3g} times what was "
+            "observed of the output where it is tightest (measured, not proved)"
+            if np.isfinite(self.tightness)
+            else "observed: no difference, so that nothing is known of how tight the bound is",
+        ]
+        lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
+        lines += [f"assuming {assumption}" for assumption in self.assumptions]
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The certificate in JSON's types; floats are written so that they are read back exactly."""
+        counter = self.counterexample
+        return {
+            "version": VERSION,
+            "verdict": self.verdict.name,
+            "sentence": self.verdict.sentence,
+            "claim": "same function" if self.within is None else "difference within",
+            "within": None if self.within is None else float(self.within).hex(),
+            "grid": list(self.grid),
+            "input_bound": float(self.input_bound).hex(),
+            "dtype": self.dtype,
+            "heads": self.heads,
+            "bound": _hex(self.bound),
+            "rounding": _hex(self.rounding),
+            "leakage": _hex(self.leakage),
+            "taps": _hex(self.taps),
+            "steps": [
+                {"number": s.number, "name": s.name, "holds": s.holds, "sentence": s.sentence} for s in self.steps
+            ],
+            "assumptions": list(self.assumptions),
+            "conv_geometry": self.conv_geometry,
+            "mhsa_geometry": self.mhsa_geometry,
+            "conv_sha256": self.conv_sha256,
+            "mhsa_sha256": self.mhsa_sha256,
+            "torch_version": self.torch_version,
+            "observed": _hex(self.observed),
+            "tightness": float(self.tightness).hex(),
+            "probes": [dict(probe) for probe in self.probes],
+            "counterexample": None
+            if counter is None
+            else {
+                "input": [[list(index), str(value)] for index, value in counter.entries.items()],
+                "output": list(counter.output),
+                "convolution": str(counter.convolution),
+                "attention": str(counter.attention),
+                "shapes": None if counter.shapes is None else [None if s is None else list(s) for s in counter.shapes],
+            },
+            "overrun": None if self.overrun is None else self.overrun.record(),
+        }
+
+    def to_json(self) -> str:
+        """The record as a JSON text."""
+        return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _most(part: np.ndarray) -> str:
+    return from_above(float(part.max(initial=0.0)))
+
+
+def _hex(array: np.ndarray) -> list[str]:
+    return [float(x).hex() for x in array]

@@ -1,0 +1,67 @@
+"""The last word on one layer of a network: its certificate and its samples together."""
+
+import math
+from typing import Any
+
+from verify.argument.certificate import Certificate
+from verify.argument.certification import certified
+from verify.samples.sampling import LayerCheck
+from verify.verdict import Verdict
+
+
+def certify_layer(
+    conv: Any,
+    layer: Any,
+    check: LayerCheck,
+    input_bound: float | None = None,
+    *,
+    within: float | None = None,
+    leaking: bool = False,
+) -> tuple[Certificate | None, Verdict]:
+    """Certify a layer for all inputs like those that were sampled, and judge the samples by the certificate.
+
+    Args:
+        conv: the convolution.
+        layer: its attention layer.
+        check: what the samples showed; its grid is the certificate's.
+        input_bound: B; by default the least power of two that is not below any sampled input.
+        within: T, to claim a difference of at most T.
+        leaking: whether the sharpness was chosen by the user.  Where heads leak, the claim is then a difference of at most the
+            bound that is derived, the leakage in it; where none does, the same function as ever.
+
+    Returns:
+        The certificate (None if there is none to be had) and the verdict.
+    """
+    bound = input_bound or power_of_two_above(check.largest_input)
+    try:
+        certificate = certified(conv, layer, check.grid, bound, within, leaking)
+    except ValueError as error:
+        worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
+        return None, worse
+    return certificate, combined(certificate, check)
+
+
+def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
+    """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
+    name, seen, within = certificate.verdict.name, check.discrepancy, certificate.within
+    refuted = check.verdict.name == "REFUTED"  # of the same sums
+    if name == "PROVED":
+        limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
+        covered = check.largest_input <= certificate.input_bound and all(
+            n <= most for n, most in zip(check.grid, certificate.grid, strict=True)
+        )
+        if covered and not seen.max_abs <= limit:
+            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
+            excused = check.convolution_off and not (refuted and within is None)  # that may be torch's own convolution
+            return Verdict("UNDECIDED" if excused else "REFUTED", told)
+    elif name == "UNDECIDED" and refuted:
+        if within is None or not (seen.max_abs <= within or check.convolution_off):
+            return check.verdict
+    return certificate.verdict
+
+
+def power_of_two_above(value: float) -> float:
+    """The least power of two that is not below ``value``, and at least 2^−20: a bound that is easily said."""
+    if not math.isfinite(value):
+        return value
+    return 2.0 ** math.ceil(math.log2(max(value, 2.0**-20)))

@@ -1,0 +1,1 @@
+"""Is some attention layer a convolution?  Judged by experiment, from its inputs and outputs alone."""

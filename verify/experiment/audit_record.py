@@ -1,0 +1,290 @@
+"""What an audit found: numbers, sentences, JSON."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verify.experiment.head_maps import Head, collapsed
+from verify.experiment.windows import Vector
+
+LEAST_TOLD = 1e-3
+"""Smaller weights of a shift are in the record alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What experiments on one grid showed of an attention layer; a measurement, and no claim about other inputs or grids.
+
+    A distance is √(Σ error² / Σ output²) for white noise, with the constant parts apart: 0 the same map, 1 nothing in common.
+
+    Attributes:
+        grid: the input's spatial size.
+        output: the output's.
+        channels: C and D of the layer.
+        inputs, outputs: which of them were fed and read.
+        dtype: what the layer was run in.
+        rounding: the share of the largest number that rounding alone may make up, n·ε with n products an output.
+        superposition: the greatest breach of g(ax + by) = a·g(x) + b·g(y), relative, g = f − f(0).
+        equivariance: how far shifted inputs are from giving shifted outputs, interior, relative; None if there are no two
+            interior outputs beside each other.
+        kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, groups written out as zeros.
+        stride, dilation: of it, an axis each.
+        padding: how far its kernel reads before and after the grid, an axis each; negative where it stays within.
+        padding_modes: those that the border agrees with, of zeros, replicate, circular, reflect, or one for each axis as in
+            "zeros × circular"; ("none",) where no output reads beyond the grid; empty where none of them fits.
+        bias: (D,).
+        bias_variation: the greatest deviation of f(0) from it at any output.
+        groups: the most blocks of channels into which the kernel falls; None if not all were read.
+        interior: the distance over outputs that read real positions only; None if there are none.
+        border: the distance over the others, with the padding that fits best; None if there are none.
+        border_by_mode: the same for every padding.
+        distance: over all outputs.
+        exact: whether no entry differs by more than rounding, in the interior, at the border and in the bias.
+        interior_outputs: how many outputs are interior.
+        not_finite: how many outputs were not finite for some finite input; they are left out of everything else.
+        tap_ranks: the rank of every tap's D × C matrix, (*K).
+        tap_effective_ranks: exp of the entropy of its singular values' shares, (*K): 1 one direction, min(D, C) all alike.
+        attention_seen: whether the layer shows its attention.
+        heads: what each head looks at; None where that cannot be seen, or not be laid out on the grid.
+    """
+
+    grid: Vector
+    output: Vector
+    channels: tuple[int, int]
+    inputs: Vector
+    outputs: Vector
+    dtype: str
+    rounding: float
+    superposition: float
+    equivariance: float | None
+    kernel: np.ndarray
+    stride: Vector
+    dilation: Vector
+    padding: tuple[tuple[int, int], ...]
+    padding_modes: tuple[str, ...]
+    bias: np.ndarray
+    bias_variation: float
+    groups: int | None
+    interior: float | None
+    border: float | None
+    border_by_mode: dict[str, float]
+    distance: float
+    exact: bool
+    interior_outputs: int
+    not_finite: int
+    tap_ranks: np.ndarray
+    tap_effective_ranks: np.ndarray
+    attention_seen: bool
+    heads: tuple[Head, ...] | None
+
+    @property
+    def kernel_size(self) -> Vector:
+        """K, an axis each."""
+        return self.kernel.shape[2:]
+
+    @property
+    def padding_mode(self) -> str | None:
+        """The first padding that fits; None if none of them does."""
+        return self.padding_modes[0] if self.padding_modes else None
+
+    @property
+    def affine(self) -> bool:
+        """Whether superposition held within rounding."""
+        return self.superposition <= 8 * self.rounding
+
+    @property
+    def equivariant(self) -> bool | None:
+        """Whether shifted inputs gave shifted outputs within rounding, interior; None if that could not be tried."""
+        return None if self.equivariance is None else self.equivariance <= 8 * self.rounding
+
+    @property
+    def content(self) -> float | None:
+        """How far other inputs move the attention, at the head and query that they move most; None if not seen."""
+        return None if self.heads is None else max((head.content_most for head in self.heads), default=0.0)
+
+    @property
+    def collapsed(self) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
+        """(shift, heads) for every shift on which several heads put more than half of their attention."""
+        return collapsed(self.heads or ())
+
+    @property
+    def unplaced(self) -> tuple[int, ...]:
+        """Heads that give no single key more than half of their attention."""
+        return tuple(number for number, head in enumerate(self.heads or ()) if not head.peak > 0.5)
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether nothing told the layer from the convolution that is described here, on this grid, within rounding."""
+        return self.exact and self.affine and bool(self.padding_modes) and not self.not_finite
+
+    def record(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {
+            "grid": list(self.grid),
+            "output": list(self.output),
+            "channels": list(self.channels),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "dtype": self.dtype,
+            "is_convolution": self.is_convolution,
+            "rounding": self.rounding,
+            "superposition": self.superposition,
+            "affine": self.affine,
+            "equivariance": self.equivariance,
+            "equivariant": self.equivariant,
+            "kernel_size": list(self.kernel_size),
+            "kernel": self.kernel.tolist(),
+            "stride": list(self.stride),
+            "dilation": list(self.dilation),
+            "padding": [list(pair) for pair in self.padding],
+            "padding_modes": list(self.padding_modes),
+            "groups": self.groups,
+            "bias": self.bias.tolist(),
+            "bias_variation": self.bias_variation,
+            "distance": self.distance,
+            "interior": self.interior,
+            "border": self.border,
+            "border_by_mode": self.border_by_mode,
+            "interior_outputs": self.interior_outputs,
+            "not_finite": self.not_finite,
+            "tap_ranks": self.tap_ranks.tolist(),
+            "tap_effective_ranks": self.tap_effective_ranks.tolist(),
+            "attention_seen": self.attention_seen,
+            "content": self.content,
+            "heads": None if self.heads is None else [head.record() for head in self.heads],
+            "collapsed": [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed],
+            "unplaced": list(self.unplaced),
+        }
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(self.record(), indent=1, allow_nan=False) + "\n"
+
+    def __str__(self) -> str:
+        outputs = int(np.prod(self.output))
+        verdict = "nothing tells it from a convolution here" if self.is_convolution else "it is no convolution"
+        lines = [
+            f"Audit by experiment in {self.dtype}, on inputs of {_times(self.grid)}: {verdict}.",
+            "(Measured on this grid; an audit says nothing of other inputs and sizes.)",
+            *self._finite_sentence(outputs),
+            *self._size_sentence(),
+            self._affine_sentence(),
+            self._equivariance_sentence(),
+            self._kernel_sentence(),
+            self._distance_sentence(outputs),
+            self._padding_sentence(),
+            self._bias_sentence(),
+            self._rank_sentence(),
+            *self._head_sentences(),
+        ]
+        return "\n".join(lines)
+
+    def _finite_sentence(self, outputs: int) -> list[str]:
+        if not self.not_finite:
+            return []
+        return [f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."]
+
+    def _size_sentence(self) -> list[str]:
+        if self.is_convolution or all(m <= n for m, n in zip(self.output, self.grid, strict=True)):
+            return []
+        return [
+            f"LARGER: the output is {_times(self.output)}; transposed convolutions with a stride are not looked for, "
+            "so it may be one of these"
+        ]
+
+    def _affine_sentence(self) -> str:
+        if self.affine:
+            return f"affine: yes, superposition holds to {self.superposition:.1e} (rounding {self.rounding:.1e})"
+        return f"affine: no, superposition is off by {self.superposition:.1e} of the output's size"
+
+    def _equivariance_sentence(self) -> str:
+        if self.equivariance is None:
+            return "translation: could not be tried, no two interior outputs lie side by side on this grid"
+        told = (
+            "shifted inputs give shifted outputs" if self.equivariant else "shifted inputs do not give shifted outputs"
+        )
+        return f"translation: {told}, to {self.equivariance:.1e} in the interior"
+
+    def _kernel_sentence(self) -> str:
+        (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
+        told = (
+            f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
+        )
+        told += f", dilation {_times(self.dilation)}"
+        if self.groups is None:
+            return f"{told} (only these channels were read, of {all_in} → {all_out})"
+        return f"{told}, {self.groups} group{'s' * (self.groups > 1)}"
+
+    def _distance_sentence(self, outputs: int) -> str:
+        parts = []
+        if self.interior is not None:
+            parts.append(f"{self.interior:.2e} at {self.interior_outputs} interior outputs")
+        if self.border is not None:
+            parts.append(f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs")
+        return f"distance: {self.distance:.2e} of the output's size ({', '.join(parts)})"
+
+    def _padding_sentence(self) -> str:
+        around = ", ".join(f"{before} before and {after} after" for before, after in self.padding)
+        if self.padding_modes == ("none",):
+            return "padding: none, every output reads real positions only"
+        border = ", ".join(f"{mode} {left:.1e}" for mode, left in self.border_by_mode.items())
+        named = " or ".join(self.padding_modes) if self.padding_modes else "none of them"
+        return f"padding: {named} (reads {around} the grid; distance of the border from each: {border})"
+
+    def _bias_sentence(self) -> str:
+        size = float(np.abs(self.bias).max(initial=0.0))
+        return f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
+
+    def _rank_sentence(self) -> str:
+        ranks, full = self.tap_ranks, min(self.kernel.shape[:2])
+        effective = self.tap_effective_ranks
+        return (
+            f"taps: rank {_span(int(ranks.min()), int(ranks.max()))} of {full}, "
+            f"effective rank {_span(f'{effective.min():.2f}', f'{effective.max():.2f}')}"
+        )
+
+    def _head_sentences(self) -> list[str]:
+        if not self.attention_seen:
+            return ["heads: the layer shows no attention, so nothing is said of heads"]
+        if self.heads is None:
+            return ["heads: the keys of its attention are no grid that could be made out, so nothing is said of heads"]
+        content = self.content or 0.0
+        lines = [
+            f"content: other inputs move up to {100 * content:.1f} % of a query's attention"
+            if content > 0
+            else "content: none, no input moves the attention"
+        ]
+        for number, head in enumerate(self.heads):
+            shifts = ", ".join(
+                f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_TOLD
+            )
+            centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
+            lines.append(
+                f"head {number}: centre {centre}, spread {head.spread:.3g} pixels, at most {100 * head.peak:.3g} % on one key; "
+                f"a mixture of shifts {shifts}"
+            )
+        lines += [
+            f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
+            for shift, heads in self.collapsed
+        ]
+        if self.unplaced:
+            most = max(self.heads[number].peak for number in self.unplaced)
+            lines.append(
+                f"UNPLACED: {len(self.unplaced)} of {len(self.heads)} heads look at no single position, "
+                f"at most {100 * most:.3g} % of their attention"
+            )
+        return lines
+
+
+def _times(sizes: Vector) -> str:
+    return " × ".join(map(str, sizes))
+
+
+def _place(numbers: tuple[float, ...]) -> str:
+    return f"({', '.join(f'{x:g}' for x in numbers)})"
+
+
+def _span(low: Any, high: Any) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"

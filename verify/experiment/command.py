@@ -1,0 +1,42 @@
+"""``python -m verify audit``: judge the attention layer of a file by experiment.
+
+Beside :mod:`verify.experiment.auditing`, so that ``python -m verify`` can list its commands without loading torch.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.experiment.audit_record import Audit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the subcommand takes."""
+    parser.add_argument(
+        "file", metavar="FILE", help="with an attention layer of this project, or a stock one (torch.save)"
+    )
+    parser.add_argument("--grid", type=int, nargs="+", required=True, metavar="N", help="the spatial size of the input")
+    parser.add_argument("--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for")
+    parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    parser.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+
+
+def run(options: argparse.Namespace) -> "Audit":
+    """Read the layer and audit it.
+
+    Raises:
+        ValueError: the file holds no such layer, or it cannot be audited on such a grid.
+        OSError: the file cannot be read.
+    """
+    from verify.experiment.auditing import audit
+    from verify.experiment.stored_attention import attention_in
+
+    if options.seed < 0:
+        raise ValueError(f"a seed is 0 or more, not {options.seed}")
+    layer = attention_in(options.file, options.layer)
+    kernel = options.kernel
+    if kernel is not None and len(kernel) == 1:
+        kernel = kernel[0]
+    return audit(layer, tuple(options.grid), kernel_size=kernel, most_channels=options.channels, seed=options.seed)

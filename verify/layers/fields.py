@@ -1,0 +1,278 @@
+"""The raw fields of both layers, read once and never trusted further: numbers exactly, geometry as stated.
+
+Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so these float64 arrays are
+the stored numbers themselves.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.oracle import Convolution
+from verify.layers.own_code import Unreadable, exact_array, require_known_encoding
+from verify.layers.reparametrized import CONVOLUTIONS, base_of, settled
+
+TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+GEOMETRY = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "padding_mode",
+    "dilation",
+    "groups",
+    "transposed",
+    "output_padding",
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of either layer, per axis, with ``padding`` worked out into numbers.
+
+    Attributes:
+        kernel_size, stride, dilation, output_padding: an axis each.
+        pads: before and after, an axis each; of the input itself (for a transposed layer: p, p).
+        padding_mode: as in torch.
+        groups, in_channels, out_channels: of channels.
+        transposed: as in torch.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    padding_mode: str
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+
+    @classmethod
+    def read(cls, layer: Any) -> "Geometry":
+        """Read it from the attributes of a layer.
+
+        Raises:
+            Unreadable: an attribute is missing or is no geometry.
+        """
+        stated = stated_geometry(layer)
+        if not isinstance(stated["kernel_size"], list) or not stated["kernel_size"]:
+            raise Unreadable(f"kernel_size is {stated['kernel_size']!r}")
+        dims = len(stated["kernel_size"])
+        vectors = {}
+        for name in ("kernel_size", "stride", "dilation", "output_padding"):
+            value = stated[name]
+            least = 0 if name == "output_padding" else 1
+            if not (isinstance(value, list) and len(value) == dims and all(_whole(x) and x >= least for x in value)):
+                raise Unreadable(f"{name} is {value!r}")
+            vectors[name] = tuple(value)
+        for name in ("in_channels", "out_channels", "groups"):
+            if not (_whole(stated[name]) and stated[name] >= 1):
+                raise Unreadable(f"{name} is {stated[name]!r}")
+        if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
+            raise Unreadable(f"{stated['groups']} groups do not divide the channels")
+        if stated["padding_mode"] not in ("zeros", "reflect", "replicate", "circular"):
+            raise Unreadable(f"padding_mode is {stated['padding_mode']!r}")
+        padding = stated["padding"]
+        if stated["transposed"] and (isinstance(padding, str) or stated["padding_mode"] != "zeros"):
+            raise Unreadable(f"transposed with padding {padding!r}, padding_mode {stated['padding_mode']!r}")
+        if padding == "same" and any(s != 1 for s in vectors["stride"]):
+            raise Unreadable("padding is 'same', with a stride")
+        spans = [dil * (k - 1) for k, dil in zip(vectors["kernel_size"], vectors["dilation"], strict=True)]
+        if padding == "same":
+            pads = tuple((span // 2, span - span // 2) for span in spans)
+        elif padding == "valid":
+            pads = ((0, 0),) * dims
+        elif isinstance(padding, list) and len(padding) == dims and all(_whole(p) and p >= 0 for p in padding):
+            pads = tuple((p, p) for p in padding)
+        else:
+            raise Unreadable(f"padding is {padding!r}")
+        return cls(
+            in_channels=stated["in_channels"],
+            out_channels=stated["out_channels"],
+            pads=pads,
+            padding_mode=stated["padding_mode"],
+            groups=stated["groups"],
+            transposed=bool(stated["transposed"]),
+            **vectors,
+        )
+
+    @property
+    def dims(self) -> int:
+        """The number of spatial dimensions."""
+        return len(self.kernel_size)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The raw fields of an attention layer.
+
+    Attributes:
+        geometry: as stated.
+        radix: None for the quadratic encoding, else the mixed radix of the parabola.
+        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, shapes as in THE layer; heads first.
+    """
+
+    geometry: Geometry
+    radix: tuple[int, ...] | None
+    w_qry: np.ndarray
+    w_key: np.ndarray
+    w_key_pos: np.ndarray
+    u: np.ndarray
+    v: np.ndarray
+    w_val: np.ndarray
+    w_out: np.ndarray
+    b_out: np.ndarray
+
+    @classmethod
+    def read(cls, layer: Any) -> "Attention":
+        """Read the eight tensors and the geometry.
+
+        Raises:
+            Unreadable: something is missing, of the wrong shape or encoding, or not finite.
+        """
+        require_known_encoding(layer)
+        arrays = {}
+        for name in TENSORS:
+            tensor = getattr(layer, name, None)
+            if not isinstance(tensor, torch.Tensor):
+                raise Unreadable(f"the attention layer has no tensor {name}")
+            arrays[name] = exact_array(tensor, f"{name} of the attention layer")
+        for name in ("w_out", "b_out"):
+            # The layer would round it to the type of its input: not the number that is stored.
+            if getattr(layer, name).dtype != layer.w_val.dtype:
+                raise Unreadable(f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}")
+        geometry, radix = Geometry.read(layer), getattr(layer, "radix", None)
+        if radix is not None:
+            if not (isinstance(radix, tuple | list) and len(radix) == geometry.dims and all(map(_whole, radix))):
+                raise Unreadable(f"the radix is {radix!r}")
+            radix = tuple(radix)
+        record = cls(geometry, radix, **arrays)
+        record._check_shapes()
+        return record
+
+    @property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """|W_val| and |W_out|."""
+        return self._size_val, self._size_out
+
+    @cached_property
+    def _size_val(self) -> np.ndarray:
+        return np.abs(self.w_val)
+
+    @cached_property
+    def _size_out(self) -> np.ndarray:
+        return np.abs(self.w_out)
+
+    @cached_property
+    def outward(self) -> np.ndarray:
+        """Σ|W_out| per output channel, (D_out,)."""
+        with np.errstate(over="ignore"):
+            return self._size_out.sum(axis=(0, 2)).reshape(-1)
+
+    @property
+    def carrying(self) -> np.ndarray:
+        """Whether each head carries anything, bool (heads,): else it adds 0 to every output, wherever it looks."""
+        return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
+
+    def _check_shapes(self) -> None:
+        g = self.geometry
+        heads = len(self.v)
+        key_dim = self.v.shape[-1] if self.v.ndim == 2 else -1
+        head_dim = self.w_val.shape[-1] if self.w_val.ndim == 4 else -1
+        pos_dim = g.dims + 1 if self.radix is None else 2
+        expected = {
+            "w_qry": (heads, g.in_channels, key_dim),
+            "w_key": (heads, g.in_channels, key_dim),
+            "w_key_pos": (heads, key_dim, pos_dim),
+            "u": (heads, key_dim),
+            "v": (heads, key_dim),
+            "w_val": (heads, g.groups, g.in_channels // g.groups, head_dim),
+            "w_out": (heads, g.groups, head_dim, g.out_channels // g.groups),
+            "b_out": (g.out_channels,),
+        }
+        for name, shape in expected.items():
+            if getattr(self, name).shape != shape:
+                raise Unreadable(f"{name} has shape {getattr(self, name).shape}, the geometry makes it {shape}")
+
+
+def stated_geometry(layer: Any) -> dict[str, Any]:
+    """The geometry of a layer as it states it, in JSON's types: what is hashed and written down.
+
+    Raises:
+        Unreadable: an attribute is missing.
+    """
+    stated: dict[str, Any] = {}
+    for name in GEOMETRY:
+        if not hasattr(layer, name):
+            raise Unreadable(f"{type(layer).__name__} has no {name}")
+        value = getattr(layer, name)
+        stated[name] = list(value) if isinstance(value, tuple | list) else value
+    dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
+    for name in ("stride", "dilation", "padding", "output_padding"):
+        value = [stated[name]] if _whole(stated[name]) else stated[name]
+        # torch reads one number, also one in a list, for all axes.
+        stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
+    if getattr(layer, "radix", None) is not None:
+        stated["radix"] = list(layer.radix)
+    return stated
+
+
+def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
+    """The raw fields of a torch convolution, exactly; of one whose tensors are worked out from others, as in eval mode.
+
+    Raises:
+        Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
+    """
+    conv, _ = settled(conv)
+    geometry = Geometry.read(conv)
+    if not isinstance(getattr(conv, "weight", None), torch.Tensor):
+        raise Unreadable(f"{type(conv).__name__} has no weight")
+    weight = exact_array(conv.weight, "weight of the convolution")
+    if conv.bias is not None:
+        exact_array(conv.bias, "bias of the convolution")
+        if conv.bias.dtype != conv.weight.dtype:
+            raise Unreadable(f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}")
+    g = geometry
+    base = base_of(conv)
+    if (g.dims, g.transposed) != CONVOLUTIONS[base]:
+        raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
+    if g.padding_mode != "zeros":
+        # torch pads by this private list, last axis first, whatever ``padding`` says.
+        listed = list(getattr(conv, "_reversed_padding_repeated_twice", []))
+        if listed != [n for pads in reversed(g.pads) for n in pads]:
+            raise Unreadable(f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}")
+    first, second = (g.in_channels, g.out_channels) if g.transposed else (g.out_channels, g.in_channels)
+    if tuple(conv.weight.shape) != (first, second // g.groups, *g.kernel_size):
+        raise Unreadable(f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes")
+    if conv.bias is not None and tuple(conv.bias.shape) != (g.out_channels,):
+        raise Unreadable(f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)")
+    return Convolution.read(conv, weight), geometry
+
+
+def digest(layer: Any, tensors: tuple[str, ...]) -> str:
+    """SHA-256 of a layer: its stated geometry, and the type, shape and bytes of its tensors, in the order given.
+
+    The text hashed is the JSON (sorted keys, no spaces) of ``{"geometry": …, "tensors": [[name, dtype, shape], …]}``, a zero
+    byte, and then the little-endian bytes of every tensor, row-major.
+    """
+    present = [(name, getattr(layer, name)) for name in tensors if getattr(layer, name) is not None]
+    head = {
+        "geometry": stated_geometry(layer),
+        "tensors": [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in present],
+    }
+    hashed = hashlib.sha256(json.dumps(head, sort_keys=True, separators=(",", ":")).encode() + b"\0")
+    for _, tensor in present:
+        hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
+    return hashed.hexdigest()
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

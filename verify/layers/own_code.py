@@ -1,0 +1,137 @@
+"""A layer computes what its fields say only if nothing but its class's own code runs when it is called.
+
+So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
+place of what a call of the class comes to; and if every tensor is a plain one.  Of convolutions, torch's own hooks that only make a
+tensor anew are let through, and the class that ``torch.nn.utils.parametrize`` makes, as it adds properties for the parametrized
+tensors alone; :mod:`verify.layers.reparametrized` then works these out.  Attention layers have to be settled first: nothing in a network
+makes theirs what they are but our own code.
+"""
+
+import inspect
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrize
+
+from construct.attention import MHSA, ConvGeometry
+
+HARMLESS = frozenset(
+    "__init__ __module__ __doc__ __qualname__ __annotations__ __annotate_func__ __annotations_cache__ __static_attributes__ "
+    "__firstlineno__ __dict__ __weakref__ __parameters__ __orig_bases__ __constants__ __repr__ extra_repr reset_parameters "
+    "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
+    "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
+)
+"""What an instance or a subclass may define anew, as no call of the layer comes to it."""
+GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+class Unreadable(ValueError):
+    """The two modules given cannot be a convolution and an attention layer of the same kind; the message says why."""
+
+
+def require_own_code(
+    layer: nn.Module, base: type[nn.Module], tensors: Iterable[str], known_hooks: Collection[object] = ()
+) -> None:
+    """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are not what they seem.
+
+    Args:
+        layer: an instance of ``base``.
+        base: the class whose code is known.
+        tensors: the names of its tensors; one that is parametrized is not looked at.
+        known_hooks: forward pre-hooks that change nothing but these tensors.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    name = type(layer).__name__
+    if any(getattr(modules, hooks) for hooks in GLOBAL_HOOKS):
+        raise Unreadable("global forward hooks are registered, which may change what any module computes")
+    if layer._forward_hooks or any(
+        all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
+    ):
+        raise Unreadable(f"{name} has hooks, which may change what it computes")
+    fields = vars(layer)
+    for own in fields:
+        if hasattr(base, own) and own not in HARMLESS:
+            raise Unreadable(f"{name} has a {own} of its own")
+        if any(own in fields[kept] for kept in ("_parameters", "_buffers", "_modules")):
+            raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
+    known = {*dir(base), *fields, *tensors}
+    for cls in type(layer).__mro__:
+        if cls in base.__mro__:
+            continue
+        for own in vars(cls):
+            # The instance's own is met first, unless the class holds a property.
+            met = own not in fields or hasattr(base, own) or hasattr(vars(cls)[own], "__set__")
+            if not met or is_worked_out(layer, own):
+                continue
+            if own in known and own not in HARMLESS:
+                raise Unreadable(f"{name} has a {own} of its own")
+    for own in tensors:
+        tensor = None if is_worked_out(layer, own) else getattr(layer, own, None)
+        if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
+
+
+def is_worked_out(layer: nn.Module, name: str) -> bool:
+    """Whether ``torch.nn.utils.parametrize`` gives this tensor, by the property that it puts into the class."""
+    attribute = inspect.getattr_static(type(layer), name, None)
+    by_torch = isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
+    return by_torch and parametrize.is_parametrized(layer, name)
+
+
+def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
+    """As :func:`require_own_code`, of an attention layer; and what it says of itself beside the tensors has to be so.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    require_known_encoding(layer)
+    if parametrize.is_parametrized(layer):
+        # By whatever rule: one that is steady today may ask tomorrow whether the layer is in training.
+        told = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
+        raise Unreadable(f"{told} of {type(layer).__name__} is worked out from other parameters; settle it first")
+    require_own_code(layer, MHSA, tensors)
+    name, geometry = type(layer).__name__, layer.geometry
+    if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
+        raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")
+    if type(geometry) is not ConvGeometry:
+        raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
+    for own, value in vars(replace(geometry)).items():
+        if vars(geometry).get(own) != value:
+            raise Unreadable(f"the geometry of {name} has {own} {vars(geometry).get(own)!r}, which should be {value!r}")
+    beside = set(vars(geometry)) - set(vars(replace(geometry)))
+    if beside:
+        raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
+
+
+def require_known_encoding(layer: object) -> None:
+    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): nothing is known of its scores.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    kind = getattr(getattr(layer, "encoding", None), "name", None)
+    if kind not in (None, "quadratic", "parabola"):
+        raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
+
+
+def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
+    """The stored numbers as float64, which holds them exactly.
+
+    Raises:
+        Unreadable: not a dense tensor of a floating format, or some number is not finite.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta or nn.parameter.is_lazy(tensor):
+        raise Unreadable(f"{what} is not a dense tensor of numbers")
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise Unreadable(f"{what} is {tensor.dtype}")
+    stored = tensor.detach().cpu().resolve_neg()
+    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):  # a NaN is both the least and the greatest
+        raise Unreadable(f"{what} has numbers that are not finite")
+    return stored.double().contiguous().numpy()

@@ -1,0 +1,165 @@
+"""Which input position does each output read?  Worked out twice, axis by axis, from two definitions.
+
+The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's:
+a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
+
+    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is whole)
+    attention     the head at shift τ meets the token s·o + a + τ        (transposed: o + a + τ)
+
+Taps and outputs come in through the place alone, and heads and queries through the token's number.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from verify.layers.fields import Geometry
+
+ZERO = -1
+"""Stands for a padded zero instead of an input position."""
+LONGEST = 2**26
+"""Tokens of one axis that are gone through one by one: half a gigabyte."""
+
+
+class GridRefused(ValueError):
+    """torch's convolution has no output for this grid."""
+
+
+def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The spatial size of the output.
+
+    Raises:
+        GridRefused: exactly where torch raises or returns nothing: an empty axis, no output, or a padding mode that cannot pad
+            so far.  (Of a transposed convolution without outputs, torch refuses some and returns an empty tensor for others.)
+    """
+    if len(grid) != g.dims or any(n < 1 for n in grid):
+        raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
+    output = []
+    for n, k, dil, s, (before, after), extra in zip(
+        grid, g.kernel_size, g.dilation, g.stride, g.pads, g.output_padding, strict=True
+    ):
+        if g.transposed:
+            if extra >= max(s, dil):
+                raise GridRefused(f"output padding {extra} is not below the stride {s} or the dilation {dil}")
+            output.append((n - 1) * s - before - after + dil * (k - 1) + extra + 1)
+        else:
+            if g.padding_mode == "reflect" and max(before, after) >= n:
+                raise GridRefused(f"reflect padding {max(before, after)} needs more than {n} positions")
+            if g.padding_mode == "circular" and max(before, after) > n:
+                raise GridRefused(f"circular padding {max(before, after)} wraps more than once around {n} positions")
+            output.append((n + before + after - dil * (k - 1) - 1) // s + 1)
+    if any(o < 1 for o in output):
+        raise GridRefused(f"the grid {grid} is too small: the output would be {tuple(output)}")
+    return tuple(output)
+
+
+def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
+    """The convolution's side: the place that a tap of this axis meets at an output; transposed: the stride times that place."""
+    before, dil = g.pads[axis][0], g.dilation[axis]
+    return output + before - dil * tap if g.transposed else g.stride[axis] * output + dil * tap - before
+
+
+def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
+    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, also before 0 and from n on."""
+    if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
+        i, rest = np.divmod(place, g.stride[axis])
+        return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
+    if g.padding_mode == "zeros":
+        return np.where((place >= 0) & (place < n), place, ZERO)
+    if g.padding_mode == "replicate":
+        return np.clip(place, 0, n - 1)
+    if g.padding_mode == "circular":
+        return np.mod(place, n)
+    period = max(2 * (n - 1), 1)  # reflect: a triangle wave
+    wave = np.mod(place, period)
+    return np.minimum(wave, period - wave) if n > 1 else np.zeros_like(place)
+
+
+def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
+    """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
+    k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    if g.transposed:  # inputs s apart, then padded (or cropped) by dil·(K − 1) − p
+        row = np.full(s * (n - 1) + 1, ZERO)
+        row[::s] = np.arange(n)
+        span = dil * (k - 1)
+        left, right = span - before, span - after + g.output_padding[axis]
+        row = np.concatenate([np.full(max(left, 0), ZERO), row, np.full(max(right, 0), ZERO)])
+        return row[max(-left, 0) : len(row) - max(-right, 0)]
+    row = np.arange(n)
+    if g.padding_mode == "zeros":
+        return np.concatenate([np.full(before, ZERO), row, np.full(after, ZERO)])
+    mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[g.padding_mode]
+    return np.pad(row, (before, after), mode=mode)  # type: ignore[call-overload]
+
+
+def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
+    """The attention's side: int (outputs,), where on the padded axis the query of each output sits: s·o + a."""
+    anchor = g.dilation[axis] * ((g.kernel_size[axis] - 1) // 2)
+    return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
+
+
+def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
+    """τ on this axis of the head that carries a tap: dil·j − a, on the grid of a transposed layer dil·(K − 1 − j) − a."""
+    k, dil = g.kernel_size[axis], g.dilation[axis]
+    return dil * ((k - 1 - tap if g.transposed else tap) - (k - 1) // 2)
+
+
+def tap_read_otherwise(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
+    """A tap of this axis that does not read what the head at its shift reads, at some output; None if there is none.
+
+    The key less the place is one number for all taps and outputs: both go up by the same stride from an output to the next,
+    so that the first output and the last tell.  Then it is enough that each token holds the input at its place, and that all
+    keys are tokens; which takes the tokens and the taps, and not their product.
+    """
+    tokens, queries = tokens_along(g, axis, n), query_places(g, axis, outputs)
+    lead = int(queries[0]) + shift_of_tap(g, axis, 0) - tap_place(g, axis, 0, 0)
+    for tap in range(g.kernel_size[axis]):
+        for output in (0, outputs - 1):
+            key = int(queries[output]) + shift_of_tap(g, axis, tap)
+            if key - tap_place(g, axis, tap, output) != lead or not 0 <= key < len(tokens):
+                return tap
+    held = input_at(g, axis, n, np.arange(len(tokens)) - lead) == tokens
+    taps = () if held.all() else range(g.kernel_size[axis])
+    return next((tap for tap in taps if not held[queries + shift_of_tap(g, axis, tap)].all()), None)
+
+
+def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The kernel position that a head at this shift must carry, or None if it is no kernel position.
+
+    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel lies flipped.
+    """
+    tap = []
+    for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True):
+        j, rest = divmod(tau + dil * ((k - 1) // 2), dil)
+        if rest or not 0 <= j < k:
+            return None
+        tap.append(k - 1 - j if g.transposed else j)
+    return tuple(tap)
+
+
+def token_count(g: Geometry, grid: tuple[int, ...]) -> int:
+    """T, the number of tokens of the padded grid."""
+    return math.prod(token_length(g, axis, n) for axis, n in enumerate(grid))
+
+
+def token_length(g: Geometry, axis: int, n: int) -> int:
+    """How many tokens an axis has: the length of :func:`tokens_along`, without making them."""
+    before, after = g.pads[axis]
+    if g.transposed:
+        span = g.dilation[axis] * (g.kernel_size[axis] - 1)
+        return max(g.stride[axis] * (n - 1) + 1 + 2 * span - before - after + g.output_padding[axis], 0)
+    return n + before + after
+
+
+def require_readable(g: Geometry, grid: tuple[int, ...]) -> None:
+    """Refuse a grid whose axes are too long to be gone through position by position.
+
+    Raises:
+        ValueError: naming the axis.
+    """
+    for axis, n in enumerate(grid):
+        length = token_length(g, axis, n)
+        if length > LONGEST:
+            told = f"axis {axis} of the grid {grid} has {length} tokens"
+            raise ValueError(f"{told}, too many to go through one by one (give a grid of up to {LONGEST})")

@@ -1,0 +1,181 @@
+"""The certificate file, ``model.mhsa.json``: how it is written.
+
+JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they are read back exactly.
+
+    format, version      "conv-as-attention certificate", 3
+    torch_version        of the run that wrote it
+    conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
+    layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``
+    network              null, or what the runs of both networks showed: their calls, and their distance from float64
+    record_sha256        digest of all the rest as canonical JSON: sorted keys, no spaces, ASCII
+
+It is read by :mod:`verify.recheck.statements`.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable
+from json.encoder import encode_basestring as quoted
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from verify.argument.certificate import Certificate
+
+FORMAT, VERSION = "conv-as-attention certificate", 3
+
+
+def write_document(
+    path: str | os.PathLike[str],
+    layers: Iterable[tuple[str, "Certificate"]],
+    conv_file: str | os.PathLike[str] | None = None,
+    mhsa_file: str | os.PathLike[str] | None = None,
+    network: dict[str, Any] | None = None,
+) -> None:
+    """Write certificates to a file, in one step: whatever stood there is replaced whole or not touched.
+
+    Args:
+        path: of the certificate file.
+        layers: the path of each layer in the network, and its certificate.
+        conv_file: the weight file with the convolutions, already written; its digest goes into the document.
+        mhsa_file: the weight file with the attention layers.
+        network: what runs of both networks showed, as the command writes it; the checker looks at its form alone.
+
+    Raises:
+        ValueError: two layers have one name.
+        OSError: a file cannot be read or written.
+    """
+    _replace(Path(path), document(layers, conv_file, mhsa_file, network))
+
+
+def document(
+    layers: Iterable[tuple[str, "Certificate"]],
+    conv_file: str | os.PathLike[str] | None = None,
+    mhsa_file: str | os.PathLike[str] | None = None,
+    network: dict[str, Any] | None = None,
+    *,
+    mhsa_name: str | None = None,
+    conv_sha256: str | None = None,
+) -> bytes:
+    """The content of a certificate file, for who writes it together with something else.
+
+    Args:
+        layers: as of :func:`write_document`, like the rest.
+        conv_file: already written.
+        mhsa_file: already written, perhaps not in its place yet.
+        network: as of :func:`write_document`.
+        mhsa_name: the name that the file with the attention layers is going to have.
+        conv_sha256: of the file with the convolutions as it was when they were read from it; it is not read again then.
+    """
+    records = [{"name": name, **certificate.record()} for name, certificate in layers]
+    if len({record["name"] for record in records}) != len(records):
+        raise ValueError("two layers have the same name")
+    import torch
+
+    found = _finite(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "torch_version": str(torch.__version__),
+            "conv_file": _digest_of(conv_file, sha256=conv_sha256),
+            "mhsa_file": _digest_of(mhsa_file, mhsa_name),
+            "layers": records,
+            "network": network,
+        }
+    )
+    found["record_sha256"] = record_digest(found)
+    text = indented(found) + "\n"
+    return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
+
+
+def indented(value: Any, margin: str = "\n") -> str:
+    """``json.dumps`` with ``indent=1``, ``ensure_ascii=False`` and ``allow_nan=False``, which Python itself writes slowly."""
+    deeper = margin + " "
+    if isinstance(value, dict) and value:
+        rows = [
+            f"{quoted(key if isinstance(key, str) else _plain(key))}: {indented(item, deeper)}"
+            for key, item in value.items()
+        ]
+        return f"{{{deeper}{f',{deeper}'.join(rows)}{margin}}}"
+    if isinstance(value, list) and value:
+        rows = list(map(quoted if all(type(x) is str for x in value) else lambda x: indented(x, deeper), value))
+        return f"[{deeper}{f',{deeper}'.join(rows)}{margin}]"
+    return _plain(value)
+
+
+_plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def save_certificate(
+    path: str | os.PathLike[str],
+    certificate: "Certificate",
+    conv_file: str | os.PathLike[str] | None = None,
+    mhsa_file: str | os.PathLike[str] | None = None,
+) -> None:
+    """Write the certificate of a bare layer; see :func:`write_document`."""
+    write_document(path, [("", certificate)], conv_file, mhsa_file)
+
+
+def is_document(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is an earlier certificate, so that it may be replaced; whole and unedited or not."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+def record_digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a document as canonical JSON, without its own digest."""
+    rest = {key: value for key, value in document.items() if key != "record_sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest_of(
+    path: str | os.PathLike[str] | None, name: str | None = None, sha256: str | None = None
+) -> dict[str, str] | None:
+    if path is None:
+        return None
+    # The bytes of the name, whatever the locale takes them for.
+    text = os.fsencode(name or Path(path).name).decode(errors="backslashreplace")
+    if sha256 is None:
+        with Path(path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"name": text, "sha256": sha256}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: such numbers become texts; tuples and numpy's numbers become JSON's."""
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _finite(value.tolist())
+    if isinstance(value, list | tuple):
+        return list(value) if all(type(x) is str for x in value) else [_finite(x) for x in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of the file that was asked for: nobody knows the other name
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+        raise

@@ -1,0 +1,167 @@
+"""The checker's own reading of a geometry: which input every output reads, on the convolution's side and the attention's.
+
+Worked out from THEORY.md, axis by axis, with numpy alone; nothing is shared with the certifier's :mod:`verify.layers.reading`.
+
+    convolution            Y[o] = b + Σ_j W_j X̃[s·o + dil·j − p],  X̃ the input, continued by its padding mode
+    transposed             Y[s·i + dil·j − p] += X[i] W_j
+    attention              tokens: the padded input; transposed: the inputs s apart, padded by dil·(K − 1) − p (below 0: cropped)
+                           the query of output o sits at s·o + a (transposed: o + a), with a = dil·⌊(K − 1)/2⌋
+                           the head that carries tap j looks at τ_j = dil·j − a (transposed: dil·(K − 1 − j) − a)
+"""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from verify.recheck.arrays import GEOMETRY, Rejected
+
+LONGEST, MOST = (
+    2**26,
+    2**32,
+)  # tokens of one axis, and tokens times taps: gone through tap by tap, some ten seconds at most
+MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+class Geometry(NamedTuple):
+    """A geometry in numbers, an entry an axis; ``pads`` are of the input itself, before and after."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    extra: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    mode: str
+    transposed: bool
+    groups: int
+    d_in: int
+    d_out: int
+
+    def span(self, axis: int) -> int:
+        """From the first tap to the last."""
+        return self.dilation[axis] * (self.kernel[axis] - 1)
+
+    def anchor(self, axis: int) -> int:
+        """Where the query of output 0 sits."""
+        return self.dilation[axis] * ((self.kernel[axis] - 1) // 2)
+
+    def steps(self, axis: int) -> list[int]:
+        """τ on one axis of every tap along it."""
+        k, dil = self.kernel[axis], self.dilation[axis]
+        return [dil * j - self.anchor(axis) for j in (range(k - 1, -1, -1) if self.transposed else range(k))]
+
+    def shifts(self) -> list[tuple[int, ...]]:
+        """τ of every tap, taps in row-major order."""
+        return [*product(*map(self.steps, range(len(self.kernel))))]
+
+    def torch_pads(self) -> list[int]:
+        """The numbers that torch pads the input by, last axis first."""
+        return [p for pair in reversed(self.pads) for p in pair]
+
+
+class Axis(NamedTuple):
+    """One axis of a grid; in ``reads`` and ``tokens`` a number is an input position, −1 a zero."""
+
+    reads: Callable[[int], np.ndarray]  # (outputs,) by tap: what it reads for every output
+    tokens: np.ndarray  # (N,): what the tokens hold
+    queries: np.ndarray  # (outputs,): which token asks for output o
+
+
+class NoOutput(ValueError):
+    """On this grid torch would raise."""
+
+
+def geometry_of(stated: dict[str, Any]) -> Geometry:
+    """Read what a layer states of itself; `Rejected` if that is no geometry of a convolution."""
+    try:
+        geometry = _geometry_of(stated)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        geometry = None
+    if geometry is None:
+        raise Rejected(f"no geometry of a convolution: {json.dumps(stated)[:300]}")
+    return geometry
+
+
+def _geometry_of(stated: dict[str, Any]) -> Geometry | None:
+    if set(stated) - {"radix"} != set(GEOMETRY):
+        return None
+    kernel, stride, dilation, extra = (stated[k] for k in ("kernel_size", "stride", "dilation", "output_padding"))
+    groups, d_in, d_out = (stated[k] for k in ("groups", "in_channels", "out_channels"))
+    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
+    dims = len(kernel)
+    least = [(1, x) for x in (*kernel, *stride, *dilation, groups, d_in, d_out)] + [(0, x) for x in extra]
+    if isinstance(padding, str):
+        spans = [dil * (k - 1) for k, dil in zip(kernel, dilation, strict=True)]
+        pads = {"same": [(span // 2, span - span // 2) for span in spans], "valid": [(0, 0)] * dims}[padding]
+    else:
+        pads, least = [(p, p) for p in padding], least + [(0, p) for p in padding]
+    if not all(type(x) is int and low <= x < 2**31 for low, x in least) or d_in % groups or d_out % groups:
+        return None
+    if dims < 1 or {len(stride), len(dilation), len(extra), len(pads)} != {dims} or mode not in MODES:
+        return None
+    if type(transposed) is not bool or (transposed and (mode != "zeros" or isinstance(padding, str))):
+        return None
+    if (padding == "same" and {*stride} != {1}) or (any(extra) and not transposed):
+        return None
+    if any(e and e >= max(s, dil) for e, s, dil in zip(extra, stride, dilation, strict=True)):
+        return None
+    vectors = (tuple(kernel), tuple(stride), tuple(dilation), tuple(extra), tuple(pads))
+    return Geometry(*vectors, mode, transposed, groups, d_in, d_out)
+
+
+def axis_of(g: Geometry, axis: int, n: int) -> Axis:
+    """Work out one axis for an input of size ``n``.
+
+    Raises:
+        NoOutput: torch would raise.
+    """
+    k, dil, s, span = g.kernel[axis], g.dilation[axis], g.stride[axis], g.span(axis)
+    before, after = g.pads[axis]
+    length = n * (s if g.transposed else 1) + span + before + after
+    if length > LONGEST or k * length > MOST:
+        raise Rejected(f"an axis of {n} positions and {k} taps is too long for this checker")
+    inputs = np.arange(n)
+    if g.transposed:
+        size = s * (n - 1) - before - after + span + g.extra[axis] + 1
+
+        def reads(j: int) -> np.ndarray:
+            read, out = np.full(size, -1), s * inputs + dil * j - before
+            reached = (out >= 0) & (out < size)
+            read[out[reached]] = inputs[reached]
+            return read
+
+        stuffed = np.arange(max(size, 0) + span) - (span - before)
+        held = (stuffed % s == 0) & (stuffed >= 0) & (stuffed <= s * (n - 1))
+        tokens, step = np.where(held, stuffed // s, -1), 1
+    else:
+        if max(before, after) > {"reflect": n - 1, "circular": n}.get(g.mode, math.inf):
+            raise NoOutput(f"{g.mode} padding by {before} and {after} of only {n} positions")
+        size, step = (n + before + after - span - 1) // s + 1, s
+
+        def reads(j: int) -> np.ndarray:
+            return _continued(s * np.arange(size) + dil * j - before, n, g.mode)
+
+        tokens = _continued(np.arange(n + before + after) - before, n, g.mode)
+    if n < 1 or size < 1:
+        raise NoOutput(f"an input of size {n} has no output")
+    return Axis(reads, tokens, step * np.arange(size) + g.anchor(axis))
+
+
+def read_by_taps(g: Geometry, axes: list[Axis], output: list[int]) -> list[tuple[int, ...]]:
+    """What every tap reads for one output, taps in row-major order."""
+    along = zip(axes, g.kernel, output, strict=True)
+    return [*product(*([int(axis.reads(j)[at]) for j in range(k)] for axis, k, at in along))]
+
+
+def _continued(place: np.ndarray, n: int, mode: str) -> np.ndarray:
+    """The input that X̃ holds at a place which may lie outside of 0 … n − 1."""
+    if mode == "zeros":
+        return np.where((place >= 0) & (place < n), place, -1)
+    if mode == "replicate":
+        return np.clip(place, 0, n - 1)
+    if mode == "circular":
+        return place % n
+    return (n - 1) - np.abs(place % max(2 * (n - 1), 1) - (n - 1))

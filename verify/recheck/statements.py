@@ -1,0 +1,274 @@
+"""The certificate file read strictly: any field that is missing, unknown, or of the wrong type is refused.
+
+Reading takes neither torch nor the builder.  The format is told in :mod:`verify.recheck.documents`.
+"""
+
+import json
+import math
+import os
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from verify.recheck.arrays import strict_json
+from verify.recheck.documents import FORMAT, VERSION, record_digest
+from verify.recheck.opcodes import Rejected
+
+STEPS = ("tokens", "content", "aim", "leakage", "taps", "rounding", "runs")
+"""The names of steps 0 to 6."""
+PARTS = ("rounding", "leakage", "taps", "bound")
+_DOCUMENT = {"format", "version", "torch_version", "conv_file", "mhsa_file", "layers", "network", "record_sha256"}
+_RECORD: dict[type, str] = {
+    str: "name verdict sentence claim input_bound dtype conv_sha256 mhsa_sha256 torch_version tightness",
+    int: "version heads",
+    list: "grid rounding leakage taps bound steps assumptions observed probes",
+    dict: "conv_geometry mhsa_geometry",
+}
+_STEP = {"number": int, "name": str, "holds": bool, "sentence": str}
+_PROBE = {"execution": str, "inputs": int, "grid": list, "ratio": (int, float, str), "note": str}
+_COUNTEREXAMPLE = {"input": list, "output": list, "convolution": str, "attention": str, "shapes": (list, type(None))}
+_OVERRUN = {
+    "execution": str,
+    "grid": list,
+    "input": (list, type(None)),
+    "output": list,
+    "convolution": str,
+    "found": str,
+}
+
+
+_FIGURE = (int, float, str, type(None))
+_NETWORK = {
+    "input_size": (list, type(None)),
+    "inputs": str,
+    "calls": dict,
+    "convolution_calls": dict,
+    "convolutions": dict,
+    "max_abs": _FIGURE,
+    "numbers": (dict, type(None)),
+    "same_expression": bool,
+}
+_CALLS = {"same": bool, "difference": (str, type(None)), "compared": int, "converted": int, "unseen": list}
+_CONVOLUTION_CALLS = {"original": int, "converted": int}
+_CONVOLUTIONS = {"executed": int, "converted": int}
+_FIGURES = ("original", "converted", "limit", "largest")
+_NUMBERS = {"verdict": str, "sentence": str, **dict.fromkeys(_FIGURES, _FIGURE), "predictions": dict, "no_float64": str}
+_PREDICTIONS = {"agree": (int, type(None)), "of": int}
+
+
+class Claim(NamedTuple):
+    """What a document says of one layer, field by field as in ``Certificate``."""
+
+    name: str
+    verdict: str
+    grid: tuple[int, ...]
+    input_bound: float
+    within: float | None
+    dtype: str
+    heads: int
+    parts: dict[str, np.ndarray]  # rounding, leakage, taps and bound, each (D_out,)
+    holds: bool  # every step is there and holds, and no run and nothing observed exceeds the bound
+    plausible: bool  # the tightness, a measurement, is the bound over what was observed
+    geometries: tuple[dict[str, Any], dict[str, Any]]  # of the convolution and of the attention layer, as stated
+    digests: tuple[str, str]  # of their numbers
+    counterexample: (
+        dict[str, Any] | None
+    )  # input: {index: value}, output, convolution, attention; exact; or shapes alone
+
+
+class Document(NamedTuple):
+    """A certificate file whose digest is right and whose fields are what they should be."""
+
+    claims: tuple[Claim, ...]
+    digests: tuple[str | None, str | None]  # of the two weight files
+
+
+def read_document(path: str | os.PathLike[str]) -> Document:
+    """Read a certificate file.
+
+    Raises:
+        Rejected: it has been edited, or has anything that does not belong there.
+        OSError: it cannot be read.
+    """
+    document = strict_json(Path(path).read_bytes(), str(path))
+    if not isinstance(document, dict):
+        raise Rejected(f"{path}: no certificate, as it holds no JSON object but {json.dumps(document)[:40]}")
+    try:
+        return _document(document)
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
+        told = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
+        raise Rejected(f"{path}: {told}") from None
+
+
+def _document(document: dict[str, Any]) -> Document:
+    if set(document) != _DOCUMENT:
+        raise Rejected(f"no certificate: missing or unknown: {', '.join(sorted(_DOCUMENT ^ set(document)))}")
+    if document["format"] != FORMAT or not (type(document["version"]) is int and document["version"] == VERSION):
+        raise Rejected(f"no certificate of version {VERSION}")
+    if document["record_sha256"] != record_digest(document):
+        raise Rejected("the certificate has been edited: its record_sha256 differs")
+    digests = []
+    for key in ("conv_file", "mhsa_file"):
+        if document[key] is not None:
+            _check_types(document[key], {"name": str, "sha256": str}, key)
+        digests.append(None if document[key] is None else document[key]["sha256"])
+    if type(document["torch_version"]) is not str:
+        raise Rejected("torch_version is of the wrong type")
+    if document["network"] is not None:
+        _check_network(document["network"])
+    claims = tuple(_claim(record) for record in document["layers"])
+    if len({claim.name for claim in claims}) != len(claims):
+        raise Rejected("a layer stands twice in the certificate")
+    return Document(claims, (digests[0], digests[1]))
+
+
+def _check_network(network: dict[str, Any]) -> None:
+    """That what runs of the network showed has the form of that; it is not repeated, which takes the network."""
+    _check_types(network, _NETWORK, "network")
+    _index(network["input_size"] or [], least=1)
+    calls, numbers = network["calls"], network["numbers"]
+    _check_types(calls, _CALLS, "calls")
+    _check_types(network["convolution_calls"], _CONVOLUTION_CALLS, "convolution_calls")
+    _check_types(network["convolutions"], _CONVOLUTIONS, "convolutions")
+    counts = (*network["convolution_calls"].values(), *network["convolutions"].values())
+    _index([calls["compared"], calls["converted"], *counts])
+    if not all(type(text) is str for text in calls["unseen"]) or calls["same"] != (calls["difference"] is None):
+        raise Rejected("calls: unseen are no texts, or same and difference contradict each other")
+    if network["same_expression"] and not (calls["same"] and calls["unseen"] == []):
+        raise Rejected("network: the same expression, but not the same calls")
+    _figure(network["max_abs"])
+    if numbers is None:
+        return
+    _check_types(numbers, _NUMBERS, "numbers")
+    _check_types(numbers["predictions"], _PREDICTIONS, "predictions")
+    if numbers["verdict"] not in ("CHECKED", "REFUTED", "UNDECIDED"):
+        raise Rejected(f"numbers: unknown verdict {numbers['verdict']!r}")
+    for name in _FIGURES:
+        _figure(numbers[name])
+
+
+def _figure(value: Any) -> None:
+    if not (isinstance(value, float | int) and value >= 0) and value not in ("inf", "nan", None):
+        raise Rejected(f"network: {value!r} is no figure")
+
+
+def _claim(record: dict[str, Any]) -> Claim:
+    types: dict[str, Any] = {name: kind for kind, names in _RECORD.items() for name in names.split()}
+    types |= {"within": (str, type(None)), "counterexample": (dict, type(None)), "overrun": (dict, type(None))}
+    _check_types(record, types, "a layer's record")
+    verdict, within = record["verdict"], record["within"]
+    if verdict not in ("PROVED", "REFUTED", "UNDECIDED") or record["version"] != VERSION:
+        raise Rejected(f"unknown verdict {verdict!r} or version {record['version']}")
+    if record["claim"] != ("same function" if within is None else "difference within"):
+        raise Rejected("claim and within contradict each other")
+    for rows, row_types in ((record["steps"], _STEP), (record["probes"], _PROBE)):
+        for row in rows:
+            _check_types(row, row_types, "a step or probe")
+    if not all(type(text) is str for text in record["assumptions"]):
+        raise Rejected("assumptions are no texts")
+    parts = {part: np.array([_number(x, verdict != "PROVED") for x in record[part]]) for part in PARTS}
+    observed = np.array([_measured(x) for x in record["observed"]])
+    if len({len(observed), *map(len, parts.values())}) != 1:
+        raise Rejected("the bounds are of different lengths")
+    plausible = _check_measured(record, parts["bound"], observed)
+    holds = [(step["number"], step["name"]) for step in record["steps"]] == [*enumerate(STEPS)]
+    holds = holds and all(step["holds"] for step in record["steps"])
+    holds = (
+        holds and bool((observed <= parts["bound"]).all()) and all(_at_most_one(p["ratio"]) for p in record["probes"])
+    )
+    return Claim(
+        name=record["name"],
+        verdict=verdict,
+        grid=_index(record["grid"], least=1),
+        input_bound=_number(record["input_bound"], False, positive=True),
+        within=None if within is None else _number(within, False, positive=True),
+        dtype=record["dtype"],
+        heads=record["heads"],
+        parts=parts,
+        holds=holds,
+        plausible=plausible,
+        geometries=(record["conv_geometry"], record["mhsa_geometry"]),
+        digests=(record["conv_sha256"], record["mhsa_sha256"]),
+        counterexample=None if record["counterexample"] is None else _counterexample(record["counterexample"]),
+    )
+
+
+def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndarray) -> bool:
+    """What runs showed takes torch to measure again; here only that it is about such inputs, and whether it fits together."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
+    claimed = _measured(record["tightness"])
+    plausible = claimed == tightness or abs(claimed - tightness) <= 1e-9 * tightness
+    if (over := record["overrun"]) is None:
+        return plausible
+    _check_types(over, _OVERRUN, "the run over the bound")
+    numbers = [abs(float.fromhex(x)) for x in over["input"] or []]
+    most = _number(record["input_bound"], False, positive=True)
+    sizes = math.prod(_index(over["grid"], least=1)) * record["conv_geometry"]["in_channels"]
+    fits = over["input"] is None or (len(numbers) == sizes and all(x <= most for x in numbers))
+    if not fits or len(_index(over["output"])) != len(over["grid"]) + 1 or record["verdict"] != "REFUTED":
+        raise Rejected("the run over the bound is no run that the claim is about")
+    _fraction(over["convolution"])
+    float.fromhex(over["found"])
+    return plausible
+
+
+def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
+    if set(record) != set(types):
+        raise Rejected(f"{what}: missing or unknown: {', '.join(sorted(set(types) ^ set(record)))}")
+    for name, kinds in types.items():
+        if type(record[name]) not in (kinds if isinstance(kinds, tuple) else (kinds,)):
+            raise Rejected(f"{what}: {name} is of the wrong type")
+
+
+def _number(text: str, infinite: bool, positive: bool = False) -> float:
+    value = float.fromhex(text)
+    if value.hex() != text or not value >= 0 or (value == math.inf and not infinite) or (positive and value == 0):
+        raise Rejected(f"{text!r} is no number that belongs there")
+    return value
+
+
+def _measured(text: str) -> float:
+    """What a run showed, perhaps no number, which then is over any bound."""
+    value = float.fromhex(text)
+    if value.hex() != text or value < 0:
+        raise Rejected(f"{text!r} is no number that belongs there")
+    return value
+
+
+def _at_most_one(ratio: Any) -> bool:
+    return not isinstance(ratio, str) and ratio <= 1
+
+
+def _index(values: Any, least: int = 0) -> tuple[int, ...]:
+    if not (isinstance(values, list) and all(type(x) is int and least <= x < 2**31 for x in values)):
+        raise Rejected(f"{str(values)[:80]} are no counts")
+    return tuple(values)
+
+
+def _counterexample(record: dict[str, Any]) -> dict[str, Any] | None:
+    """With exact numbers; or the sizes of both outputs, where these differ and there is no number to show."""
+    _check_types(record, _COUNTEREXAMPLE, "the counterexample")
+    if record["shapes"] is not None:
+        theirs, ours = (None if shape is None else _index(shape, least=1) for shape in record["shapes"])
+        if record["input"] or record["output"] or {record["convolution"], record["attention"]} != {"None"}:
+            raise Rejected("the counterexample has shapes and numbers")
+        return {"shapes": (theirs, ours)}
+    entries = {_index(index): _fraction(value) for index, value in record["input"]}
+    if len(entries) != len(record["input"]):
+        raise Rejected("the counterexample sets an input twice")
+    return {
+        "input": entries,
+        "output": _index(record["output"]),
+        "convolution": _fraction(record["convolution"]),
+        "attention": _fraction(record["attention"]),
+    }
+
+
+def _fraction(text: str) -> Fraction:
+    if not re.fullmatch(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?", text):
+        raise Rejected(f"{text[:40]!r} is no fraction")
+    return Fraction(text)

@@ -1,0 +1,1 @@
+"""CHECKED: what runs on samples show of layers and of networks."""

@@ -1,0 +1,287 @@
+"""A network beside its conversion, on the inputs that were run: the same calls, and numbers held against a float64 run.
+
+Of a network nothing is claimed for all inputs: Python code between the layers may look at numbers.  What is proved is each layer;
+here it is observed that, on these inputs, nothing else differs.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from verify.samples.accuracy import Accuracy, accuracy
+from verify.argument.certificate import Certificate
+from verify.samples.sampling import LayerCheck, call_with
+from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What the calls of two networks on the same inputs show.
+
+    Attributes:
+        compared: how many calls the original made on the first input.
+        converted: how many of these were convolutions that became attention.
+        layers: the paths of all convolutions that were called and became attention, on any input.
+        executed: convolution operators that the original executed on the first input.
+        left: the same of the converted network.
+        difference: the first call that differs, in one clause; None if all are the same.
+        unseen: what a trace does not see of these networks, a clause each.
+    """
+
+    compared: int
+    converted: int
+    layers: tuple[str, ...]
+    executed: int
+    left: int
+    difference: str | None
+    unseen: tuple[str, ...]
+
+
+def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module, str], seed: int = 0) -> list[Trace]:
+    """Run a network on each input, always with the same random numbers, and record its calls.
+
+    Args:
+        network: in eval mode.
+        inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments each; the network gets copies.
+        layers: the convolutions, or attention layers in their place → their path.
+        seed: of torch's, numpy's and Python's random numbers.
+    """
+    runs = []
+    for x in inputs:
+        own = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, x)
+        with _seeded(seed):
+            runs.append(trace(call_with, network, own, layers))
+    return runs
+
+
+def in_float64(inputs: Iterable[Any]) -> list[Any]:
+    """Inputs with every floating-point tensor in float64, which holds each number exactly."""
+
+    def widened(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return [tree_map(widened, x) for x in inputs]
+
+
+def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> Calls:
+    """Compare the calls of two networks, which ran on the same inputs."""
+    compared = [compare(*pair) for pair in zip(original, converted, strict=True)]
+    called = [[call.function.path for call in run.calls if isinstance(call.function, Layer)] for run in original]
+    layers = [[path for path in paths if path in run.layers] for paths, run in zip(called, original, strict=True)]
+    return Calls(
+        compared=len(original[0].calls) if original else 0,
+        converted=len(layers[0]) if layers else 0,
+        layers=tuple(dict.fromkeys(path for paths in layers for path in paths)),
+        executed=original[0].convolutions if original else 0,
+        left=converted[0].convolutions if converted else 0,
+        difference=next((difference for difference, _ in compared if difference is not None), None),
+        unseen=tuple(dict.fromkeys(what for _, unseen in compared for what in unseen)),
+    )
+
+
+def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str:
+    """Why the float64 run of a network is no yardstick for the original; empty if it is one."""
+    if all(t.dtype == torch.float64 for run in original for t in run.outputs if t.is_floating_point()):
+        return "the network computes in float64 itself"
+    for ours, exact in zip(original, reference, strict=True):
+        if [(made.path, made.name) for made in ours.calls] != [(made.path, made.name) for made in exact.calls]:
+            return "the network makes other calls in float64"
+        if [t.shape for t in ours.outputs] != [t.shape for t in exact.outputs]:
+            return "the network returns other sizes in float64"
+        for made in exact.calls:
+            narrow = [dtype for _, dtype in made.results if dtype.is_floating_point and dtype != torch.float64]
+            if narrow:
+                return f"{made.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
+    return ""
+
+
+def compare_numbers(
+    original: Sequence[Trace],
+    converted: Sequence[Trace],
+    reference: Sequence[Trace] | None,
+    no_float64: str = "",
+    leaking: bool = False,
+) -> Accuracy | None:
+    """Hold what two networks returned against a float64 run of the original.
+
+    Args:
+        original: runs.
+        converted: on the same inputs.
+        reference: of the original in float64; None where it does not run.
+        no_float64: why it does not.
+        leaking: whether heads leak attention by choice, so that the networks may differ by more than rounding.
+
+    Returns:
+        None if the networks return different sizes.
+    """
+    shapes = [[[(t.shape, t.dtype) for t in run.outputs] for run in runs] for runs in (original, converted)]
+    if shapes[0] != shapes[1]:
+        return None
+    if reference is not None:
+        no_float64 = why_no_float64(original, reference)
+    ours, theirs = [run.outputs for run in original], [run.outputs for run in converted]
+    exact = None if reference is None or no_float64 else [run.outputs for run in reference]
+    return accuracy(ours, theirs, exact, no_float64, leaking)
+
+
+def same_expression(
+    calls: Calls, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
+) -> bool:
+    """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
+
+    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was given, and
+    all other calls agree.
+
+    Args:
+        calls: of both networks.
+        certificates: of the layers, by path.
+        checks: what the layers were given.
+    """
+    if calls.difference is not None or calls.unseen or calls.left:
+        return False
+    return all(_covered(certificates.get(path), checks.get(path)) for path in calls.layers)
+
+
+def _covered(certificate: Certificate | None, check: LayerCheck | None) -> bool:
+    if certificate is None or check is None or certificate.within is not None:
+        return False
+    return (
+        certificate.verdict.name == "PROVED"
+        and check.largest_input <= certificate.input_bound
+        and all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
+    )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Within, all random numbers start at one seed; afterwards they go on where they were."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a network may use
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+
+# ---- two traces beside each other -----------------------------------------------------------------------------------------
+
+
+def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str]]:
+    """Compare two traces call by call.
+
+    Args:
+        ours: of the original.
+        theirs: of the converted network.
+
+    Returns:
+        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; and what cannot
+        be seen of them, a clause each.
+    """
+    unseen = [*ours.unseen, *theirs.unseen]
+    for number, (a, b) in enumerate(zip(ours.calls, theirs.calls, strict=False), start=1):
+        unseen += [
+            f"a tensor of unknown origin goes into {a.name}"
+            for x, y in zip(a.arguments, b.arguments, strict=False)
+            if _is_unknown(x, y)
+        ]
+        what = _call_difference(a, b)
+        if (
+            what is not None and a.past is not None
+        ):  # a method of the layer that is held elsewhere is no call of the layer
+            return None, [
+                *unseen,
+                f"{a.name} runs {a.past or 'the layer'} past a call of it; what follows is not compared",
+            ]
+        if what is not None:
+            return f"call {number} of {len(ours.calls)}, {a.name}: {what}", unseen
+    if len(ours.calls) != len(theirs.calls):
+        longer, who = (ours, "original") if len(ours.calls) > len(theirs.calls) else (theirs, "converted network")
+        fewer = min(len(ours.calls), len(theirs.calls))
+        return f"after {fewer} calls, the {who} alone goes on, with {longer.calls[fewer].name}", unseen
+    if len(ours.returned) != len(theirs.returned):
+        return f"the original returns {len(ours.returned)} values, the converted network {len(theirs.returned)}", unseen
+    for place, (a, b) in enumerate(zip(ours.returned, theirs.returned, strict=True)):
+        if _is_unknown(a, b):
+            unseen.append("a tensor of unknown origin is returned")
+        if (what := _argument_difference(a, b)) is not None:
+            return f"returned value {place}: {what}", unseen
+    return None, unseen
+
+
+def _is_unknown(x: Any, y: Any) -> bool:
+    """Whether either is a tensor of unknown origin; one that both networks hold was there before they ran."""
+    constants = [value for value in (x, y) if isinstance(value, Constant)]
+    if len(constants) == 2 and constants[0].tensor is constants[1].tensor:
+        return False
+    return any(not constant.known for constant in constants)
+
+
+def _call_difference(a: Call, b: Call) -> str | None:
+    if a.path != b.path or not _same_function(a.function, b.function):
+        return f"the converted network calls {b.name}"
+    if a.structure != b.structure:
+        return "it is given other arguments"
+    for x, y in zip(a.arguments, b.arguments, strict=True):
+        if (what := _argument_difference(x, y)) is not None:
+            return what
+    if a.results != b.results:
+        shown = [[(tuple(shape), str(dtype).removeprefix("torch.")) for shape, dtype in c.results] for c in (a, b)]
+        return f"it returns {shown[1]}, in the original {shown[0]}"
+    return None
+
+
+def _same_function(f: Any, g: Any) -> bool:
+    return f == g or (type(f) is type(g) and getattr(f, "__qualname__", 0) == getattr(g, "__qualname__", 1))
+
+
+def _argument_difference(x: Any, y: Any) -> str | None:
+    if isinstance(x, Number) and isinstance(y, Number) and x.call == y.call:
+        return None
+    x, y = (value.value if isinstance(value, Number) else value for value in (x, y))
+    if isinstance(x, Activation) or isinstance(y, Activation):
+        return None if x == y else f"{_shown(y)} goes in, in the original {_shown(x)}"
+    if isinstance(x, Constant) and isinstance(y, Constant):
+        if x.tensor is y.tensor:
+            return None
+        a, b = (x.tensor, y.tensor) if x.copy is None or y.copy is None else (x.copy, y.copy)
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return f"{_shown(y)} goes in, in the original {_shown(x)}"
+        known = x.known and y.known
+        return "a constant goes in that differs from the original's" if known and not _equal(a, b) else None
+    return None if _same_value(x, y) else f"{_shown(y)} goes in, in the original {_shown(x)}"
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    if x is y or type(x) is not type(y):
+        return x is y
+    if isinstance(x, float) and x != x:
+        return y != y
+    try:
+        return type(x).__eq__ is object.__eq__ or bool(x == y)  # without an equality of their own: copies of one object
+    except Exception:  # of a class of the network's own
+        return False
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all numbers are the same; one that is none counts as the same as another."""
+    same = torch.eq(a, b)
+    return bool((same | ((a != a) & (b != b))).all())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Activation):
+        return "an input" if value.call == 0 else f"the result of call {value.call}"
+    if isinstance(value, Constant):
+        return f"a constant of shape {tuple(value.tensor.shape)}, {str(value.tensor.dtype).removeprefix('torch.')}"
+    return repr(value)[:60]

@@ -1,0 +1,127 @@
+"""Where a run of the attention and torch's convolution differ by more than the bound: which of the two is off the exact value.
+
+A certificate is about the convolution that torch documents, and torch's own is an execution of it, as those of the attention
+are of Eq. 3.  It may be the one that is off: oneDNN's kernels for bfloat16 flush subnormal numbers to zero on processors with
+an instruction for products of bfloat16 (VDPBF16PS does so whatever the control register says), and lose all of an output whose
+weights or inputs are that small.  Such a difference refutes nothing.  Nor is PROVED the word, as the claim rests on the printed
+assumption that torch's convolution computes its definition, and this has just been seen to fail: the word is UNDECIDED, and the
+sentence names the side.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf, isfinite
+
+import numpy as np
+
+from verify.layers.fields import Geometry
+from verify.oracle import Convolution
+from verify.argument.refutation import Index, exact_output
+from verify.layers.taps import rounded_up
+
+TINY = 2.0**-126
+"""Smaller numbers are subnormal in bfloat16 and float32."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One output at which the two differ by more than is allowed, beside its exact value.
+
+    Attributes:
+        index: (input, channel, *position).
+        exact: the convolution's output there, by its definition in rational arithmetic.
+        convolution: what torch's convolution gave.
+        attention: what the attention gave.
+        refutes: whether the attention is off; else it is torch's convolution alone, here and wherever they differ too much.
+        convolution_off: whether torch's convolution is off by more than rounding explains, here or at another output.
+        sentence: by how much either is off.
+    """
+
+    index: Index
+    exact: Fraction
+    convolution: float
+    attention: float
+    refutes: bool
+    convolution_off: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of both sides for the same inputs, float64 (N, D_out, *output) each, and how far they may be off.
+
+    Attributes:
+        fields: of the convolution.
+        geometry: of the convolution.
+        inputs: finite, (N, D_in, *grid) float64.
+        convolution: of torch's convolution.
+        attention: of the attention.
+        allowed: how far apart the two may be.
+        rounding: how far torch's convolution may be off by rounding alone.
+    """
+
+    fields: Convolution
+    geometry: Geometry
+    inputs: np.ndarray
+    convolution: np.ndarray
+    attention: np.ndarray
+    allowed: np.ndarray
+    rounding: np.ndarray
+
+    def deviation(self, over: np.ndarray) -> Deviation:
+        """Judge the outputs that differ by more than is allowed.
+
+        The attention is refuted by an output that is further off the exact value than is allowed; or by one that is less far
+        off, if torch's convolution is off by no more than rounding explains there, since then the attention took more than its
+        share.  A float64 reference says where to look: at the output where the attention is off most, and at those where the
+        convolution is off least and most.
+
+        Args:
+            over: bool (N, D_out, *output), the outputs to judge, at least one.
+        """
+        reference, places = self.fields(self.inputs)[over], np.flatnonzero(over)
+        attention = _ratio(self.attention[over], reference, self.allowed[over])
+        convolution = _ratio(self.convolution[over], reference, self.rounding[over])
+        candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))
+        judged = [self._at(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates]
+        first = next((one for one in judged if one.refutes), judged[0])
+        return replace(first, convolution_off=any(one.convolution_off for one in judged))
+
+    def _at(self, index: Index) -> Deviation:
+        """One output, exactly."""
+        image, *output = index
+        x = self.inputs[image]
+        exact = exact_output(self.fields, self.geometry, x, tuple(output))
+        convolution, attention = float(self.convolution[index]), float(self.attention[index])
+        allowed, rounding = float(self.allowed[index]), float(self.rounding[index])
+        convolution_off = not _within(convolution, exact, rounding)
+        refutes = not _within(attention, exact, allowed) or not convolution_off
+        sentence = (
+            f"of the exact value {'-' * (exact < 0)}{rounded_up(abs(exact)):.6g} the convolution is off by "
+            f"{_distance(convolution, exact)}, where rounding explains {rounding:.3g}, and the attention by "
+            f"{_distance(attention, exact)}"
+        )
+        if not refutes:
+            sentence += ": here torch's own convolution does not compute its definition, and the attention does"
+            if _subnormal(self.fields.weight) or _subnormal(x) or 0 < abs(exact) < TINY:
+                sentence += " (subnormal numbers are flushed to zero there)"
+        return Deviation(index, exact, convolution, attention, refutes, convolution_off, sentence)
+
+
+def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """|values − reference|/allowed; infinite for what is no number."""
+    with np.errstate(all="ignore"):
+        off = np.abs(values - reference)
+        return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)
+
+
+def _subnormal(numbers: np.ndarray) -> bool:
+    return bool(((numbers != 0) & (np.abs(numbers) < TINY)).any())
+
+
+def _within(value: float, exact: Fraction, distance: float) -> bool:
+    return isfinite(value) and (distance == inf or abs(Fraction(value) - exact) <= Fraction(distance))
+
+
+def _distance(value: float, exact: Fraction) -> str:
+    return f"{rounded_up(abs(Fraction(value) - exact)):.3g}" if isfinite(value) else str(value)

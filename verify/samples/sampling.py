@@ -1,0 +1,284 @@
+"""CHECKED: equality on samples, layer by layer, each difference held against its rounding bound.
+
+Comparing whole networks is a weak test (normalisation hides a great deal), so every layer is judged alone: on the very
+activations that reach it inside the network, or on generated inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from verify.rounding.any_aim import any_aim_bound, one_hot
+from verify.samples.comparison import Discrepancy, errors, of_errors
+from verify.layers.fields import Geometry, Unreadable
+from verify.oracle import Convolution, float64
+from verify.samples.reference import Deviation, Outputs
+from verify.rounding.bounds import OffTheKernel, convolution_bound, difference_bound
+from verify.samples.trace import untraced
+from verify.verdict import Verdict
+from verify.wording import from_above
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """What the samples showed of one layer.
+
+    Attributes:
+        discrepancy: of the call with the greatest |difference|.
+        interior: the greatest |difference| over all calls where no padding is read.
+        border: the same where some is.
+        bound: the rounding bound where the difference is greatest.
+        ratio: the greatest |difference|/bound anywhere; equality up to rounding means at most 1.
+        calls: how many calls were compared.
+        grid: the largest spatial size of an input, axis by axis.
+        largest_input: the greatest |x| of any call.
+        verdict: CHECKED, REFUTED or UNDECIDED.
+        convolution_off: whether torch's own convolution was seen to be off its exact value by more than rounding explains.
+    """
+
+    discrepancy: Discrepancy
+    interior: float
+    border: float
+    bound: float
+    ratio: float
+    calls: int
+    grid: tuple[int, ...]
+    largest_input: float
+    verdict: Verdict
+    convolution_off: bool = False
+
+    def merged(self, other: "LayerCheck") -> "LayerCheck":
+        """One record of two sets of calls of the same layer: the worse of each figure, the worse verdict."""
+        severity = {"REFUTED": 2, "UNDECIDED": 1, "CHECKED": 0}
+        worse = max(self, other, key=lambda check: severity[check.verdict.name])
+        wider = max(self, other, key=lambda check: check.discrepancy.max_abs)
+        return replace(
+            wider,
+            interior=max(self.interior, other.interior),
+            border=max(self.border, other.border),
+            ratio=max(self.ratio, other.ratio),
+            calls=self.calls + other.calls,
+            grid=tuple(max(sides) for sides in zip(self.grid, other.grid, strict=True)),
+            largest_input=max(self.largest_input, other.largest_input),
+            verdict=worse.verdict,
+            convolution_off=self.convolution_off or other.convolution_off,
+        )
+
+
+def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
+    """Compare one call of a convolution and its attention layer, and judge it.
+
+    Args:
+        conv: the convolution.
+        layer: the attention layer.
+        x: the input, batched or not.
+        what: where the input comes from, for the sentence of the verdict.
+        call: further arguments of the call (``output_size``).
+    """
+    with torch.no_grad():
+        return check_outputs(conv, layer, x, conv(x, **call), layer(x, **call), what)
+
+
+def check_outputs(
+    conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor, what: str
+) -> LayerCheck:
+    """As :func:`check_call`, for outputs that are there already."""
+    if expected.shape != found.shape:
+        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(found.shape)}")
+    dims = conv.weight.dim() - 2
+    if x.dim() == dims + 1:
+        x, expected, found = x[None], expected[None], found[None]
+    a, b = float64(expected), float64(found)
+    error = errors(a, b)
+    seen = of_errors(conv, x, expected.dtype, a, b, error)
+    grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
+    outputs = tuple(expected.shape[2:])
+    told = ""
+    try:
+        bound = difference_bound(conv, layer, x, outputs)
+    except OffTheKernel as off:  # the terms of its sum are not known one by one, their sizes are
+        bound, told = any_aim_bound(layer, conv, x, outputs), f"{off}, and "
+    except Unreadable as unknown:
+        verdict = Verdict("UNDECIDED", str(unknown))
+        return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, grid, largest, verdict)
+    ratios = _ratios(error, bound)
+    if not told and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
+        # Soft attention rounds in sums over all keys, which that bound leaves out.
+        wide = any_aim_bound(layer, conv, x, outputs)
+        if float(_ratios(error, wide).max(initial=0.0)) <= 1:
+            bound, told = wide, "attention is shared among keys, and "
+            ratios = _ratios(error, bound)
+    ratio, faulty = float(ratios.max(initial=0.0)), False
+    at_worst = float(bound[seen.worst]) if seen.worst else 0.0
+    if not np.isfinite(a).all() or not (told or np.isfinite(bound).all()):
+        verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
+    elif not ratio <= 1:  # written so that a NaN fails
+        odd = _deviation(conv, x, a, b, ~(ratios <= 1), bound, outputs)
+        at = f"{told}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
+        at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
+        verdict, faulty = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
+    elif told:
+        seen_most = from_above(seen.max_abs)
+        verdict = Verdict("UNDECIDED", f"{told}the outputs differ by at most {seen_most} on {what}, as rounding may")
+    else:
+        verdict = Verdict("CHECKED", f"{seen.compared} outputs agree within rounding on {what}")
+    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, grid, largest, verdict, faulty)
+
+
+def _deviation(
+    conv: Any,
+    x: torch.Tensor,
+    theirs: np.ndarray,
+    ours: np.ndarray,
+    over: np.ndarray,
+    bound: np.ndarray,
+    outputs: tuple[int, ...],
+) -> Deviation:
+    """Which side is off where outputs differ by more than rounding explains: beside their exact values."""
+    fields, explained = (
+        Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
+        convolution_bound(conv, x, outputs),
+    )
+    return Outputs(fields, Geometry.read(conv), float64(x), theirs, ours, bound, explained).deviation(over)
+
+
+def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """|a − b| over its bound; 0 where they are the same, whatever the bound."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return np.where(error == 0, 0.0, error / bound)
+
+
+def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
+    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough to have an interior where there is one.
+
+    Args:
+        conv: a torch convolution.
+        samples: the batch size.
+        seed: of the generator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(generated_shape(conv, samples), generator=generator, dtype=torch.float64)
+    return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
+
+
+def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
+    """The shape of :func:`generated_inputs`, so that it can be judged before anything is allocated."""
+    fields = Convolution.read(conv)
+    spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
+    if fields.transposed:
+        assert not isinstance(fields.padding, str)
+        # Room for one output, s·(n − 1) ≥ 2p − span, and for one that reads no padding, s·(n − 1) ≥ span; two more inputs.
+        size = [
+            -(-max(span, 2 * p - span) // s) + 3
+            for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
+        ]
+    else:
+        size = [
+            max(span + 1 + 2 * s, before + 1, after + 1)
+            for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
+        ]
+    size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
+    d_in = fields.weight.shape[0] if fields.transposed else fields.weight.shape[1] * fields.groups
+    return (samples, d_in, *size)
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put networks into eval mode, and every module back into its own mode afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def call_with(model: nn.Module, x: Any) -> Any:
+    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    if isinstance(x, tuple):
+        return model(*x)
+    return model(**x) if isinstance(x, Mapping) else model(x)
+
+
+def called(model: nn.Module, x: Any) -> Any:
+    """As :func:`call_with`, with copies of the tensors, which the network may change."""
+    return call_with(model, tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x))
+
+
+@contextmanager
+def comparing(
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    what: str,
+    progress: Callable[[str], None] = lambda path: None,
+) -> Iterator[dict[str, LayerCheck]]:
+    """While active, every call of a convolution is also made of its attention layer, on the same activations, and compared.
+
+    Args:
+        pairs: path → (convolution, its attention layer).
+        what: a description of the inputs, for the verdicts.
+        progress: told the path of a layer whenever a call of it has been compared.
+
+    Yields:
+        One record for every layer that is called, as it grows.
+    """
+    checks: dict[str, LayerCheck] = {}
+
+    def hook(path: str, layer: nn.Module) -> Callable[..., None]:
+        def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+            x, *others = args or (kwargs["input"],)
+            named = {key: value for key, value in kwargs.items() if key != "input"}
+            mixed, where = torch.is_autocast_enabled(x.device.type), what
+            with untraced(), torch.autocast(x.device.type, enabled=False):
+                if mixed:  # what is claimed of a layer is claimed in its own format
+                    x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
+                    output = conv.forward(x, *others, **named)
+                check = check_outputs(conv, layer, x, output, layer(x, *others, **named), where)
+            checks[path] = checks[path].merged(check) if path in checks else check
+            progress(path)
+
+        return compared
+
+    # Before any other hook: what is compared is what the convolution itself returned.
+    handles = [
+        conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+        for path, (conv, layer) in pairs.items()
+    ]
+    try:
+        yield checks
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_on_activations(
+    model: nn.Module,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    inputs: Iterable[Any],
+    what: str,
+    progress: Callable[[str], None] = lambda path: None,
+) -> dict[str, LayerCheck]:
+    """Run a network, and at every call of a convolution run its attention layer on the same activations.
+
+    Args:
+        model: the original network; it is run in eval mode and left as it was.
+        pairs: path → (convolution inside ``model``, its attention layer).
+        inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        what: a description of the inputs, for the verdicts.
+        progress: told the path of a layer whenever a call of it has been compared.
+
+    Returns:
+        One record for every layer that the network called; a layer that it never called has none.
+    """
+    layers = (layer for _, layer in pairs.values())
+    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what, progress) as checks:
+        for x in inputs:
+            called(model, x)
+    return checks

@@ -1,0 +1,321 @@
+"""The trace of a network's run: every call of torch that the run makes, in order, and where each argument comes from.
+
+Two interceptors of torch work together.  One sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What
+goes past it (TorchScript, an ``autograd.Function``, code that switches the first one off) shows to the other as operators.  A
+convolution and the attention layer in its place are one call each, named by their path, whatever they do inside.
+
+Activations are named by the call that made them, so that two networks are compared call by call without comparing rounded numbers.
+What neither sees is said: another thread, memory shared with numpy or through DLPack.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from construct.attention import MHSA
+from verify.samples.calls import RELATIVES
+from verify.samples.returned import laid_out
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation, by its origin: tensor number ``part`` of the results of call number ``call``; call 0 is the input."""
+
+    call: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor into which no input went, as far as the trace knows.
+
+    Attributes:
+        tensor: itself.
+        copy: of its numbers at the call, where there are few; the network may change them later.
+        known: whether it is a parameter or a buffer of the network, or made of such by calls that were seen.
+    """
+
+    tensor: Tensor
+    copy: Tensor | None
+    known: bool
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that Python read off an activation (``.item()``), with the call that gave it."""
+
+    call: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution, or the attention layer in its place, as what is called."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        path: of the module in which it happens.
+        function: of torch, or an operator, or a :class:`Layer`.
+        arguments: flattened; tensors as :class:`Activation` or :class:`Constant`.
+        structure: of the arguments, as ``torch.utils._pytree`` has it.
+        results: shape and dtype of every tensor that it returns.
+        past: the path of a layer whose weight goes in, so that the layer may be run past a call of it; None otherwise.
+    """
+
+    path: str
+    function: Any
+    arguments: tuple[Any, ...]
+    structure: Any
+    results: tuple[tuple[torch.Size, torch.dtype], ...]
+    past: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What is called, and where: ``relu in block1``."""
+        if isinstance(self.function, Layer):
+            return f"the layer {self.function.path or '(the model)'}"
+        name = getattr(self.function, "__name__", str(self.function))
+        if name == "__get__":  # an attribute
+            name = getattr(self.function.__self__, "__name__", name)
+        return f"{name} in {self.path}" if self.path else name
+
+
+@dataclass
+class Trace:
+    """What one run of a network showed.
+
+    Attributes:
+        layers: the paths of the convolutions, or of the attention layers in their place.
+        calls: in order; those into which an activation goes.
+        returned: what the network returns, flattened: activations, constants and plain values.
+        outputs: the tensors among these.
+        convolutions: how many convolution operators were executed, in any way.
+        unseen: what went past the trace, a clause each.
+    """
+
+    layers: frozenset[str]
+    calls: list[Call] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    convolutions: int = 0
+    unseen: list[str] = field(default_factory=list)
+
+
+def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]) -> Trace:
+    """Run a network once, without gradients, and record its calls.
+
+    Args:
+        run: (network, inputs) → what the network returns.
+        network: in the mode in which it is to be run.
+        inputs: a tensor, or tensors in tuples, lists and dicts; the floating-point ones are activations.
+        layers: convolutions, or the attention layers in their place → the path that names them; each call of one counts as one,
+            and so does that of any other attention layer.
+
+    Raises:
+        Exception: whatever the network raises.
+    """
+    record = Trace(frozenset(layers.values()))
+    tracer = _Tracer(record, network, inputs, layers)
+    with torch.no_grad(), tracer.hooked(network), _Operators(tracer), _Functions(tracer):
+        output = run(network, inputs)
+    leaves, strange = laid_out(output)
+    record.returned = [tracer.named(value) for value in leaves]
+    record.outputs = [value for value in leaves if isinstance(value, Tensor)]
+    record.unseen += [strange] if strange else []
+    return record
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Within, torch works as if no run were traced: for measurements in the middle of one."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+SMALL = 4096
+"""Numbers of a constant of which a copy is kept."""
+
+ATTRIBUTES = (
+    "shape dtype device ndim layout requires_grad is_nested is_cuda is_mps is_sparse is_quantized is_leaf itemsize"
+)
+METHODS = "size dim ndimension numel nelement __len__ is_floating_point is_complex get_device stride is_contiguous"
+SILENT: frozenset[Any] = frozenset(
+    [getattr(Tensor, name).__get__ for name in ATTRIBUTES.split()] + [getattr(Tensor, name) for name in METHODS.split()]
+)
+"""What these return depends on no number; they are no calls of the trace."""
+
+EMPTY = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
+"""What these return has no numbers yet, so that it is named by its call as activations are."""
+
+_PLAIN = (Tensor, bool, int, float, complex, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None))
+
+
+class _Tracer:
+    """What both interceptors write to."""
+
+    def __init__(self, record: Trace, network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]):
+        own = {module: path for path, module in network.named_modules() if isinstance(module, MHSA)}
+        self.record, self.layers = record, own | dict(layers)
+        self.inside = 0
+        """How many calls are under way whose inner calls do not count."""
+        self.paths = [""]
+        self._origins = WeakTensorKeyDictionary()  # tensor → Activation; None for a constant of the network's own
+        self._numbers: dict[float, int] = {}
+        self._weights = {id(conv.weight): path for conv, path in layers.items() if "weight" in conv._parameters}
+        for module in network.modules():
+            for value in (*module.parameters(False), *module.buffers(False), *vars(module).values()):
+                if isinstance(value, Tensor):
+                    self._origins[value] = None
+        for part, tensor in enumerate(tensors(inputs)):
+            self._origins[tensor] = Activation(0, part) if tensor.is_floating_point() else None
+
+    def called(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Make a call, and record it if an activation goes into it."""
+        if self.inside or function in SILENT:
+            return run()
+        leaves, structure = tree_flatten((args, kwargs))
+        self.inside += 1
+        try:
+            arguments = tuple(self.named(value) for value in leaves)
+            versions = [(t, t._version) for t in leaves if isinstance(t, Tensor) and not t.is_inference()]
+            output = run()
+        finally:
+            self.inside -= 1
+        results = tree_flatten(output)[0]
+        if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:
+            self._record(function, arguments, structure, results, [t for t, v in versions if t._version != v])
+        elif not any(isinstance(value, Constant) and not value.known for value in arguments):
+            for value in results:
+                if isinstance(value, Tensor):
+                    self._origins[value] = None
+        return output
+
+    def _record(
+        self,
+        function: Any,
+        arguments: tuple[Any, ...],
+        structure: Any,
+        results: list[Any],
+        changed: Iterable[Tensor] = (),
+    ) -> None:
+        """Record a call; what it returns, and what it changes in place, are activations from now on."""
+        made = [value for value in results if isinstance(value, Tensor)]
+        weights = [self._weights.get(id(c.tensor)) for c in arguments if isinstance(c, Constant)]
+        call = Call(
+            path=self.paths[-1],
+            function=function,
+            arguments=arguments,
+            structure=structure,
+            results=tuple((tensor.shape, tensor.dtype) for tensor in made),
+            past=next((path for path in weights if path is not None), None),
+        )
+        self.record.calls.append(call)
+        number = len(self.record.calls)
+        for part, tensor in enumerate([*changed, *made]):
+            self._origins[tensor] = Activation(number, part)
+        for value in results:
+            if type(value) in (int, float):
+                self._numbers.setdefault(value, number)
+            elif not isinstance(value, _PLAIN):
+                self._miss(f"{call.name} hands out a {type(value).__name__}")
+
+    def named(self, value: Any) -> Any:
+        """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
+        if isinstance(value, Tensor):
+            known = value in self._origins
+            if known and (origin := self._origins[value]) is not None:
+                return origin
+            return Constant(value, value.detach().clone() if value.numel() <= SMALL else None, known)
+        if type(value) in (int, float) and value in self._numbers:
+            return Number(self._numbers[value], value)
+        return value
+
+    def _miss(self, what: str) -> None:
+        if what not in self.record.unseen:
+            self.record.unseen.append(what)
+
+    @contextmanager
+    def hooked(self, network: nn.Module) -> Iterator[None]:
+        """While active, calls of modules are followed."""
+        paths = {module: path for path, module in network.named_modules()} | self.layers
+        with ExitStack() as stack:
+            for module, path in paths.items():
+                for handle in self._hook(module, path):
+                    stack.callback(handle.remove)
+            yield
+
+    def _hook(self, module: nn.Module, path: str) -> list[Any]:
+        pending: list[Any] = []
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self.paths.append(path)
+            if module in self.layers:
+                self.inside += 1
+                leaves, structure = tree_flatten((args, kwargs))
+                pending.append(None if self.inside > 1 else (tuple(self.named(value) for value in leaves), structure))
+
+        def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.paths.pop()
+            if module in self.layers:
+                self.inside -= 1
+                begun = pending.pop()
+                if begun is not None and output is not None:  # None after an error
+                    arguments, structure = begun
+                    self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
+
+        return [
+            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the functions of torch that Python code calls."""
+
+    def __init__(self, tracer: _Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record and pass on."""
+        kwargs = kwargs or {}
+        return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+class _Operators(TorchDispatchMode):
+    """Sees the operators, and counts those that are convolutions; records what no function of torch has called."""
+
+    def __init__(self, tracer: _Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; to make sure of that, torch would import its compiler, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record and pass on."""
+        kwargs = kwargs or {}
+        if "conv" in str(func) and RELATIVES.search(str(func)):  # an FFT is none
+            self.tracer.record.convolutions += 1
+        return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """All tensors in a nesting of lists, tuples and dicts, in order."""
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]

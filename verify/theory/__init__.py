@@ -1,0 +1,1 @@
+"""The mathematics, judged: symbolic proofs and the claims of the literature."""

@@ -1,0 +1,233 @@
+"""Eq. 3 and its hard limit as they stand, and small convolutions to hold them against: a few lines of numpy each.
+
+``softmax`` is the paper's, in float64.  ``sharp`` is its limit for α → ∞, exactly: weight shared equally by the keys of the
+highest score.  ``mix`` is Eq. 3 on any numbers.  A convolution and an attention layer without content are both bilinear in input
+and kernel, so on a given grid they agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` lists what the
+oracle reads then, ``read_by_heads`` what the attention reads.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import Any
+
+import mpmath
+import numpy as np
+
+from verify import oracle
+from verify.theory.symbolic.proof_positions import positions, quadratic_scores
+
+Vector = tuple[int, ...]
+
+iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """e^s/Σe^s over the last axis, with the maximum subtracted first; float64."""
+    scores = np.asarray(scores, dtype=np.float64)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def enclosed_softmax(scores: np.ndarray) -> list[Any]:
+    """The softmax of one row of exact scores as intervals that hold the true weights (mpmath.iv)."""
+    weights = [iv.exp(iv.mpf(int(score - scores.max()))) for score in scores]
+    total = sum(weights, start=iv.mpf(0))
+    return [weight / total for weight in weights]
+
+
+def sharp(scores: np.ndarray) -> np.ndarray:
+    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys of the highest score share the weight equally.
+
+    Any lower score has a finite distance from the highest, so its weight decays like e^{−α·distance}.
+    """
+    highest = np.asarray(scores == scores.max(axis=-1, keepdims=True), dtype=bool)
+    if (highest.sum(axis=-1) == 1).all():
+        return highest.astype(int)
+    shares: Any = np.frompyfunc(lambda hit, count: Fraction(int(hit), int(count)), 2, 1)
+    return shares(highest, highest.sum(axis=-1, keepdims=True))
+
+
+def mix(
+    attention: Sequence[np.ndarray], x: np.ndarray, weights: Sequence[np.ndarray], bias: np.ndarray | int = 0
+) -> np.ndarray:
+    """Eq. 3: b + Σ_h P^h X W^h, with P^h (Q, T), X (T, D_in), W^h (D_in, D_out)."""
+    total = bias
+    for p, w in zip(attention, weights, strict=True):
+        total = total + p @ x @ w
+    return np.asarray(total)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A convolution's geometry on an input of a fixed size, and the token grid on which attention has to do the same.
+
+    Attributes:
+        kernel: K_1, …, K_d.
+        size: of the input.
+        padding: before and after each axis; None for none.
+        stride: an axis each; None for 1.
+        dilation: an axis each; None for 1.
+    """
+
+    kernel: Vector
+    size: Vector
+    padding: Vector | None = None
+    stride: Vector | None = None
+    dilation: Vector | None = None
+
+    @property
+    def dims(self) -> int:
+        """d."""
+        return len(self.kernel)
+
+    @property
+    def p(self) -> Vector:
+        """Padding, an axis each."""
+        return self.padding or (0,) * self.dims
+
+    @property
+    def s(self) -> Vector:
+        """Stride, an axis each."""
+        return self.stride or (1,) * self.dims
+
+    @property
+    def dil(self) -> Vector:
+        """Dilation, an axis each."""
+        return self.dilation or (1,) * self.dims
+
+    @property
+    def padded(self) -> Vector:
+        """The sides of the token grid."""
+        return tuple(n + 2 * p for n, p in zip(self.size, self.p, strict=True))
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Every token's position, (T, d)."""
+        return positions(self.padded)
+
+    @property
+    def outputs(self) -> Vector:
+        """The sides of the output."""
+        sides = zip(self.padded, self.kernel, self.s, self.dil, strict=True)
+        return tuple((n - dil * (k - 1) - 1) // s + 1 for n, k, s, dil in sides)
+
+    @property
+    def anchor(self) -> Vector:
+        """a = dil·⌊(K − 1)/2⌋."""
+        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dil, strict=True))
+
+    @property
+    def queries(self) -> np.ndarray:
+        """s·o + a for every output o, (Q, d)."""
+        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.anchor, dtype=object)
+
+    @property
+    def taps(self) -> list[Vector]:
+        """The kernel positions j in row-major order."""
+        return list(product(*map(range, self.kernel)))
+
+    @property
+    def shifts(self) -> list[Vector]:
+        """τ_j = dil·j − a."""
+        return [tuple(g * x - a for g, x, a in zip(self.dil, tap, self.anchor, strict=True)) for tap in self.taps]
+
+    def tokens(self, x: np.ndarray) -> np.ndarray:
+        """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
+        widths: Any = [(0, 0), *((p, p) for p in self.p)]
+        return np.pad(x, widths).reshape(len(x), -1).T
+
+    def convolution(
+        self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros"
+    ) -> "oracle.Convolution":
+        """The oracle with this geometry; weight (D_out, D_in, *kernel)."""
+        return oracle.Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
+
+    def __str__(self) -> str:
+        parts = ["x".join(map(str, self.kernel)), "on", "x".join(map(str, self.size))]
+        named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
+        parts += [f"{name} {'x'.join(map(str, value))}" for name, value in named if value is not None]
+        return " ".join(parts)
+
+
+def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
+    """What each tap of the oracle's convolution reads, from impulses: integers (taps, outputs, inputs)."""
+    taps, inputs = prod(setting.kernel), prod(setting.size)
+    weight = np.eye(taps, dtype=int).reshape(taps, 1, *setting.kernel)
+    impulses = np.eye(inputs, dtype=int).reshape(inputs, 1, *setting.size)
+    y = setting.convolution(weight, mode=mode)(impulses)  # (inputs, taps, *outputs)
+    return y.reshape(inputs, taps, -1).transpose(1, 2, 0)
+
+
+def read_by_heads(setting: Setting, attention: Sequence[np.ndarray]) -> np.ndarray:
+    """What each head reads of the unpadded input, (heads, outputs, inputs): P^h, less the tokens that are padding."""
+    inputs = prod(setting.size)
+    placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), one token an input
+    return np.array([p[:, placed.argmax(axis=0)] for p in attention])
+
+
+def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[np.ndarray]:
+    """The attention for α → ∞ of heads with the code's quadratic encoding that look at the shifts, (Q, T) each."""
+    keys, queries = setting.keys, setting.queries
+    return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
+
+
+def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
+    """Attention as Lemma 1 takes it for granted: 1 where k − q = τ, else 0."""
+    keys, queries = setting.keys, setting.queries
+    wanted = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
+    return [hit.all(axis=2).astype(int) for hit in wanted]
+
+
+def integers(seed: int, *shape: int) -> np.ndarray:
+    """Random integers from −9 to 9, none of them 0: Python integers, so that all sums are exact."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(1, 10, shape) * rng.choice([-1, 1], shape)).astype(object)
+
+
+def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
+    """The matrix W_j of every tap, (D_in, D_out), of a kernel (D_out, D_in, *K)."""
+    flat = weight.reshape(*weight.shape[:2], -1)
+    return [flat[:, :, tap].T for tap in range(flat.shape[2])]
+
+
+def rank(rows: Iterable[Iterable[Any]]) -> int:
+    """The rank of a matrix of rationals, by elimination without rounding."""
+    matrix = [[Fraction(x) for x in row] for row in rows]
+    found = 0
+    for column in range(len(matrix[0]) if matrix else 0):
+        pivot = next((i for i in range(found, len(matrix)) if matrix[i][column]), None)
+        if pivot is None:
+            continue
+        matrix[found], matrix[pivot] = matrix[pivot], matrix[found]
+        head = matrix[found]
+        for i in range(found + 1, len(matrix)):
+            factor = matrix[i][column] / head[column]
+            if factor:
+                matrix[i] = [x - factor * y for x, y in zip(matrix[i], head, strict=True)]
+        found += 1
+    return found
+
+
+def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, by elimination.
+
+    Raises:
+        ValueError: the matrix has not full rank.
+    """
+    size = len(matrix)
+    rows = [[Fraction(x) for x in (*row, *more)] for row, more in zip(matrix, right, strict=True)]
+    for column in range(size):
+        pivot = next((i for i in range(column, size) if rows[i][column]), None)
+        if pivot is None:
+            raise ValueError(f"the matrix of {size} rows has not full rank")
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        head = [x / rows[column][column] for x in rows[column]]
+        rows[column] = head
+        for i in range(size):
+            factor = rows[i][column]
+            if i != column and factor:
+                rows[i] = [x - factor * y for x, y in zip(rows[i], head, strict=True)]
+    return np.array([row[size:] for row in rows], dtype=object)

@@ -1,0 +1,68 @@
+"""Sharpness against leakage in every format: what the bound says beside what torch's softmax does.
+
+``markdown()`` makes the table of docs/sharpness.md; a test compares the two.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from verify.rounding.leakage import leakage_on_lattice
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ALPHAS = (0.5, 1.0, 2.0, 4.0, 6.5, 8.5, 17.5, 46.0, 93.0, 104.0, 746.0, 1024.0)
+SIDE = 9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One α.
+
+    Attributes:
+        alpha: the sharpness.
+        bound: what a head leaks at most, over the reals, on a grid of any size in ``dims`` dimensions.
+        leaked: by dtype, the sum of the weights beside the largest, as torch's softmax gives them in that format.
+        neighbour: by dtype, the weight of one nearest neighbour; exactly 0 from the format's threshold on.
+    """
+
+    alpha: float
+    bound: float
+    leaked: dict[torch.dtype, float]
+    neighbour: dict[torch.dtype, float]
+
+
+def softmax_row(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
+    """The attention of a query in the middle of a grid of side ``side``, computed in ``dtype``; flattened."""
+    axis = torch.arange(side, dtype=torch.float64) - side // 2
+    squares = torch.zeros(1, dtype=torch.float64)
+    for _ in range(dims):
+        squares = (squares[:, None] + axis.square()[None, :]).flatten()
+    scores = (-alpha * squares).clamp(min=torch.finfo(dtype).min / 2)  # float16 ends at −65504
+    return torch.softmax(scores.to(dtype), dim=0)
+
+
+def rows(dims: int = 2) -> list[Row]:
+    """The table for ``dims`` dimensions, one row for each of ``ALPHAS``."""
+    table = []
+    for alpha in ALPHAS:
+        leaked, neighbour = {}, {}
+        for dtype in DTYPES:
+            weights = softmax_row(alpha, dtype, dims).double()
+            top = int(weights.argmax())
+            rest = torch.cat([weights[:top], weights[top + 1 :]])
+            leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest.max())
+        table.append(Row(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
+    return table
+
+
+def markdown(dims: int = 2) -> str:
+    """The table for people, in Markdown."""
+    names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+    lines = [
+        "| α | bound 1 − ϑ(α)^−" + str(dims) + " | " + " | ".join(f"measured, {name}" for name in names) + " |",
+        "|---" * (2 + len(names)) + "|",
+    ]
+    for row in rows(dims):
+        measured = " | ".join("0" if row.leaked[d] == 0 else f"{row.leaked[d]:.1e}" for d in DTYPES)
+        lines.append(f"| {row.alpha:g} | {row.bound:.1e} | {measured} |")
+    return "\n".join(lines)

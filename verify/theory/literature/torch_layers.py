@@ -1,0 +1,101 @@
+"""Real layers from raw numbers: a torch convolution, and the attention layer of the theorem with its eight tensors filled in here.
+
+The builder is not used.  What is judged is ``construct.attention`` as it runs, with v from the code's encoding.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from construct import attention as layers
+from verify.theory.symbolic.proof_positions import head_vector
+
+
+def small_convolution(
+    channels: tuple[int, int], kernel: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
+    """A torch convolution of any of the three dimensions with seeded random numbers."""
+    layer: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[len(kernel) - 1]
+    made = layer(*channels, tuple(kernel), dtype=dtype, **options)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def attention_for(
+    conv: Any, alpha: float = 1024.0, radix: Sequence[int] | None = None, key_dim: int | None = None
+) -> Any:
+    """An attention layer with one head a tap of an ungrouped convolution, W_val = W_j and W_out = I.
+
+    Args:
+        conv: the torch convolution.
+        alpha: the sharpness.
+        radix: None for the quadratic encoding, or the parabola's radix.
+        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row that else is v.
+    """
+    geometry = layers.ConvGeometry(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        conv.padding_mode,
+        conv.dilation,
+        conv.groups,
+    )
+    anchor = [dil * ((k - 1) // 2) for k, dil in zip(conv.kernel_size, conv.dilation, strict=True)]
+    shifts = [
+        tuple(dil * j - a for j, dil, a in zip(tap, conv.dilation, anchor, strict=True))
+        for tap in product(*map(range, conv.kernel_size))
+    ]
+    aims = torch.tensor([head_vector(tau, alpha, radix) for tau in shifts], dtype=torch.float64)
+    heads, pos_dim = aims.shape
+    key_dim = key_dim or pos_dim
+    if key_dim == 1:
+        v, w_key_pos = torch.ones(heads, 1, dtype=torch.float64), aims[:, None, :]
+    else:
+        v, w_key_pos = aims, torch.eye(pos_dim, dtype=torch.float64).repeat(heads, 1, 1)
+    taps = conv.weight.detach().flatten(2).permute(2, 1, 0)  # (taps, D_in, D_out)
+    zero = torch.zeros(heads, conv.in_channels, key_dim, dtype=taps.dtype)
+    weights = layers.MHSAWeights(
+        w_qry=zero,
+        w_key=zero.clone(),
+        w_key_pos=w_key_pos,
+        u=zero[:, 0].clone(),
+        v=v,
+        w_val=taps[:, None].clone(),
+        w_out=torch.eye(conv.out_channels, dtype=taps.dtype).repeat(heads, 1, 1, 1),
+        b_out=taps.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().clone(),
+    )
+    return layers.MHSA(geometry, weights, "dense", None if radix is None else tuple(radix))
+
+
+def random_layer(width: int = 3) -> Any:
+    """A one-dimensional float64 layer of 3 heads, 2 → 2 channels, with random numbers in all eight tensors."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = {
+        "w_qry": (3, 2, 4),
+        "w_key": (3, 2, 4),
+        "w_key_pos": (3, 4, 2),
+        "u": (3, 4),
+        "v": (3, 4),
+        "w_val": (3, 1, 2, 2),
+        "w_out": (3, 1, 2, 2),
+        "b_out": (2,),
+    }
+    drawn = {name: 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    geometry = layers.ConvGeometry(2, 2, (width,), (1,), (0,), "zeros", (1,), 1)
+    return layers.MHSA(geometry, layers.MHSAWeights(**drawn), "dense")
+
+
+def pointwise_layer(positions: bool) -> Any:
+    """A random layer that asks every token and attends by content; and by position too, if wanted."""
+    layer = random_layer(width=1)
+    if not positions:
+        with torch.no_grad():
+            layer.w_key_pos.zero_()
+    return layer

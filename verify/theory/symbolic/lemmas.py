@@ -1,0 +1,256 @@
+"""The paper's claims, proved by sympy about the code that runs; each function returns its steps and fails loudly.
+
+Nothing here restates the encoding: sympy calls the functions of ``construct.encoding.quadratic`` with symbols, looked up at call time,
+and reasons about what they return.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
+
+Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps themselves are in ``proofs_*.py``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from verify.theory.symbolic.proof import Proof
+from verify.theory.symbolic.proofs_factorisation import factorisation_steps, no_factorisation_steps
+from verify.theory.symbolic.proofs_heads import head_count_steps
+from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
+from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
+from verify.theory.symbolic.proofs_lemma2 import any_length_steps, gap_steps, grid_steps, score_steps, squeeze_steps
+from verify.theory.symbolic.proofs_relative import relative_steps
+from verify.theory.symbolic.proofs_sharper import absolute_steps, one_component_steps, parabola_steps
+from verify.theory.symbolic.proofs_theorem import theorem_steps
+
+
+def prove_lemma1(dims: int) -> Proof:
+    """Prove Lemma 1: hard attention given by any bijection from heads onto shifts is the convolution.
+
+    One-hot attention is the hypothesis here.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h
+    the tap that head h carries, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Returns:
+        The proof: its steps, how each was discharged, and the expressions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        f"Lemma 1 (d = {_checked(dims)}): heads that each attend the one key at query + tau_j, in any order, compute the "
+        "convolution of kernel W_j, for every kernel, bias and input, with stride and dilation"
+    )
+    return Proof(claim, tuple(lemma1_steps(dims)))
+
+
+def prove_lemma2(dims: int) -> Proof:
+    """Prove Lemma 2 for the encoding as coded, in d = dims dimensions, for every integer shift τ and every α > 0.
+
+    Lemma 2: v·r_δ = −α(‖δ−τ‖² − ‖τ‖²), so among integer shifts the score is largest at δ = τ and nowhere else, by a gap
+    of exactly α, and as α → ∞ the softmax over the keys puts weight 1 on the key at q + τ.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Returns:
+        The proof: its steps, how each was discharged, and the expressions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding.quadratic, every integer shift tau and every alpha > 0, "
+        "attention tends to one-hot on the key at query + tau as alpha grows"
+    )
+    return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
+
+
+def prove_lemma2_any_length() -> Proof:
+    """Prove Lemma 2 for vectors of d components, d a symbol, by linearity of sympy's Sum.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "Lemma 2 (symbolic d): with r and v of construct.encoding.quadratic, in any number of dimensions, attention tends to one-hot "
+        "on the key at query + tau as alpha grows"
+    )
+    return Proof(claim, tuple(any_length_steps()))
+
+
+def prove_theorem(dims: int) -> Proof:
+    """Prove Theorem 1 as the composition: Lemma 2's steps, then the attention that it yields put into Lemma 1.
+
+    On a small grid the limits that sympy finds for the softmax of the code's scores are themselves the P^h of the layer that is
+    compared with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at
+    finite α a head that leaks ε moves what it reads by at most 2ε·max|X|.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding.quadratic and "
+        "one head a tap tends to the convolution, for every kernel, bias and input"
+    )
+    return Proof(claim, (*prove_lemma2(dims).steps, *theorem_steps(dims)))
+
+
+def prove_leakage_on_lattice() -> Proof:
+    """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any grid (d = 1, 2, 3).
+
+    With the tail bound of ``verify.rounding.leakage`` and the tolerance from which ``construct.encoding.sharpness`` derives α.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "Leakage on the lattice: at most 1 - theta(alpha)^(-d) of the weight leaks past the key at query + tau, on a grid of any "
+        "size, with theta(alpha) = 1 + 2 sum_{n>=1} e^(-alpha n^2)"
+    )
+    return Proof(claim, tuple(on_lattice_steps()))
+
+
+def prove_leakage_off_lattice() -> Proof:
+    """Prove the leakage of a head that looks f = τ − round(τ) beside its nearest key, on any grid with that key (d = 1, 2, 3).
+
+    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "Leakage off the lattice: with f = tau - round(tau) at most 1 - prod_i 1/(1 + s(alpha, f_i)) leaks past the nearest key, "
+        "s(alpha, f) = sum_{n>=1} (e^(-alpha (n^2 - 2nf)) + e^(-alpha (n^2 + 2nf))); at |f| = 1/2 at least half does"
+    )
+    return Proof(claim, tuple(off_lattice_steps()))
+
+
+def prove_factorisation(dims: int) -> Proof:
+    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Axis factorisation (d = {_checked(dims)}): over a rectangular grid the attention is the Kronecker product of one "
+        "row-stochastic matrix an axis, for every alpha and every real tau; not so a full covariance, nor the parabola"
+    )
+    return Proof(claim, (*factorisation_steps(dims), *no_factorisation_steps()))
+
+
+def prove_relative_from_absolute() -> Proof:
+    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, labelling what is an identity and what is not.
+
+    Raises:
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what is left "
+        "of Eq. 6 in the construction is Lemma 2's score"
+    )
+    return Proof(claim, tuple(relative_steps()))
+
+
+def prove_absolute_encoding(dims: int) -> Proof:
+    """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"Absolute encoding (d = {_checked(dims)}): alpha (2 (q + tau)·k - |k|^2), a dot product of d + 1 features, has the same "
+        "softmax over the keys as -alpha |k - q - tau|^2"
+    )
+    return Proof(claim, tuple(absolute_steps(dims)))
+
+
+def prove_parabola(dims: int) -> Proof:
+    """Prove that D_p = 2 is enough: shifts of a bounded box numbered by mixed radix, and Lemma 2 of one axis on the numbers.
+
+    Args:
+        dims: the number d ≥ 1 of spatial dimensions.
+
+    Raises:
+        ValueError: dims is no integer ≥ 1.
+        ProofFailed: a step does not hold for the encoding as it is coded.
+    """
+    claim = (
+        f"The parabola (d = {_checked(dims)}): with n(delta) of construct.encoding.quadratic, r = (n^2, n) and v = -alpha (1, -2 n(tau)) "
+        "every other shift of the box scores lower by at least alpha, so D_p = 2 is enough"
+    )
+    return Proof(claim, tuple(parabola_steps(dims)))
+
+
+def prove_one_is_not_enough() -> Proof:
+    """Prove that D_p = 1 is not: heads that each attend one key, by position alone, reach at most two shifts.
+
+    Raises:
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        "D_p = 1 is not enough: whatever r, a score c r_delta has its only maximum at one of at most two of the shifts that a "
+        "query sees, so a kernel of three taps is out of reach of heads that each attend one key"
+    )
+    return Proof(claim, tuple(one_component_steps()))
+
+
+def prove_head_count() -> Proof:
+    """Prove the least number of heads for attention that does not depend on the input: the rank of the unfolded taps.
+
+    Raises:
+        ProofFailed: a step does not hold.
+    """
+    claim = (
+        "The least number of heads: attention that ignores its input needs N_h >= the rank of the taps unfolded as taps x "
+        "(D_in D_out), counting taps whose shift matrices are independent; and sometimes more"
+    )
+    return Proof(claim, tuple(head_count_steps()))
+
+
+def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
+    """Every proof, in the order of the argument, each made when it is asked for.
+
+    Args:
+        dims: the numbers of dimensions for the proofs that take one.
+
+    Raises:
+        ValueError: there are no dims, or one is no integer ≥ 1.
+        ProofFailed: a step of some proof does not hold; raised when the proof is asked for.
+    """
+    if not dims:
+        raise ValueError("dims must hold at least one number of dimensions")
+    numbers = [_checked(number) for number in dims]
+    makers: list[Callable[[], Proof]] = [
+        *(partial(prove_lemma1, d) for d in numbers),
+        *(partial(prove_lemma2, d) for d in numbers),
+        prove_lemma2_any_length,
+        *(partial(prove_theorem, d) for d in numbers),
+        prove_leakage_on_lattice,
+        prove_leakage_off_lattice,
+        *(partial(prove_factorisation, d) for d in numbers),
+        prove_relative_from_absolute,
+        *(partial(prove_absolute_encoding, d) for d in numbers),
+        *(partial(prove_parabola, d) for d in numbers),
+        prove_one_is_not_enough,
+        prove_head_count,
+    ]
+    return (make() for make in makers)
+
+
+def _checked(dims: int) -> int:
+    if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1:
+        raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
+    return dims

@@ -1,0 +1,72 @@
+"""More steps that sympy discharges: linearity and values of sums, ranks of matrices, substitutions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from verify.theory.symbolic.proof import How, ProofFailed, Step, equation
+
+
+def linear(statement: str, *equations: tuple[Any, Any]) -> Step:
+    """Both sides of each (left, right) are equal because sums are linear: merged by range, the summands cancel."""
+    for left, right in equations:
+        rest: Any = sympy.Integer(0)
+        summands: dict[Any, Any] = {}
+        difference = sympy.expand(left - right)
+        for term in sympy.Add.make_args(difference):
+            sums = [factor for factor in sympy.Mul.make_args(term) if isinstance(factor, sympy.Sum)]
+            if len(sums) != 1:
+                rest += term
+                continue
+            (one,) = sums
+            factor = term / one
+            if factor.free_symbols & set(one.variables):
+                raise ProofFailed(statement, term, "the index of a sum occurs outside of it, in")
+            summands[one.limits] = summands.get(one.limits, 0) + factor * one.function
+        left_over = [term for term in (sympy.expand(x) for x in (rest, *summands.values())) if term != 0]
+        if left_over:
+            raise ProofFailed(statement, left_over[0], "both sides should be equal, but their difference leaves")
+        if not any(sympy.sympify(side).has(sympy.Sum) for side in (left, right)):
+            raise ProofFailed(statement, equation(left, right), "no sum to be linear in")
+    return Step(statement, How.SUM, tuple(equation(*sides) for sides in equations))
+
+
+def sum_value(statement: str, *equations: tuple[Any, Any]) -> Step:
+    """Each sum of (sum, value) comes to its value, as sympy evaluates it; an infinite one therefore converges."""
+    for one, value in equations:
+        if not isinstance(one, sympy.Sum):
+            raise ProofFailed(statement, one, "this should be a sum")
+        found = one.doit()
+        if sympy.expand(sympy.numer(sympy.together(found - value))) != 0:
+            raise ProofFailed(statement, found, f"the sum should be {value}, but is")
+    return Step(statement, How.SUM, tuple(equation(*sides) for sides in equations))
+
+
+def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> Step:
+    """Each matrix of (matrix, rank) has exactly this rank; one with symbols has it for all but special values."""
+    for matrix, value in expected:
+        if 0 in matrix.shape:
+            raise ProofFailed(statement, matrix, "no rank to find, there is nothing in")
+        found = matrix.rank(simplify=True)
+        if found != value:
+            raise ProofFailed(
+                statement, sympy.ImmutableMatrix(matrix), f"the rank should be {value}, but is {found}, of"
+            )
+    shown = tuple(equation(sympy.Function("rank")(sympy.ImmutableMatrix(matrix)), value) for matrix, value in expected)
+    return Step(statement, How.RANK, shown)
+
+
+def substitution(statement: str, expression: Any, replacements: Sequence[tuple[Any, Any]], result: Any) -> Step:
+    """Putting something else for some symbols of an expression gives ``result``: a new object, not an equal one."""
+    for old, _ in replacements:
+        if old not in expression.free_symbols:
+            raise ProofFailed(statement, expression, f"no substitution to make, {old} does not occur in")
+    if not replacements:
+        raise ProofFailed(statement, expression, "nothing is substituted in")
+    rest = sympy.expand(expression.subs(replacements, simultaneous=True) - result)
+    if rest != 0:
+        raise ProofFailed(statement, rest, "the substitution should give something else; the difference is")
+    return Step(
+        statement, How.SUBSTITUTION, (equation(sympy.Subs(expression, *zip(*replacements, strict=True)), result),)
+    )

@@ -1,0 +1,139 @@
+"""The steps of the least number of heads: a layer whose attention ignores its input is Σ_h P_h ⊗ W_h, a matrix of rank ≤ N_h.
+
+Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and the convolution
+Σ_j vec(S_j) vec(W_j)ᵀ, S_j the shift matrix of tap j.  Equal for all inputs means equal as matrices, and then equal in rank.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations, product
+from typing import Any
+
+import sympy
+
+from verify.theory.symbolic.proof import Step, argued, case_split, identity
+from verify.theory.symbolic.proof_algebra import ranks
+from verify.theory.symbolic.proofs_scores import symbols
+
+_KERNEL = sympy.Matrix([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])  # 3 taps, each 2×2, unfolded
+
+
+def head_count_steps() -> list[Step]:
+    """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
+    return [*_unfolding_steps(), *_rank_steps(), *_sign_steps(), *_width_steps()]
+
+
+def _unfolding_steps() -> list[Step]:
+    """2 queries, 3 keys, 2 → 2 channels, 2 heads, all symbols."""
+    p = [sympy.Matrix(2, 3, symbols(f"P{h}", 6)) for h in (1, 2)]
+    w = [sympy.Matrix(2, 2, symbols(f"W{h}", 4)) for h in (1, 2)]
+    x = sympy.Matrix(3, 2, symbols("x", 6))
+    output, flat = sympy.zeros(2, 2), sympy.zeros(4, 6)
+    for attention, tap in zip(p, w, strict=True):
+        output += attention * x * tap
+        flat += sympy.kronecker_product(attention, tap.T)
+    unfolded = [
+        flat[2 * q + o, 2 * k + i] for q, k in product(range(2), range(3)) for i, o in product(range(2), repeat=2)
+    ]
+    columns = sympy.Matrix.hstack(*(sympy.Matrix(attention.flat()) for attention in p))
+    rows = sympy.Matrix.vstack(*(sympy.Matrix([tap.flat()]) for tap in w))
+    thin, wide = sympy.Matrix(3, 2, symbols("a", 6)), sympy.Matrix(2, 3, symbols("b", 6))
+    return [
+        identity(
+            "sum_h P_h X W_h is the matrix sum_h P_h (x) W_h^T applied to X, read row by row",
+            *zip(output.flat(), (flat * sympy.Matrix(x.flat())).flat(), strict=True),
+        ),
+        identity(
+            "its entries, arranged as (query, key) x (input, output channel), are the columns P_h times the rows W_h",
+            *zip(unfolded, (columns * rows).flat(), strict=True),
+        ),
+        identity(
+            "of which every minor of order N_h + 1 vanishes: here of order 3 for 2 heads",
+            (_minor(thin * wide), sympy.Integer(0)),
+        ),
+    ]
+
+
+def _rank_steps() -> list[Step]:
+    """A kernel of 3 taps on 5 tokens."""
+    shifts = _shift_columns([[q + tau for tau in range(3)] for q in range(3)], 5)
+    return [
+        ranks("the shift matrices of 3 taps, for 3 queries on 5 tokens, are independent", (shifts, 3)),
+        ranks(
+            "three taps of 2 -> 2 channels, unfolded, have rank 3: one of integers, and one of symbols (all but special ones)",
+            (_KERNEL, 3),
+            (sympy.Matrix(3, 4, symbols("w", 12)), 3),
+        ),
+        ranks(
+            "and so has that convolution, unfolded: two heads cannot make it, Theorem 1's three can",
+            (shifts * _KERNEL, 3),
+        ),
+        argued(
+            "in general: rank(sum_h vec(P_h) vec(W_h)^T) <= N_h, and with independent shift matrices the convolution has the "
+            "rank of its unfolded taps, so N_h is at least that",
+            sympy.Ge(sympy.Symbol("N_h"), sympy.Function("rank")(sympy.Symbol("W_taps")), evaluate=False),
+        ),
+        ranks(
+            "only taps with independent shift matrices count: circular padding of 2 tokens makes the two outer ones of 3 the same, "
+            "and zero padding of 1 token leaves them nothing to read",
+            (_shift_columns([[(q + tau) % 2 for tau in (-1, 0, 1)] for q in range(2)], 2), 2),
+            (_shift_columns([[tau if tau == 0 else None for tau in (-1, 0, 1)]], 1), 1),
+        ),
+    ]
+
+
+def _sign_steps() -> list[Step]:
+    """A 1 → 1 kernel (a, −b): rank 1, and yet it needs two heads."""
+    a, b = sympy.symbols("a b", positive=True)
+    p, q, z = sympy.symbols("p q z", nonnegative=True)
+    x, y = sympy.symbols("x y")
+    up, down = sympy.symbols("w>=0,w<=0")
+    return [
+        ranks("the kernel (a, -b) of one channel, a, b > 0, has rank 1", (sympy.Matrix([[a], [-b]]), 1)),
+        case_split(
+            "but one head gives p w X_1 + q w X_2 with p, q >= 0, and misses -b for w = z >= 0, and a for w = -z <= 0",
+            [up | down],
+            [(up, sympy.Gt(q * z, -b, evaluate=False)), (down, sympy.Lt(p * -z, a, evaluate=False))],
+        ),
+        identity("two heads do it, one a tap", (_heads([(1, 0), (0, 1)], [a, -b], (x, y)), a * x - b * y)),
+    ]
+
+
+def _width_steps() -> list[Step]:
+    """Two heads of rank 1 that spread their attention make two taps of rank 2."""
+    left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
+    a, b = left * right.T, other * another.T
+    half, quarter = sympy.Rational(1, 2), sympy.Rational(1, 4)
+    taps = [half * (2 * a) + quarter * (4 * b), half * (2 * a) + (1 - quarter) * (4 * b)]
+    return [
+        ranks(
+            "one-hot heads need D_h >= the rank of each tap: A + B and A + 3B, A and B of rank 1, have rank 2",
+            (a + b, 2),
+            (a + 3 * b, 2),
+        ),
+        identity(
+            "heads that spread do with less: 2A with attention (1/2, 1/2) and 4B with (1/4, 3/4), both of rank 1, make both taps",
+            *zip([*taps[0].flat(), *taps[1].flat()], [*(a + b).flat(), *(a + 3 * b).flat()], strict=True),
+        ),
+    ]
+
+
+def _heads(attention: Sequence[Sequence[int]], values: Sequence[Any], tokens: Sequence[Any]) -> Any:
+    """One query, one channel: Σ_h (P_h X) w_h."""
+    return sum(
+        sum(p * x for p, x in zip(row, tokens, strict=True)) * w for row, w in zip(attention, values, strict=True)
+    )
+
+
+def _shift_columns(read: Sequence[Sequence[int | None]], tokens: int) -> sympy.Matrix:
+    """vec(S_j) as columns: ``read[q][j]`` is the token that tap j reads for query q, None where it reads padding."""
+    taps = range(len(read[0]))
+    return sympy.Matrix([[int(row[j] == k) for j in taps] for row in read for k in range(tokens)])
+
+
+def _minor(matrix: Any) -> Any:
+    """The determinant by Leibniz' formula, as it stands."""
+    size = range(matrix.shape[0])
+    return sum(
+        sympy.LeviCivita(*order) * sympy.Mul(*(matrix[i, j] for i, j in zip(size, order, strict=True)))
+        for order in permutations(size)
+    )

@@ -1,0 +1,228 @@
+"""The steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
+
+One-hot attention is given here; `verify.theory.symbolic.proofs_theorem` gets it from the code's own encoding.  The convolution is written out from
+its definition, on symbols throughout: kernel, bias, and every token of the padded grid, whatever the padding put there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import sympy
+
+from verify.theory.symbolic.proof import Step, argued, equation, from_assumptions, identity
+from verify.theory.symbolic.proof_algebra import sum_value
+from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
+
+Vector = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small convolution with symbols for numbers: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
+
+    Attributes:
+        kernel: its sides.
+        grid: the sides of the padded input X̃.
+        stride: s.
+        dilation: dil.
+        channels: D_in and D_out.
+    """
+
+    kernel: Vector
+    grid: Vector
+    stride: Vector
+    dilation: Vector
+    channels: tuple[int, int] = (2, 2)
+
+    @property
+    def taps(self) -> list[Vector]:
+        """The kernel positions j, in row-major order."""
+        return list(product(*map(range, self.kernel)))
+
+    @property
+    def tokens(self) -> list[Vector]:
+        """The positions of the padded grid."""
+        return list(product(*map(range, self.grid)))
+
+    @property
+    def outputs(self) -> list[Vector]:
+        """The positions o whose receptive field lies on the padded grid."""
+        sides = zip(self.kernel, self.grid, self.stride, self.dilation, strict=True)
+        return list(product(*(range((n - 1 - dil * (k - 1)) // s + 1) for k, n, s, dil in sides)))
+
+    @property
+    def anchor(self) -> Vector:
+        """a = dil·⌊(K − 1)/2⌋."""
+        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dilation, strict=True))
+
+    @property
+    def shifts(self) -> list[Vector]:
+        """τ_j = dil·j − a of every tap."""
+        return [minus([dil * x for dil, x in zip(self.dilation, j, strict=True)], self.anchor) for j in self.taps]
+
+    @property
+    def queries(self) -> list[Vector]:
+        """The query s·o + a of every output."""
+        return [plus([s * x for s, x in zip(self.stride, o, strict=True)], self.anchor) for o in self.outputs]
+
+    @property
+    def x(self) -> sympy.Matrix:
+        """X̃, (tokens, D_in)."""
+        return sympy.Matrix([symbols("x_" + "_".join(map(str, k)), self.channels[0]) for k in self.tokens])
+
+    @property
+    def w(self) -> list[sympy.Matrix]:
+        """W_j of every tap, D_in × D_out."""
+        d_in, d_out = self.channels
+        named = ("w_" + "_".join(map(str, j)) for j in self.taps)
+        return [sympy.Matrix(d_in, d_out, symbols(name, d_in * d_out)) for name in named]
+
+    @property
+    def b(self) -> sympy.Matrix:
+        """The bias, 1 × D_out."""
+        return sympy.Matrix([symbols("b", self.channels[1])])
+
+    def __str__(self) -> str:
+        sides = ("x".join(map(str, v)) for v in (self.kernel, self.grid, self.stride, self.dilation))
+        return "kernel {} on {} tokens, stride {}, dilation {}".format(*sides)
+
+
+def cases(dims: int) -> tuple[Case, Case]:
+    """A plain convolution in d dimensions, and one with stride and dilation; beyond three, further axes have length 1."""
+    kernel, grid = {1: ((3,), (5,)), 2: ((3, 2), (3, 3)), 3: ((2, 2, 2), (3, 2, 2))}[min(dims, 3)]
+    far, wide = {1: ((3,), (7,)), 2: ((2, 2), (5, 4)), 3: ((3, 1, 2), (7, 2, 3))}[min(dims, 3)]
+    ones, rest = (1,) * dims, (1,) * (dims - 3)
+    stride = (2,) * dims
+    dilation = ((2, 3, 2) if dims > 1 else (2,))[:dims] + rest
+    return Case(kernel + rest, grid + rest, ones, ones), Case(far + rest, wide + rest, stride, dilation)
+
+
+def convolution(case: Case, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:
+    """The definition, (outputs, D_out): Y[o] = b + Σ_j X̃[s·o + dil·j] W_j."""
+    row = {token: case.x.row(number) for number, token in enumerate(case.tokens)}
+    rows = []
+    for o in case.outputs:
+        y = case.b
+        for j, w in zip(case.taps, kernel, strict=True):
+            read = tuple(s * x + dil * t for s, x, dil, t in zip(case.stride, o, case.dilation, j, strict=True))
+            y += row[read] * w
+        rows.append(y)
+    return sympy.Matrix.vstack(*rows)
+
+
+def attention(
+    case: Case, heads: Sequence[sympy.Matrix], w_val: Sequence[sympy.Matrix], w_out: Sequence[sympy.Matrix]
+) -> sympy.Matrix:
+    """Eq. 3, (queries, D_out): MHSA(X) = b + Σ_h P^h X W_val^h W_out^h, with P^h (queries, tokens)."""
+    x, ones = case.x, sympy.ones(len(case.queries), 1)
+    total = ones * case.b
+    for p, val, out in zip(heads, w_val, w_out, strict=True):
+        total += p * x * val * out
+    return total
+
+
+def one_hot(case: Case, shift: Vector) -> sympy.Matrix:
+    """The attention of a head that attends the key at query + shift and no other, (queries, tokens)."""
+    return sympy.Matrix([[int(key == plus(query, shift)) for key in case.tokens] for query in case.queries])
+
+
+def place_steps(dims: int) -> list[Step]:
+    """Where a head reads, on any grid, with symbols for all sizes: axis by axis, then all axes together."""
+    s, dil = sympy.symbols("s dil", integer=True, positive=True)
+    o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
+    anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
+    query, shift = s * o + anchor, dil * j - anchor
+    last = s * (o + o_rest) + dil * (j + j_rest) + extra  # the last token, where o + o' is the last output
+    half = sympy.Symbol("m", integer=True, nonnegative=True)
+    at, key, x = integers("t", dims), integers("k", dims), indexed("X")
+    side = sympy.Symbol("n", integer=True, positive=True)
+    only = sympy.Mul(*(sympy.KroneckerDelta(k, t) for k, t in zip(key, at, strict=True)))
+    ranges = [(k, -sympy.oo, sympy.oo) for k in key]
+    one_axis = sympy.Sum(sympy.KroneckerDelta(key[0], at[0]) * x[key[0]], (key[0], 0, side - 1))
+    return [
+        identity(
+            "the query of output o is s o + a and tau_j = dil j - a: query + tau_j = s o + dil j",
+            (query + shift, s * o + dil * j),
+        ),
+        from_assumptions(
+            "that is a token of the padded grid, for every output o and every tap j",
+            sympy.Ge(query + shift, 0, evaluate=False),
+            sympy.Le(query + shift, last, evaluate=False),
+        ),
+        identity(
+            "for K = 2m + 1 undilated, tau runs from -m to m: the paper's Delta_K",
+            *(
+                (shift.subs([(dil, 1), (j_rest, 2 * half - j), (j, end)]), value)
+                for end, value in ((0, -half), (2 * half, half))
+            ),
+        ),
+        sum_value(
+            "on a grid of any size, one-hot attention reads one token: sum_k [k = t] X_k = X_t, and on an axis of n keys so "
+            "it is if t is one of them",
+            (sympy.Sum(only * x[key], *ranges), x[at]),
+            (one_axis, sympy.Piecewise((x[at[0]], (at[0] >= 0) & (at[0] <= side - 1)), (0, True))),
+        ),
+        argued(
+            "so on any grid head h adds X at s o + dil f(h) times W_f(h), and a sum over heads is the sum over taps, as a "
+            "finite sum has the same value in the order of any bijection f",
+            equation(sympy.Function("tau")(sympy.Symbol("h")), shift),
+        ),
+    ]
+
+
+def lemma1_steps(dims: int) -> list[Step]:
+    """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride and dilation."""
+    plain, strided = cases(dims)
+    return [
+        *place_steps(dims),
+        *_equality_steps(plain),
+        _factored_step(plain),
+        *_equality_steps(strided),
+        _concatenation_step(plain),
+    ]
+
+
+def _equality_steps(case: Case) -> list[Step]:
+    """Both factorisations; the second with the heads in another order."""
+    w, shifts = case.w, case.shifts
+    eye_in, eye_out = (sympy.eye(c) for c in case.channels)
+    wanted = convolution(case, w)
+    given = [one_hot(case, shift) for shift in shifts]
+    order = list(range(1, len(w), 2)) + list(range(0, len(w), 2))[::-1]
+    moved = attention(case, [given[h] for h in order], [eye_in] * len(w), [w[h] for h in order])
+    return [
+        identity(
+            f"{case}: with W_val = W_j and W_out = I, one-hot attention (given) is the convolution, entry by entry",
+            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), wanted.flat(), strict=True),
+        ),
+        identity(
+            f"{case}: the same with W_val = I and W_out = W_j, heads in the order {order}",
+            *zip(moved.flat(), wanted.flat(), strict=True),
+        ),
+    ]
+
+
+def _factored_step(case: Case) -> Step:
+    """D_h = 1: taps of rank one."""
+    val = [sympy.Matrix(symbols(f"val_{j}", case.channels[0])) for j in range(len(case.taps))]
+    out = [sympy.Matrix([symbols(f"out_{j}", case.channels[1])]) for j in range(len(case.taps))]
+    given = [one_hot(case, shift) for shift in case.shifts]
+    wanted = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
+    return identity(
+        "any other factors W_val W_out = W_j do as well, here with head dimension 1",
+        *zip(attention(case, given, val, out).flat(), wanted.flat(), strict=True),
+    )
+
+
+def _concatenation_step(case: Case) -> Step:
+    """Eq. 3 as printed: the heads side by side, then one multiplication by W_out."""
+    w, x = case.w, case.x
+    given = [one_hot(case, shift) for shift in case.shifts]
+    eye = sympy.eye(case.channels[1])
+    beside = sympy.Matrix.hstack(*(p * x * val for p, val in zip(given, w, strict=True)))
+    at_once = beside * sympy.Matrix.vstack(*(eye for _ in w)) + sympy.ones(len(case.queries), 1) * case.b
+    return identity(
+        "Eq. 3 as printed, heads concatenated and multiplied by W_out once, is the same layer",
+        *zip(at_once.flat(), convolution(case, w).flat(), strict=True),
+    )

@@ -1,0 +1,256 @@
+"""The steps of Lemma 2: the score is a quadratic, its maximum is unique by a gap of α, the softmax is squeezed onto it.
+
+First in d = dims dimensions, then for a vector of symbolic length d at once.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import sympy
+
+from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, least_value, limits, sum_at_most
+from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proofs_scores import (
+    alpha,
+    every_sign,
+    indexed,
+    integers,
+    minus,
+    norm2,
+    plus,
+    refusing_other_types,
+    score,
+    signs,
+    small_grid,
+    weights,
+)
+
+
+def score_steps(dims: int) -> list[Step]:
+    """Lemma 2, first part: the score is the quadratic −α(‖δ−τ‖² − ‖τ‖²)."""
+    delta, tau = integers("delta", dims), integers("tau", dims)
+    quadratic = -alpha * (norm2(minus(delta, tau)) - norm2(tau))
+    return [identity("v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)", (score(delta, tau), quadratic))]
+
+
+def gap_steps(dims: int) -> list[Step]:
+    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, by a gap of exactly α."""
+    delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
+    shift = minus(delta, tau)
+    cases = _cases_of_nonzero(n)
+    premises = [*every_sign(n), sympy.Not(sympy.And(*signs(n)[1]))]
+    units = [tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)]
+    return [
+        identity(
+            "score(tau) - score(delta) = alpha |n|^2 with n = delta - tau",
+            (score(tau, tau) - score(delta, tau), alpha * norm2(shift)),
+        ),
+        from_assumptions("n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)),
+        integer_step(),
+        case_split(
+            "every other integer shift tau + n scores lower than tau: the maximum is unique",
+            premises,
+            [(condition, sympy.Gt(_gap(case, tau), 0, evaluate=False)) for condition, case in cases],
+        ),
+        case_split(
+            "every other integer shift scores lower by at least alpha",
+            premises,
+            [(condition, sympy.Ge(_gap(case, tau), alpha, evaluate=False)) for condition, case in cases],
+        ),
+        identity("the gap alpha is attained, at each unit vector n", *((_gap(unit, tau), alpha) for unit in units)),
+    ]
+
+
+def integer_step() -> Step:
+    """What the case splits on integers rest on."""
+    above = sympy.Symbol("m", integer=True, positive=True)
+    below = sympy.Symbol("m", integer=True, negative=True)
+    neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
+    return from_assumptions(
+        "an integer m is 1 + k, 0 or -(1 + k) with an integer k >= 0",
+        *(sympy.Q.nonnegative(above - 1), sympy.Q.integer(above - 1)),
+        *(sympy.Q.nonnegative(-below - 1), sympy.Q.integer(-below - 1)),
+        sympy.Q.zero(neither),
+    )
+
+
+def squeeze_steps(dims: int) -> list[Step]:
+    """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
+
+    With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
+    sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
+    """
+    tau, n = integers("tau", dims), integers("n", dims)
+    top = sympy.exp(score(tau, tau))
+    return [
+        identity(
+            "each key's exponential over the target's is e^(-alpha |n|^2)",
+            (sympy.exp(score(plus(tau, n), tau)) / top, sympy.exp(-alpha * norm2(n))),
+        ),
+        *weight_steps(top),
+    ]
+
+
+def weight_steps(top: Any) -> list[Step]:
+    """From gaps of at least α to the limit of the weights, in any dimension; ``top`` is the target's exponential."""
+    others = sympy.Symbol("T", integer=True, positive=True) - 1
+    count = sympy.Symbol("N", integer=True, nonnegative=True)
+    excess, loss, total, slack = sympy.symbols("s b S c", nonnegative=True)
+    # The gap is alpha + s with s >= 0, and e^{-s} = 1 - b with b >= 0 by the step that says so.
+    weight = sympy.expand(sympy.exp(-(alpha + excess)))
+    weight_by_loss = weight.subs(sympy.exp(-excess), 1 - loss)
+    bound = count * sympy.exp(-alpha)
+    at_target, least = 1 / (1 + total), 1 / (1 + total + slack)
+    lower = least.subs(slack, bound.subs(count, others) - total)
+    return [
+        identity(
+            "so the softmax weight is 1/(1 + S) at the target and e^(-alpha - s)/(1 + S) at a key of gap alpha + s",
+            (top / (top + top * total), at_target),
+            (top * weight / (top + top * total), weight * at_target),
+        ),
+        least_value("b = 1 - e^(-s) is never negative", 1 - sympy.exp(-excess), excess, sympy.Interval(0, sympy.oo), 0),
+        sum_at_most(
+            "N keys of gap >= alpha, with e^(-alpha - s) = e^(-alpha) (1 - b), add up to at most N e^(-alpha)",
+            *(weight_by_loss, bound, count),
+        ),
+        from_assumptions(
+            "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
+            sympy.Ge(at_target, least, evaluate=False),
+            sympy.Le(at_target, 1, evaluate=False),
+            sympy.Gt(weight, 0, evaluate=False),
+        ),
+        from_assumptions(
+            "every other weight lies between 0 and e^(-alpha)",
+            sympy.Le(weight_by_loss * at_target, sympy.exp(-alpha), evaluate=False),
+            sympy.Gt(weight * at_target, 0, evaluate=False),
+        ),
+        limits(
+            "with S + c = (T - 1) e^(-alpha), the bound over the T - 1 others, the target's lower bound tends to 1",
+            *([(lower, 1)], alpha),
+        ),
+        limits("the upper bound of every other weight tends to 0", [(sympy.exp(-alpha), 0)], alpha),
+    ]
+
+
+def grid_steps(dims: int) -> list[Step]:
+    """Lemma 2, third part, directly: the limits of all softmax weights, over all keys of one small grid.
+
+    Beyond three dimensions the further axes have one key each, so that the grid stays small.
+    """
+    shape = small_grid(dims)
+    positions = list(product(*(range(size) for size in shape)))
+    expected = []
+    for query, target in product(positions, positions):
+        tau = minus(target, query)
+        scores = [score(minus(key, query), tau) for key in positions]
+        expected += [(weight, int(key == target)) for key, weight in zip(positions, weights(scores), strict=True)]
+    statement = (
+        f"on a grid of {'x'.join(map(str, shape))} keys, for every query and every tau that stays on it, all "
+        f"{len(expected)} weights tend to 1 at the key query + tau and to 0 elsewhere"
+    )
+    return [limits(statement, expected, alpha)]
+
+
+class Block:
+    """A vector of d components, d a symbol, standing as one component in the code's own functions.
+
+    It can be added, negated, multiplied by a number, and multiplied by another block: x·y = Σ_i x_i y_i, a sympy Sum.  That
+    is all that the encoding asks of a component.
+    """
+
+    length = sympy.Symbol("d", integer=True, positive=True)
+    index = sympy.Symbol("i", integer=True)
+
+    def __init__(self, component: Any) -> None:
+        self.component = component
+
+    @classmethod
+    def named(cls, name: str) -> "Block":
+        """The vector of the integers name[1], …, name[d]."""
+        return cls(indexed(name, integer=True)[cls.index])
+
+    def __add__(self, other: "Block") -> "Block":
+        return Block(self.component + other.component) if isinstance(other, Block) else NotImplemented
+
+    def __neg__(self) -> "Block":
+        return Block(-self.component)
+
+    def __sub__(self, other: "Block") -> "Block":
+        return self + -other if isinstance(other, Block) else NotImplemented
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Block):
+            return sympy.Sum(self.component * other.component, (self.index, 1, self.length))
+        return Block(self.component * other)
+
+    __rmul__ = __mul__
+
+
+def any_length_steps() -> list[Step]:
+    """Lemma 2 for d-vectors, d a symbol: r and v of the code, called with whole vectors as `Block`."""
+    delta, tau, n = (Block.named(name) for name in ("delta", "tau", "n"))
+    at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
+    shift = delta - tau
+    before, square = sympy.Symbol("S", nonnegative=True), sympy.Symbol("m", integer=True) ** 2
+    count, k = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "k"))
+    seen, now_above, now_below = sympy.symbols("seen,m>0,m<0")
+    return [
+        *_reading_steps(),
+        linear(
+            "v·r_delta = -alpha (sum_i (delta_i - tau_i)^2 - sum_i tau_i^2) for vectors of any length d",
+            (below, -alpha * (shift * shift - tau * tau)),
+        ),
+        linear("score(tau) - score(tau + n) = alpha sum_i n_i^2", (at - beyond, alpha * (n * n))),
+        integer_step(),
+        sum_at_most(
+            "a sum of squares is never negative: minus each square adds up to at most 0", -square, 0 * count, count
+        ),
+        case_split(
+            "so sum_i n_i^2 >= 1 unless n = 0, by induction: one more component m adds m^2, and once a component other "
+            "than 0 was seen or comes now, the sum stays at 1 or above, or gets there",
+            [seen | now_above | now_below],
+            [
+                (seen, sympy.Ge(1 + before + square, 1, evaluate=False)),
+                (now_above, sympy.Ge(before + (1 + k) ** 2, 1, evaluate=False)),
+                (now_below, sympy.Ge(before + (-(1 + k)) ** 2, 1, evaluate=False)),
+            ],
+        ),
+        from_assumptions(
+            "so every other integer vector scores lower by at least alpha: with sum_i n_i^2 = 1 + s",
+            sympy.Ge(alpha * (1 + before), alpha, evaluate=False),
+        ),
+        *weight_steps(sympy.Symbol("E", positive=True)),
+    ]
+
+
+def _reading_steps() -> list[Step]:
+    """That a block stands for its components: shown for lengths that can be written out, argued for all others."""
+    delta, tau = Block.named("delta"), Block.named("tau")
+    whole = refusing_other_types(lambda: score((delta,), (tau,)))
+    written = []
+    for dims in (1, 2, 3, 4):
+        components = [[indexed(name, integer=True)[i] for i in range(1, dims + 1)] for name in ("delta", "tau")]
+        written.append((whole.subs(Block.length, dims).doit(), score(*components)))
+    return [
+        identity("r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written),
+        argued(
+            "and for every d: r and v do the same with each component, and their product adds up over the components",
+            whole,
+        ),
+    ]
+
+
+def _gap(n: Sequence[Any], tau: Sequence[Any]) -> Any:
+    return score(tau, tau) - score(plus(tau, n), tau)
+
+
+def _cases_of_nonzero(n: Sequence[Any]) -> list[tuple[Any, tuple[Any, ...]]]:
+    """A vector n other than 0 has a component that is 1 + k or −(1 + k); the others stay any integers."""
+    k = sympy.Symbol("k", integer=True, nonnegative=True)
+    below, _, above = signs(n)
+    cases = []
+    for i in range(len(n)):
+        cases.append((above[i], (*n[:i], 1 + k, *n[i + 1 :])))
+        cases.append((below[i], (*n[:i], -(1 + k), *n[i + 1 :])))
+    return cases

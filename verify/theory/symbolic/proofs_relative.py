@@ -1,0 +1,124 @@
+"""The steps from absolute to relative encodings (Eq. 4 → 5 → 6), saying which is an identity and which a new parametrisation.
+
+As in Transformer-XL, three things are put in the place of others: Ŵ_key r_δ for W_keyᵀ P_kᵀ, the key's position; uᵀ and vᵀ for
+P_q W_qry, the query's, in the third and the fourth term.  No algebra gives that, and a step says so.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import sympy
+
+from construct.encoding.quadratic import quadratic as encoding
+from verify.theory.symbolic.proof import Step, identity
+from verify.theory.symbolic.proof_algebra import ranks, substitution
+from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols
+
+_DIMS = (1, 2, 3)
+
+
+def relative_steps() -> list[Step]:
+    """Eq. 4 → 5 → 6, then what becomes of Eq. 6 in the construction."""
+    return [*_expansion_steps(), *_no_identity_steps(), *_construction_steps()]
+
+
+def _expansion_steps() -> list[Step]:
+    """D_in = D_k = 2, D_p = 3."""
+    x_q, p_q, x_k, p_k, u, v, at_q, third, fourth = (
+        sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s", "u", "v", "a", "c", "e")
+    )
+    w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
+    w_pos, r = sympy.Matrix(2, 3, symbols("W", 6)), sympy.Matrix(symbols("r", 3))
+    at_k = sympy.Matrix(symbols("b", 2))
+
+    def put(*pairs: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+        return [entries for old, new in pairs for entries in zip(old.flat(), new.flat(), strict=True)]
+
+    def four(position_3: sympy.Matrix, position_4: sympy.Matrix, key: sympy.Matrix) -> list[Any]:
+        query, content = x_q * w_qry, w_key.T * x_k.T
+        return [(query * content)[0], (query * key)[0], (position_3 * content)[0], (position_4 * key)[0]]
+
+    eq4 = ((x_q + p_q) * w_qry * w_key.T * (x_k + p_k).T)[0]
+    eq5 = [(left * w_qry * w_key.T * right.T)[0] for left, right in ((x_q, x_k), (x_q, p_k), (p_q, x_k), (p_q, p_k))]
+    named, apart, eq6 = (
+        sympy.Add(*four(*parts)) for parts in ((at_q, at_q, at_k), (third, fourth, at_k), (u, v, w_pos * r))
+    )
+    return [
+        identity(
+            "Eq. 4, (X_q + P_q) W_qry W_key^T (X_k + P_k)^T, is the sum of the four terms of Eq. 5", (eq4, sum(eq5))
+        ),
+        identity(
+            "Eq. 5 sees positions only through a = P_q W_qry and b = W_key^T P_k^T, a in its third and fourth term",
+            (sum(eq5), named.subs(put((at_q, p_q * w_qry), (at_k, w_key.T * p_k.T)))),
+            (named, apart.subs(put((third, at_q), (fourth, at_q)))),
+        ),
+        substitution(
+            "by substitution (a new parametrisation, not an identity): b becomes Ŵ_key r_delta, and a becomes u^T in the third "
+            "term and v^T in the fourth; this is Eq. 6",
+            apart,
+            put((at_k, w_pos * r), (third, u), (fourth, v)),
+            eq6,
+        ),
+    ]
+
+
+def _no_identity_steps() -> list[Step]:
+    """Eq. 6 is more than Eq. 5; the quadratic encoding is of both forms, at a price of d + 2 features."""
+    rows, features = [], {}
+    for dims in _DIMS:
+        keys = list(product(range(3), repeat=dims))
+        tau, one = integers("tau", dims), sympy.Integer(1)
+        table = sympy.Matrix([[score(minus(k, q), tau) for k in keys] for q in keys]).subs(dict.fromkeys(tau, 1))
+        rows.append((table.subs(alpha, 1), dims + 2))
+        q, k = integers("q", dims), integers("k", dims)
+        p_q, p_k = (sympy.Matrix([(norm2(x), *x, one)]) for x in (q, k))
+        features[dims] = (score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0])
+    return [
+        ranks(
+            "no identity: the quadratic scores of all q and k (3^d tokens, tau = (1, …, 1)) have rank d + 2, so P of D_in < d + 2 "
+            "channels has no fourth term P_q W_qry W_key^T P_k^T equal to v·r_delta",
+            *rows,
+        ),
+        identity(
+            "but with P_p = (|p|^2, p, 1) there is one: v·r_delta = P_q M P_k^T, M = W_qry W_key^T",
+            *features.values(),
+        ),
+        ranks(
+            "that M, for symbolic tau and alpha, has rank d + 2",
+            *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS),
+        ),
+    ]
+
+
+def _construction_steps() -> list[Step]:
+    """Theorem 1's choice in Eq. 6, with one more key channel than D_p needs."""
+    reduced, moved = [], []
+    for dims in _DIMS:
+        delta, tau, q, k, s = (integers(name, dims) for name in ("delta", "tau", "q", "k", "s"))
+        r, d_p = sympy.Matrix(encoding.r(delta)), dims + 1
+        w_pos = sympy.Matrix.vstack(sympy.eye(d_p), sympy.zeros(1, d_p))
+        x_q, x_k = sympy.Matrix([symbols("x", 2)]), sympy.Matrix([symbols("y", 2)])
+        nothing, u = sympy.zeros(2, d_p + 1), sympy.zeros(1, d_p + 1)
+        v = sympy.Matrix([[*encoding.v(tau, alpha), 0]])
+        eq6 = x_q * nothing * nothing.T * x_k.T + x_q * nothing * w_pos * r + u * nothing.T * x_k.T + v * w_pos * r
+        reduced.append((eq6[0], -alpha * (norm2(minus(delta, tau)) - norm2(tau))))
+        moved.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
+    return [
+        identity(
+            "with W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0] and the code's r and v, Eq. 6 is -alpha (|delta - tau|^2 - |tau|^2)",
+            *reduced,
+        ),
+        identity("which does not change when query and key move together", *moved),
+    ]
+
+
+def _bilinear(tau: Sequence[Any]) -> sympy.Matrix:
+    """M of −α‖k − q‖² + 2α τ·(k − q) = P_q M P_kᵀ with P_p = (‖p‖², p, 1)."""
+    dims = len(tau)
+    m = sympy.zeros(dims + 2)
+    m[0, dims + 1] = m[dims + 1, 0] = -alpha
+    for i, t in enumerate(tau, 1):
+        m[i, i] = 2 * alpha
+        m[i, dims + 1], m[dims + 1, i] = -2 * alpha * t, 2 * alpha * t
+    return m

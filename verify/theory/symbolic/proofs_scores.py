@@ -1,0 +1,135 @@
+"""Positional scores from the code's own encoding, their softmax, and the symbols that the proofs are written in.
+
+Every proof gets its scores here, and here they come from ``construct.encoding.quadratic``, whose functions are looked up at call
+time: replace one by a wrong one, and the proofs are about the wrong one.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+from typing import Any
+
+import sympy
+
+from construct.encoding.quadratic import quadratic as encoding
+from verify.theory.symbolic.proof import ProofFailed
+
+alpha = sympy.Symbol("alpha", positive=True)
+
+_GRIDS = {1: (4,), 2: (3, 3), 3: (2, 2, 2)}  # one limit takes sympy about 0.2 s
+
+
+def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
+    """The positional score v·r_δ of Lemma 2, from the two functions that the layer calls."""
+    r, v = encoding.r(delta), encoding.v(tau, alpha)
+    if not len(r) == len(v) == len(delta) + 1:
+        raise ProofFailed("r and v have D_p = d + 1 components", (len(r), len(v)), "but they have")
+    return dot(v, r)
+
+
+def number(delta: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """n(δ) of the parabola, in the mixed radix radix_i = Π_{j>i} sizes_j."""
+    radix = [sympy.Mul(*sizes[axis + 1 :]) for axis in range(len(sizes))]
+    return sympy.sympify(encoding.number(delta, radix))
+
+
+def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The score with D_p = 2: the quadratic encoding of one axis, on which n(δ) numbers the shifts."""
+    return score((number(delta, sizes),), (number(tau, sizes),))
+
+
+def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any]) -> Any:
+    """The score of the absolute encoding: a dot product of a query's and a key's d + 1 features."""
+    left, right = encoding.absolute_query(query, tau, alpha), encoding.absolute_key(key)
+    if not len(left) == len(right) == len(key) + 1:
+        raise ProofFailed("query and key have d + 1 features", (len(left), len(right)), "but they have")
+    return dot(left, right)
+
+
+def weights(scores: Sequence[Any]) -> list[Any]:
+    """The softmax of scores, e^own / Σ_j e^score_j, with the numerator divided out."""
+    return [1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores)) for own in scores]
+
+
+def sums_by_axis(term: Any, axes: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """That a term sums over a box of any size to a product: equations, each summing over one more axis.
+
+    Args:
+        term: what is summed, claimed to be the product of the factors.
+        axes: (variable, factor in this variable) of each axis.
+
+    Returns:
+        (sum over the axis, its factor's sum times the rest); sums already taken stand as symbols Z_1, Z_2, …
+    """
+    equations, taken = [], sympy.Integer(1)
+    for number, (variable, factor) in enumerate(axes, 1):
+        between = (variable, *sympy.symbols(f"a_{number} b_{number}", integer=True))
+        rest = sympy.Mul(*(later for _, later in axes[number:]))
+        equations.append((sympy.Sum(term, between), taken * rest * sympy.Sum(factor, between)))
+        taken *= sympy.Symbol(f"Z_{number}", positive=True)
+        term = taken * rest
+    return equations
+
+
+def symbols(name: str, dims: int, **assumptions: bool) -> tuple[sympy.Symbol, ...]:
+    """One symbol for each axis: name_1, …, name_d."""
+    return tuple(sympy.Symbol(f"{name}_{axis}", **assumptions) for axis in range(1, dims + 1))
+
+
+def integers(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
+    """A vector of d integers."""
+    return symbols(name, dims, integer=True)
+
+
+def reals(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
+    """A vector of d real numbers."""
+    return symbols(name, dims, real=True)
+
+
+def small_grid(dims: int) -> tuple[int, ...]:
+    """The sizes of a grid small enough for sympy; beyond three dimensions the further axes have one key each."""
+    return (*_GRIDS[min(dims, 3)], *(1 for _ in range(dims - 3)))
+
+
+def indexed(name: str, **assumptions: Any) -> Any:
+    """A family of symbols, name[i]."""
+    return sympy.IndexedBase(name, **assumptions)
+
+
+def signs(n: Sequence[Any]) -> tuple[list[sympy.Symbol], ...]:
+    """For each component, three propositions: it is below, at, above zero."""
+    below, at, above = ([sympy.Symbol(f"{x} {sign} 0") for x in n] for sign in ("<", "=", ">"))
+    return below, at, above
+
+
+def every_sign(n: Sequence[Any]) -> list[Any]:
+    """The premises that each component of n is below, at or above zero."""
+    return [sympy.Or(*branches) for branches in zip(*signs(n), strict=True)]
+
+
+def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
+    """a·b."""
+    return sympy.sympify(sum(x * y for x, y in zip(a, b, strict=True)))
+
+
+def norm2(x: Sequence[Any]) -> Any:
+    """‖x‖²."""
+    return sum(component**2 for component in x)
+
+
+def plus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+    """a + b."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def minus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+    """a − b."""
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def refusing_other_types(run: Callable[[], Any]) -> Any:
+    """What ``run`` returns; `ProofFailed` if the encoding does with a symbol what is neither +, − nor *."""
+    try:
+        return run()
+    except TypeError as error:
+        raise ProofFailed("the encoding uses +, - and * only", str(error), "but sympy meets") from error

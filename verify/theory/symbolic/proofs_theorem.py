@@ -1,0 +1,117 @@
+"""The steps of Theorem 1 after Lemma 2: the limits of the code's own attention, put into Lemma 1; then the rate, on any grid."""
+
+from typing import Any
+
+import sympy
+
+from verify.theory.symbolic.proof import Step, from_assumptions, identity, limits, sum_at_most
+from verify.theory.symbolic.proofs_lemma1 import Case, attention, cases, convolution, one_hot, place_steps
+from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, weights
+
+
+def theorem_steps(dims: int) -> list[Step]:
+    """The layer whose P^h are the limits that sympy finds is the convolution; and how fast it gets there."""
+    case = cases(dims)[0]
+    scores = [
+        [[score(minus(key, query), shift) for key in case.tokens] for query in case.queries] for shift in case.shifts
+    ]
+    soft = [[weights(row) for row in head] for head in scores]
+    hot = [one_hot(case, shift) for shift in case.shifts]
+    flat = [weight for head in soft for row in head for weight in row]
+    expected = list(zip(flat, [entry for head in hot for entry in head.flat()], strict=True))
+    found = limits(
+        f"{case}: as alpha grows, the softmax of the code's scores tends to one-hot attention at query + tau_j, in every "
+        f"head and for every query ({len(expected)} weights)",
+        expected,
+        alpha,
+    )
+    value = {line.lhs.args[0]: line.rhs for line in found.expressions}
+    tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
+    eye, w = sympy.eye(case.channels[1]), case.w
+    layer = attention(case, tends_to, w, [eye] * len(w))
+    return [
+        *place_steps(dims),
+        found,
+        identity(
+            "with these limits for P^h, MHSA(X) is the convolution, entry by entry, for every input and every kernel",
+            *zip(layer.flat(), convolution(case, w).flat(), strict=True),
+        ),
+        *_rate_steps(case),
+    ]
+
+
+def _rate_steps(case: Case) -> list[Step]:
+    """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
+    p = [sympy.Matrix(len(case.queries), len(case.tokens), _probabilities(case, h)) for h in range(len(case.taps))]
+    w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
+    hot = [one_hot(case, shift) for shift in case.shifts]
+    difference = attention(case, p, w, [eye] * len(w)) - convolution(case, w)
+    moved = sympy.zeros(len(case.queries), case.channels[1])
+    for soft, hard, tap in zip(p, hot, w, strict=True):
+        moved += (soft - hard) * x * tap
+    # |c t| <= C B for |c| <= C, |t| <= B: with c = (a' - a)/2, C = (a' + a)/2, t = (s' - s)/2, B = (s' + s)/2.
+    a, a_rest, s, s_rest, leak, bound = sympy.symbols("a a' s s' epsilon M", nonnegative=True)
+    c, size, t, most = (a_rest - a) / 2, (a_rest + a) / 2, (s_rest - s) / 2, (s_rest + s) / 2
+    total = sympy.Symbol("S", nonnegative=True)
+    keys, heads, constant = sympy.symbols("T N_h C", positive=True)
+    count = sympy.Symbol("N", integer=True, nonnegative=True)
+    term = sympy.Symbol("t", nonnegative=True)
+    rest = sympy.Symbol("r", nonnegative=True)
+    return [
+        identity(
+            "whatever the attention, MHSA(X) - Conv(X) = sum_h (P^h - one-hot) X W_h",
+            *zip(difference.flat(), moved.flat(), strict=True),
+        ),
+        from_assumptions(
+            "|c t| <= C B where |c| <= C and |t| <= B",
+            sympy.Le(c * t, size * most, evaluate=False),
+            sympy.Ge(c * t, -size * most, evaluate=False),
+        ),
+        from_assumptions(
+            "by Lemma 2 every |P - one-hot| <= S, S the other keys' exponentials over the target's: 1 - 1/(1 + S) <= S at "
+            "the target, and s/(1 + S) <= S elsewhere, s one of the terms of S = s + r",
+            sympy.Le(1 - 1 / (1 + total), total, evaluate=False),
+            sympy.Le(term / (1 + term + rest), term + rest, evaluate=False),
+        ),
+        sum_at_most(
+            "N terms of at most C S each add up to at most N C S", constant * total, count * constant * total, count
+        ),
+        limits(
+            "with S <= (T - 1) e^(-alpha), and N_h T terms of size at most C S: the difference tends to 0, on any grid",
+            [(heads * keys * constant * (keys - 1) * sympy.exp(-alpha), 0)],
+            alpha,
+        ),
+        *_finite_steps(leak, bound),
+    ]
+
+
+def _finite_steps(leak: Any, bound: Any) -> list[Step]:
+    """At finite α: a head that leaks ε moves its value by at most 2εM, where |X| ≤ M, and by that much at worst."""
+    p = symbols("p", 3, nonnegative=True)
+    x = symbols("x", 4)
+    low, high = sympy.symbols("l h", nonnegative=True)  # two values from -M + l to M - h
+    kept = 1 - sum(p)
+    read = kept * x[3] + sum(a * b for a, b in zip(p, x[:3], strict=True))
+    moved = sum(a * (b - x[3]) for a, b in zip(p, x[:3], strict=True))
+    return [
+        identity(
+            "what a head reads differs from its target by sum_k p_k (X_k - X_target) over the other keys",
+            (read - x[3], moved),
+        ),
+        from_assumptions(
+            "and |X_k - X_target| <= 2M where |X| <= M, so by at most 2 epsilon M if epsilon = sum_k p_k leaks",
+            sympy.Le((bound - high) - (-bound + low), 2 * bound, evaluate=False),
+            sympy.Ge((-bound + low) - (bound - high), -2 * bound, evaluate=False),
+        ),
+        identity(
+            "which is attained: M at the target, -M elsewhere",
+            (
+                (read - x[3]).subs(dict(zip(x, (-bound,) * 3 + (bound,), strict=True))).subs(p[0], leak - p[1] - p[2]),
+                -2 * leak * bound,
+            ),
+        ),
+    ]
+
+
+def _probabilities(case: Case, head: int) -> list[sympy.Symbol]:
+    return [sympy.Symbol(f"P_{head}_{q}_{k}") for q in range(len(case.queries)) for k in range(len(case.tokens))]
