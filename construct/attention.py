@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct.geometry import ConvGeometry
-from construct.geometry_record import GEOMETRY, record_of
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
+from construct.geometry import ConvGeometry
+from construct.geometry_record import GEOMETRY, record_of
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -110,8 +110,8 @@ class MHSA(nn.Module):
         weights: every parameter.
         radix: None for the quadratic encoding (D_p = d + 1); or the mixed radix of the parabola (D_p = 2), one weight an axis.
         execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
-        encoding: what r_δ is, in place of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative one become the
-            layer's parameters ``offsets_1``, …, ``offsets_d``.
+        encoding: what r_δ is, in place of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative one become
+            the layer's parameters ``offsets_1``, …, ``offsets_d``.
 
     Raises:
         ValueError: weights, encoding and geometry do not fit together, or there is no such execution.

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from construct.encoding.quadratic import quadratic as encodings
 from construct import heads
 from construct.attention import MHSA
-from construct.modules.reparametrized import settled
+from construct.encoding.quadratic import quadratic as encodings
+from construct.encoding.sharpness import ALPHA
 from construct.geometry import ConvGeometry
 from construct.memory import require
-from construct.encoding.sharpness import ALPHA
-from construct.shifts import HeadBijection, balanced_radix
 from construct.modules.convolutions import geometry_of
+from construct.modules.reparametrized import settled
+from construct.shifts import HeadBijection, balanced_radix
 from construct.weights import MHSAWeights
 
 

@@ -61,11 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify.recheck import documents
         from verify.argument.steps import layer_verdict as layers
-        from verify.samples import network
-        from verify.samples import sampling
+        from verify.recheck import documents
         from verify.report import conversion
+        from verify.samples import network, sampling
 
         as_usual()  # only now: importing the checker takes its time too
         with undisturbed():

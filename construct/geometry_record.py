@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from construct.geometry import ConvGeometry
 from construct.encoding.encodings import CLASSICAL, Covariance, Encoding, Parabola, Quadratic, Relative
+from construct.geometry import ConvGeometry
 
 GEOMETRY = "geometry"
 """The key of the metadata under which the record stands."""

@@ -10,13 +10,13 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from construct.encoding.quadratic import quadratic as encodings
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
+from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
+from construct.encoding.quadratic import quadratic as encodings
 from construct.execution.merging import is_identity
 from construct.geometry import ConvGeometry
 from construct.modules.learning import learned_covariance, learned_quadratic, with_covariance
-from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
 from construct.weights import MHSAWeights
 
 ENCODINGS = ("quadratic", "covariance", "relative", "none")

@@ -10,8 +10,8 @@ from mutations import code, with_heads
 from torch import Tensor
 
 from construct import MHSA, ConvGeometry, heads, shifts, tokens
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import EXECUTIONS, Scores
+from construct.encoding.quadratic import quadratic as encoding
 from construct.execution import chunked
 from construct.tokens import TokenGrid
 

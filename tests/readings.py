@@ -12,13 +12,13 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.files.checkpoints import unwrap
-from construct.files.reading import read
-from construct.files.pickle_values import KNOWN
 from construct.files.allowed import allowing
+from construct.files.checkpoints import unwrap
+from construct.files.pickle_values import KNOWN
+from construct.files.reading import read
 from construct.modules.convolutions import BASES
-from verify.recheck.arrays import BYTES, Layer, layers_in
 from verify.layers.fields import stated_geometry
+from verify.recheck.arrays import BYTES, Layer, layers_in
 
 LAYERS = (*BASES, MHSA)
 

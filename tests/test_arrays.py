@@ -27,10 +27,9 @@ import construct
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from tests.archives import packed, records_in
-from verify.recheck import arrays
-from verify.recheck import opcodes
-from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
 from verify.layers.fields import stated_geometry
+from verify.recheck import arrays, opcodes
+from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
 from verify.recheck.opcodes import Walk
 
 CONVOLUTIONS = {

@@ -16,11 +16,11 @@ from truths import permuted
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
-from verify.layers.bits import copied, unchanged
 from verify.argument.certification import certify
 from verify.checker import check
-from verify.recheck.documents import save_certificate
+from verify.layers.bits import copied, unchanged
 from verify.layers.fields import TENSORS, Unreadable
+from verify.recheck.documents import save_certificate
 from verify.rounding.bounds import attention_bound
 
 

@@ -14,21 +14,22 @@ import verify
 from construct import attention
 from construct.encoding.quadratic import quadratic as encoding
 from verify import oracle
-from verify.theory.literature import claim_table
-from verify.theory.literature import claims_borders
-from verify.theory.literature import claims_encoding
-from verify.theory.literature import claims_heads
-from verify.theory.literature import claims_sharpness
-from verify.theory.literature import claims_symmetry
-from verify.theory.literature import claims_theorem
-from verify.theory.literature import claims_widths
-from verify.theory.literature import judgement
-from verify.theory.symbolic import lemmas
-from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
-from verify.theory.literature import torch_layers
+from verify.theory.literature import (
+    claim_table,
+    claims_borders,
+    claims_encoding,
+    claims_heads,
+    claims_sharpness,
+    claims_symmetry,
+    claims_theorem,
+    claims_widths,
+    judgement,
+    literal,
+    torch_layers,
+)
 from verify.theory.literature.claim_table import ALL, ClaimTable, claims
 from verify.theory.literature.judgement import EXPERIMENT, PROVED, REFUTED, UNDECIDED, Check, corrected, proved, refuted
+from verify.theory.symbolic import lemmas, proof_positions
 
 DOC = Path(__file__).parent.parent / "docs" / "claims.md"
 
@@ -388,7 +389,9 @@ def test_the_evidence_is_built_without_the_builder() -> None:
     folder = Path(str(claim_table.__file__)).parent
     names = ["claim_table.py", "judgement.py", "literal.py", "torch_layers.py", "proof_positions.py"]
     for path in [*(folder / name for name in names), *folder.glob("claims_*.py")]:
-        allowed = {"construct.attention"} | ({"construct.encoding.quadratic"} if path.name.startswith("proof") else set())
+        allowed = {"construct.attention"} | (
+            {"construct.encoding.quadratic"} if path.name.startswith("proof") else set()
+        )
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             imported = set()
             if isinstance(node, ast.Import):

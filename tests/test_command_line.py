@@ -19,9 +19,9 @@ from torch import nn
 
 import construct
 from construct.command import demo
-from construct.from_conv import main
 from construct.encoding.sharpness import alpha_for
 from construct.files.writing import written_here
+from construct.from_conv import main
 from verify.__main__ import main as main_of_verify
 
 ROOT = Path(__file__).parents[1]

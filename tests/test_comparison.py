@@ -18,9 +18,8 @@ from truths import excess, permuted
 
 import verify
 from construct import conv_to_mhsa
-from verify.rounding.bounds import bounds as rounding
-from verify.samples.calls import convolution_calls
 from verify.layers.fields import Attention
+from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution
 from verify.rounding.bounds import (
     OffTheKernel,
@@ -31,9 +30,10 @@ from verify.rounding.bounds import (
     difference_bound,
     gamma,
 )
+from verify.rounding.bounds import bounds as rounding
+from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
-from verify.layers.taps import scaled_permutation_product
 from verify.verdict import Verdict
 
 EXAMPLES = settings().max_examples

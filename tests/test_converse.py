@@ -13,8 +13,8 @@ from torch import nn
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.oracle import Convolution
 from verify.argument.probe_inputs import sign_pattern
+from verify.oracle import Convolution
 from verify.strategies import DTYPES, convolutions, least_size, sizes_for
 
 EXAMPLES = settings().max_examples

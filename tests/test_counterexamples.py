@@ -15,8 +15,8 @@ from torch import nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify.rounding.budget import FORMATS
 from verify.argument.certification import certify
+from verify.rounding.budget import FORMATS
 from verify.strategies import DTYPES, convolutions, sizes_for
 
 EXAMPLES = 2 * settings().max_examples

@@ -31,9 +31,7 @@ from tests.odd_files import (
     odd_state,
 )
 from tests.readings import alike, by_checker, by_command, by_pickle, by_torch, differences, unwrapped
-from verify.recheck import archives
-from verify.recheck import arrays
-from verify.recheck import opcodes
+from verify.recheck import archives, arrays, opcodes
 from verify.recheck.archives import Archive, Record
 from verify.recheck.arrays import Rejected
 from verify.recheck.opcodes import Made, Walk

@@ -25,8 +25,8 @@ from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.execution import traced
 from construct.files.export import frozen_copy, to_onnx, to_pt2
-from construct.from_conv import main
 from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
+from construct.from_conv import main
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -16,10 +16,10 @@ from truths import random_layer
 
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
 from construct.encoding.quadratic import quadratic as encoding
-from construct.heads import factor, tap_matrices
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.shifts import HeadBijection, tap_shifts
+from construct.heads import factor, tap_matrices
 from construct.modules.convolutions import geometry_of
+from construct.shifts import HeadBijection, tap_shifts
 from construct.tokens import TokenGrid, sources_along_axis
 from verify.strategies import Case, cases, convolutions
 

@@ -19,8 +19,9 @@ from torch.nn.utils import parametrize
 import construct
 import verify
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import EXECUTIONS, smaller_blocks
+from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
+from construct.encoding.quadratic import quadratic as encoding
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
 from construct.modules.learning import (
@@ -32,7 +33,6 @@ from construct.modules.learning import (
     with_covariance,
     with_key_dim,
 )
-from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from verify.layers.own_code import Unreadable
 from verify.plots.stored import layer_in

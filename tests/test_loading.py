@@ -19,9 +19,9 @@ from construct.errors import BadModelFile
 from construct.from_conv import main
 from construct.modules.learning import learned_quadratic, with_covariance
 from verify.__main__ import main as verify_main
+from verify.plots.stored import layer_in
 from verify.recheck.arrays import layers_in
 from verify.recheck.documents import write_document
-from verify.plots.stored import layer_in
 from verify.strategies import Case, cases
 
 
@@ -323,7 +323,9 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
     path = written(net.state_dict(), tmp_path / "s.pt")
     assert same(construct.load(path, model=learning()), net)
     assert "construct.modules.learning.settle makes plain tensors" in refusal(path, layers=True)
-    assert "construct.modules.learning.settle makes plain tensors" in refusal(path, model=nn.Sequential(nn.Conv1d(1, 2, 3)))
+    assert "construct.modules.learning.settle makes plain tensors" in refusal(
+        path, model=nn.Sequential(nn.Conv1d(1, 2, 3))
+    )
 
 
 # ---- without a network ---------------------------------------------------------------------------------------------------

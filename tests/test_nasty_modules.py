@@ -29,8 +29,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import construct
 import verify
 from construct import MHSA, UnsupportedLayer
-from construct.modules.reparametrized import folded, plain
 from construct.from_conv import main
+from construct.modules.reparametrized import folded, plain
 from construct.modules.wrappers import unwrapped
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.serialization import config
 
-from construct.files.archives import directory, records
 from construct.errors import BadModelFile, UnsupportedLayer
+from construct.files.archives import directory, records
 from construct.files.reading import read
 from construct.network import convert
 from tests.archives import (

@@ -16,10 +16,8 @@ from report_layers import HOSTILE, SHOWN, seeded
 from torch import nn
 
 import construct
-from verify.recheck import documents
 from verify.__main__ import main
 from verify.argument.certification import certify
-from verify.rounding.leakage import leakage_on_lattice
 from verify.plots import (
     attention_figure,
     centres_figure,
@@ -34,6 +32,8 @@ from verify.plots.errors import rows_of
 from verify.plots.seen import seen
 from verify.plots.sharpness import LOOKS, leaked
 from verify.plots.stored import layer_in
+from verify.recheck import documents
+from verify.rounding.leakage import leakage_on_lattice
 
 ROOT = Path(__file__).parents[1]
 TIMES = [

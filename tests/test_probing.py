@@ -18,15 +18,15 @@ from truths import permuted
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from verify.layers.aims import aim
-from verify.rounding.budget import FORMATS
 from verify.argument.certification import certify
-from verify.layers.fields import Attention, Geometry
-from verify.oracle import Convolution
 from verify.argument.probe_inputs import HEAVY, impulses, probe_grids, sign_pattern
 from verify.argument.probing import _judged, impulse_bound, run_executions
+from verify.layers.aims import aim
+from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
+from verify.oracle import Convolution
 from verify.rounding.bounds import difference_bound
+from verify.rounding.budget import FORMATS
 from verify.strategies import convolutions, sizes_for
 
 

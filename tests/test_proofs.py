@@ -16,10 +16,7 @@ from construct.encoding.quadratic import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.shifts import tap_shifts
 from verify.rounding.bounds import leakage
-from verify.theory.symbolic import lemmas
-from verify.theory.symbolic import proof_algebra
-from verify.theory.symbolic import proofs_lemma1
-from verify.theory.symbolic import proofs_theorem
+from verify.theory.symbolic import lemmas, proof_algebra, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps

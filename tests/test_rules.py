@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize
 
 import construct
 from construct import MHSA, UnsupportedLayer
-from construct.modules.rules import sizes
 from construct.modules.convolutions import geometry_of
+from construct.modules.rules import sizes
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 

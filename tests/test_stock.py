@@ -18,9 +18,9 @@ from truths import exact, excess, paper, permuted, random_layer
 import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
 from construct import memory as room
-from construct.stock.layer import layer as stock
-from construct.stock.dot_products import Aim, reach
 from construct.errors import NotEnoughMemory
+from construct.stock.dot_products import Aim, reach
+from construct.stock.layer import layer as stock
 from construct.tokens import TokenGrid
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases

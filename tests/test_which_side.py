@@ -16,11 +16,11 @@ from torch.nn import functional
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.layers.fields import Geometry
 from verify.argument.layer_verdict import certify_layer
+from verify.layers.fields import Geometry
 from verify.oracle import Convolution
-from verify.samples.reference import Outputs
 from verify.rounding.bounds import convolution_bound, convolution_share
+from verify.samples.reference import Outputs
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
 

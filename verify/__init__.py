@@ -6,15 +6,15 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verify.experiment.audit_record import Audit
-    from verify.experiment.auditing import audit
     from verify.argument.certificate import Certificate
     from verify.argument.certification import certify
     from verify.checker import check
-    from verify.theory.literature.claim_table import claims
-    from verify.samples.comparison import Discrepancy, compare
-    from verify.theory.symbolic.lemmas import prove_lemma1, prove_lemma2, prove_theorem
+    from verify.experiment.audit_record import Audit
+    from verify.experiment.auditing import audit
     from verify.report.writing import write_report
+    from verify.samples.comparison import Discrepancy, compare
+    from verify.theory.literature.claim_table import claims
+    from verify.theory.symbolic.lemmas import prove_lemma1, prove_lemma2, prove_theorem
     from verify.verdict import Verdict
 
 _HOMES = {

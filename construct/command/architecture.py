@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from construct.errors import BadModelFile
-from construct.files.reading import ModelFile, regular_file
 from construct.files.loading import restored
+from construct.files.reading import ModelFile, regular_file
 from construct.plain_text import described, shown
 
 NEEDS_ARCHITECTURE = (

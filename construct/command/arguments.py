@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from construct.command import demo
 from construct.attention import EXECUTIONS
+from construct.command import demo
 from construct.errors import BadModelFile
 from construct.geometry import PADDING_MODES
 from construct.plain_text import shown

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.modules.reparametrized import folded
-from construct.plain_text import shown
-from construct.memory import require
-from construct.encoding.sharpness import alpha_for
+from construct.command.runs import inputs_for, run_both, within_room
 from construct.command.table import LayerRow, NetworkRow
 from construct.command.terminal import Phases
-from construct.command.runs import inputs_for, run_both, within_room
+from construct.encoding.sharpness import alpha_for
+from construct.memory import require
+from construct.modules.reparametrized import folded
+from construct.plain_text import shown
 
 
 class Checkers(NamedTuple):

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from construct.command.table import NetworkRow, network_dict
 from construct.errors import BadModelFile
 from construct.files.export import to_onnx, to_pt2
-from construct.files.reading import ModelFile
 from construct.files.layer_files import to_safetensors
+from construct.files.reading import ModelFile
+from construct.files.writing import staged
+from construct.modules.convolutions import BASES
 from construct.network import Survey
 from construct.plain_text import one_line, shown
-from construct.modules.convolutions import BASES
-from construct.command.table import NetworkRow, network_dict
-from construct.files.writing import staged
 
 Content = nn.Module | dict[str, Tensor] | bytes
 """What a file is made of: a module or state dict for torch.save, or bytes as they are."""

@@ -9,12 +9,12 @@ from types import ModuleType
 from torch import nn
 
 from construct.attention import MHSA
+from construct.command.runs import inputs_for
+from construct.command.table import Report, network_dict
 from construct.errors import BadModelFile
+from construct.files.writing import check_destination, write
 from construct.modules.reparametrized import plain
 from construct.plain_text import one_line, shown
-from construct.command.table import Report, network_dict
-from construct.command.runs import inputs_for
-from construct.files.writing import check_destination, write
 
 
 def check_page(options: Namespace, outputs: Sequence[Path | None], pages: ModuleType) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
+from construct.command.terminal import Phases
 from construct.errors import BadModelFile
 from construct.files.reading import read_inputs
+from construct.memory import refused_by_torch, require
+from construct.modules.traversal import every_module
 from construct.network import substitute
 from construct.plain_text import described, shown
-from construct.memory import refused_by_torch, require
-from construct.command.terminal import Phases
-from construct.modules.traversal import every_module
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:

@@ -5,7 +5,8 @@
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, one after the other
 
-The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.  Where it is a sum
+The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h. 
+Where it is a sum
 over the axes its exponential is a product, and the softmax factorises (``along``); else the axes belong together.
 """
 

@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.layout import pieces
 from construct.encoding.encodings import Encoding
+from construct.execution.layout import pieces
 from construct.tokens import TokenGrid
 
 AT_ONCE = 2**16

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import MHSA
-from construct.execution.layout import Shifts
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
+from construct.encoding.quadratic import quadratic as encoding
+from construct.execution.layout import Shifts
 from construct.shifts import shifts_are_distinct
 from construct.tokens import TokenGrid
 

@@ -25,8 +25,8 @@ its best shift is certain.
 import torch
 from torch import Tensor
 
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import MHSA
+from construct.encoding.quadratic import quadratic as encoding
 from construct.tokens import TokenGrid
 
 UNIT = 2.0**-53

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import MHSA, TRACING, memory_format, working_dtype
+from construct.encoding.encodings import CLASSICAL
 from construct.execution import narrow
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.geometry import ConvGeometry
-from construct.encoding.encodings import CLASSICAL
 from construct.tokens import TokenGrid
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.errors import BadModelFile
+from construct.files.allowed import ZIP
+from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.files.pickle_values import Storage
 from construct.files.pickle_walk import LARGEST_PICKLE
-from construct.files.allowed import ZIP
 from construct.plain_text import one_line
 
 LONGEST_HEADER = 100_000_000

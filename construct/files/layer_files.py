@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.files.containers import strict_json
 from construct.errors import BadModelFile
+from construct.files.containers import strict_json
 from construct.geometry_record import GEOMETRY, read_record, record_of
 from construct.plain_text import one_line
 from construct.weights import NAMES, MHSAWeights
@@ -77,7 +77,11 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any) -> MHSA:
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         worked_out = any(key.startswith(_named(path, "parametrizations.")) for key in state)
         told = f"no tensor {error}" if isinstance(error, KeyError) else one_line(error)
-        hint = " (construct.modules.learning.settle makes plain tensors of those that are worked out)" if worked_out else ""
+        hint = (
+            " (construct.modules.learning.settle makes plain tensors of those that are worked out)"
+            if worked_out
+            else ""
+        )
         raise BadModelFile(f"its geometry and its tensors do not fit together: {told}{hint}") from error
 
 

@@ -11,17 +11,17 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
-from construct.files.checkpoints import fitting
 from construct.errors import BadModelFile, UnsupportedLayer
+from construct.files.checkpoints import fitting
+from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.files.reading import ModelFile, read
 from construct.geometry_record import GEOMETRY
-from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
-from construct.network import substitute
-from construct.plain_text import described, one_line, shown
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.ties import share_tied
-from construct.weights import NAMES
 from construct.modules.wrappers import unwrapped
+from construct.network import substitute
+from construct.plain_text import described, one_line, shown
+from construct.weights import NAMES
 
 log = logging.getLogger(__name__)
 

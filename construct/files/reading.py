@@ -19,18 +19,18 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from construct.files.archives import Odd, Truncated
 from construct.attention import EXECUTIONS, MHSA
+from construct.errors import BadModelFile
+from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
+from construct.files.archives import Odd, Truncated
 from construct.files.checkpoints import unwrap, whereabouts
 from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
-from construct.errors import BadModelFile
+from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
+from construct.files.trusted import trusted
 from construct.geometry import ConvGeometry
 from construct.geometry_record import encoding_of
-from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
-from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
-from construct.plain_text import described, one_line, shown
-from construct.files.trusted import trusted
 from construct.modules.traversal import bounded
+from construct.plain_text import described, one_line, shown
 from construct.weights import NAMES, MHSAWeights
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import MHSA
 from construct.encoding.encodings import Covariance, Quadratic
+from construct.encoding.quadratic import quadratic as encoding
 from construct.weights import MHSAWeights
 
 

@@ -2,7 +2,8 @@
 
 A stock attention has no relative positions, and needs none.  Centred integer coordinates p of the padded grid ride along as
 d + 2 more input channels (p, ‖p‖², 1), d + 1 of them where the projections have biases.  With the features of
-:func:`~construct.encoding.quadratic.absolute_query` and :func:`~construct.encoding.quadratic.absolute_key` (their docstring has the proof)
+:func:`~construct.encoding.quadratic.absolute_query` and :func:`~construct.encoding.quadratic.absolute_key` (their docstring
+has the proof)
 
     q_h·k_h/√D = α(2(p_q + τ_h)·p_k − ‖p_k‖²) = −α‖δ − τ_h‖² + (a term that is the same for every key),
 
@@ -38,10 +39,10 @@ import torch
 from torch import Tensor
 
 from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import Refusal, UnsupportedLayer
 from construct.geometry import ConvGeometry
 from construct.memory import require
-from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.tokens import TokenGrid
 
 DTYPES = (torch.float32, torch.float64)

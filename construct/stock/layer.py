@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct.encoding.quadratic import quadratic as encoding
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
-from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
-from construct.geometry import ConvGeometry
 from construct.encoding.encodings import CLASSICAL
-from construct.stock.projections import read_kernel
+from construct.encoding.quadratic import quadratic as encoding
+from construct.geometry import ConvGeometry
 from construct.memory import require
-from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.modules.convolutions import HOOKS
+from construct.shifts import shift_of_number, shifts_are_distinct
+from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
+from construct.stock.projections import read_kernel
 from construct.tokens import TokenGrid
 
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from construct.stock.dot_products import DTYPES, Aim, head_size, refuse
 from construct.geometry import ConvGeometry
-from construct.shifts import tap_shifts
 from construct.modules.convolutions import HOOKS
+from construct.shifts import tap_shifts
+from construct.stock.dot_products import DTYPES, Aim, head_size, refuse
 from construct.tokens import TokenGrid
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from verify.argument.steps import Argument
 from verify.argument.probing import Probe
+from verify.argument.steps import Argument
 from verify.wording import exactly
 
 

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.argument.steps import Argument
 from verify.argument.assumptions import assumptions_of
-from verify.layers.bits import copied, unchanged
 from verify.argument.certificate import Certificate
-from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
-from verify.layers.own_code import require_own_attention
-from verify.rounding.precision import flushes_to_zero, winograd_may_run
 from verify.argument.probing import Probe
 from verify.argument.refutation import Counterexample
-from verify.layers.reparametrized import settled
 from verify.argument.runs import overrun, run_all
 from verify.argument.search import counterexample_of
+from verify.argument.steps import Argument
+from verify.layers.bits import copied, unchanged
+from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
+from verify.layers.own_code import require_own_attention
+from verify.layers.reparametrized import settled
+from verify.rounding.precision import flushes_to_zero, winograd_may_run
 from verify.verdict import Verdict
 from verify.wording import exactly, from_above
 

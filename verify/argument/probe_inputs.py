@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from verify.layers.fields import Attention, Geometry
-from verify.oracle import Convolution
 from verify.layers.reading import GridRefused, output_size, token_count
+from verify.oracle import Convolution
 
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""

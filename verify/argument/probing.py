@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from construct.attention import EXECUTIONS, smaller_blocks
-from verify.rounding.budget import WIDEN, Format, leakage_part, stored_rounding, working_rounding
 from verify.layers.fields import Attention, Geometry
-from verify.oracle import Convolution
-from verify.rounding.precision import full_precision
 from verify.layers.reading import tap_of_shift, token_count
-from verify.samples.reference import Deviation, Outputs
-from verify.rounding.bounds import convolution_share
 from verify.layers.taps import scaled_permutation_product
+from verify.oracle import Convolution
+from verify.rounding.bounds import convolution_share
+from verify.rounding.budget import WIDEN, Format, leakage_part, stored_rounding, working_rounding
+from verify.rounding.precision import full_precision
+from verify.samples.reference import Deviation, Outputs
 
 LABOUR, EXPONENTIAL = 2**33, 64
 """Multiplications of one run beyond which an execution is not run but noted, some ten seconds of one core; and as how many of

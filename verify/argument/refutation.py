@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 
 from verify.layers.fields import Attention, Geometry
-from verify.oracle import Convolution
 from verify.layers.reading import ZERO, input_at, query_places, tap_place, tokens_along
+from verify.oracle import Convolution
 
 Index = tuple[int, ...]
 Readers = dict[Index, tuple[list[Index], list[int]]]

@@ -5,10 +5,10 @@ import math
 import numpy as np
 
 from construct.attention import MHSA
-from verify.argument.steps import Argument
 from verify.argument.certificate import Overrun, Step
 from verify.argument.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
 from verify.argument.probing import Probe, impulse_bound, run_executions
+from verify.argument.steps import Argument
 from verify.layers.reading import output_size
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from itertools import islice, product
 
-from verify.layers.aims import Aim, aim
-from verify.argument.steps import Argument, Shift
-from verify.layers.reading import output_size, tap_of_shift
 from verify.argument.refutation import Counterexample, Refuter
+from verify.argument.steps import Argument, Shift
+from verify.layers.aims import Aim, aim
+from verify.layers.reading import output_size, tap_of_shift
 from verify.layers.taps import TapDifference
 
 

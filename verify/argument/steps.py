@@ -16,10 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from verify.rounding.bounds import budget
-from verify.rounding.bounds import leakage
-from verify.layers.aims import Aim, aim, box_of, exact_integer_scores, largest_score, numbers_are_distinct, score_rounding
 from verify.argument.certificate import Step
+from verify.argument.refutation import tap_matrix
+from verify.layers.aims import (
+    Aim,
+    aim,
+    box_of,
+    exact_integer_scores,
+    largest_score,
+    numbers_are_distinct,
+    score_rounding,
+)
 from verify.layers.fields import Attention, Geometry, read_convolution
 from verify.layers.reading import (
     output_size,
@@ -31,8 +38,8 @@ from verify.layers.reading import (
     token_count,
     token_length,
 )
-from verify.argument.refutation import tap_matrix
 from verify.layers.taps import TapDifference, compare_taps
+from verify.rounding.bounds import budget, leakage
 from verify.wording import from_above
 
 Shift = tuple[int, ...]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.oracle import Convolution
 from verify.layers.own_code import Unreadable, exact_array, require_known_encoding
 from verify.layers.reparametrized import CONVOLUTIONS, base_of, settled
+from verify.oracle import Convolution
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = (

@@ -3,8 +3,8 @@
 So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
 place of what a call of the class comes to; and if every tensor is a plain one.  Of convolutions, torch's own hooks that only make a
 tensor anew are let through, and the class that ``torch.nn.utils.parametrize`` makes, as it adds properties for the parametrized
-tensors alone; :mod:`verify.layers.reparametrized` then works these out.  Attention layers have to be settled first: nothing in a network
-makes theirs what they are but our own code.
+tensors alone; :mod:`verify.layers.reparametrized` then works these out.  Attention layers have to be settled first: nothing
+in a network makes theirs what they are but our own code.
 """
 
 import inspect

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verify.recheck.arrays import strict_json
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, new_figure, plain, style
+from verify.recheck.arrays import strict_json
 from verify.recheck.statements import read_document
 
 if TYPE_CHECKING:

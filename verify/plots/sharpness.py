@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from verify.rounding.leakage import leakage_on_lattice
 from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, new_figure, style
+from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature.sharpness_table import DTYPES, softmax_row
 
 if TYPE_CHECKING:

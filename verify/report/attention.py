@@ -19,10 +19,10 @@ import torch
 from construct.attention import MHSA
 from verify.layers.aims import Aim, aim
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
-from verify.rounding.leakage import leakage
 from verify.layers.reading import GridRefused, output_size, query_places, tap_of_shift, tokens_along
 from verify.report.given import MOST_GIVEN, given_picture, packed
 from verify.report.layer import Layer, NoPicture, times
+from verify.rounding.leakage import leakage
 
 MOST_HEADS = 64
 """Heads that are drawn; a 7 × 7 kernel has 49."""
@@ -152,8 +152,8 @@ def _aims(mhsa: Any, drawn: int) -> list[Aim | None]:
 def _slider(aims: Sequence[Aim | None]) -> dict[str, Any]:
     """What the scores are multiplied by at each stop of the slider, and the bound on every head's leakage there.
 
-    The stops are named by the α that the softest head then has.  Bounds are those of :mod:`verify.rounding.leakage`, rounded up; heads
-    with the same sharpness and offset share them.
+    The stops are named by the α that the softest head then has.  Bounds are those of :mod:`verify.rounding.leakage`, rounded
+    up; heads with the same sharpness and offset share them.
     """
     known = [a for a in aims if a is not None]
     own = min((a.sharpness for a in known), default=None)

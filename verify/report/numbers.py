@@ -6,8 +6,8 @@ from typing import Any
 
 from verify.argument.certificate import Certificate
 from verify.layers.fields import Geometry, Unreadable
-from verify.oracle import Convolution
 from verify.layers.reading import output_size
+from verify.oracle import Convolution
 from verify.report.layer import Layer, times
 from verify.wording import exactly, from_above
 

@@ -1,7 +1,7 @@
 """How far rounding alone may move an attention layer's output, wherever its heads look and however softly.
 
-:mod:`verify.rounding.bounds` follows each term of the sum, and so has to know which pixel a head reads.  Where that is not known, this
-holds: softmax gives some weights p ≥ 0 with Σp = 1, so that a head's output is at most max|x|·|W_val||W_out|, and
+:mod:`verify.rounding.bounds` follows each term of the sum, and so has to know which pixel a head reads.  Where that is not
+known, this holds: softmax gives some weights p ≥ 0 with Σp = 1, so that a head's output is at most max|x|·|W_val||W_out|, and
 
 - scores that are off by at most s change every weight by a factor between e^−2s and e^2s;
 - scores of positions are worked out in float64, those of content in the type of the values, the softmax in float64;

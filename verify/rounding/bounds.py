@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from verify.argument.refutation import tap_matrix
 from verify.layers.aims import aim
 from verify.layers.fields import Attention
-from verify.oracle import Convolution, float64, matmul
 from verify.layers.reading import tap_of_shift
-from verify.argument.refutation import tap_matrix
 from verify.layers.taps import scaled_permutation_product
+from verify.oracle import Convolution, float64, matmul
 
 
 class OffTheKernel(ValueError):

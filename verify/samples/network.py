@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from verify.samples.accuracy import Accuracy, accuracy
 from verify.argument.certificate import Certificate
+from verify.samples.accuracy import Accuracy, accuracy
 from verify.samples.sampling import LayerCheck, call_with
 from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
 

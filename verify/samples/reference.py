@@ -14,10 +14,10 @@ from math import inf, isfinite
 
 import numpy as np
 
-from verify.layers.fields import Geometry
-from verify.oracle import Convolution
 from verify.argument.refutation import Index, exact_output
+from verify.layers.fields import Geometry
 from verify.layers.taps import rounded_up
+from verify.oracle import Convolution
 
 TINY = 2.0**-126
 """Smaller numbers are subnormal in bfloat16 and float32."""

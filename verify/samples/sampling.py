@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from verify.rounding.any_aim import any_aim_bound, one_hot
-from verify.samples.comparison import Discrepancy, errors, of_errors
 from verify.layers.fields import Geometry, Unreadable
 from verify.oracle import Convolution, float64
-from verify.samples.reference import Deviation, Outputs
+from verify.rounding.any_aim import any_aim_bound, one_hot
 from verify.rounding.bounds import OffTheKernel, convolution_bound, difference_bound
+from verify.samples.comparison import Discrepancy, errors, of_errors
+from verify.samples.reference import Deviation, Outputs
 from verify.samples.trace import untraced
 from verify.verdict import Verdict
 from verify.wording import from_above

@@ -9,14 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from verify.theory.literature import claims_borders
-from verify.theory.literature import claims_encoding
-from verify.theory.literature import claims_heads
-from verify.theory.literature import claims_sharpness
-from verify.theory.literature import claims_symmetry
-from verify.theory.literature import claims_theorem
-from verify.theory.literature import claims_training
-from verify.theory.literature import claims_widths
+from verify.theory.literature import (
+    claims_borders,
+    claims_encoding,
+    claims_heads,
+    claims_sharpness,
+    claims_symmetry,
+    claims_theorem,
+    claims_training,
+    claims_widths,
+)
 from verify.theory.literature.judgement import EXPERIMENT, PROVED, REFUTED, UNDECIDED, Claim, Correction
 
 ALL: tuple[Claim, ...] = (

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
 from verify.theory.literature.claims_theorem import certified, reads_the_same
 from verify.theory.literature.judgement import Check, Judgement, claim, corrected, proved, refuted
 from verify.theory.literature.literal import Setting, Vector
 from verify.theory.literature.torch_layers import attention_for, small_convolution
+from verify.theory.symbolic import proof_positions
 
 IMAGE = Setting((3, 3), (5, 6), (1, 1))
 

@@ -5,16 +5,24 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from verify.theory.symbolic import lemmas
 from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic import proofs_lemma2
 from verify.theory.literature.claims_theorem import certified, reads_the_same
-from verify.theory.literature.judgement import Check, Correction, Judgement, by_proof, by_steps, claim, corrected, proved, refuted
+from verify.theory.literature.judgement import (
+    Check,
+    Correction,
+    Judgement,
+    by_proof,
+    by_steps,
+    claim,
+    corrected,
+    proved,
+    refuted,
+)
 from verify.theory.literature.literal import Setting, Vector
+from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
+from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import Step, identity
 from verify.theory.symbolic.proofs_scores import integers, minus, plus, score
-from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
 
 PLANE, SPACE = Setting((3, 3), (4, 5), (1, 1)), Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
 

@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import sympy
 
-from verify.theory.symbolic import lemmas
 from verify.theory.literature import literal
 from verify.theory.literature.claims_theorem import reads_the_same
 from verify.theory.literature.judgement import (
@@ -19,6 +18,7 @@ from verify.theory.literature.judgement import (
     refuted,
 )
 from verify.theory.literature.literal import Setting, Vector
+from verify.theory.symbolic import lemmas
 from verify.theory.symbolic.proof import Step, argued, from_assumptions
 
 PLANE = Setting((3, 3), (4, 5), (1, 1))

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic import proofs_lemma2
-from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
 from verify.rounding.leakage import leakage_on_lattice
+from verify.theory.literature import literal
+from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
+from verify.theory.literature.torch_layers import attention_for, small_convolution
+from verify.theory.symbolic import proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import Step, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
-from verify.theory.literature.torch_layers import attention_for, small_convolution
 
 SIDE = 9
 

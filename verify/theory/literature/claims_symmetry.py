@@ -7,15 +7,15 @@ import numpy as np
 import sympy
 import torch
 
+from verify.oracle import Convolution
 from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
 from verify.theory.literature.claims_encoding import unmoved_steps
 from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
 from verify.theory.literature.literal import Setting, Vector
-from verify.oracle import Convolution
+from verify.theory.literature.torch_layers import pointwise_layer
+from verify.theory.symbolic import proof_positions
 from verify.theory.symbolic.proof import Step
 from verify.theory.symbolic.proof_algebra import linear
-from verify.theory.literature.torch_layers import pointwise_layer
 
 RING = (4, 5)
 

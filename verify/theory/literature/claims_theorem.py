@@ -7,19 +7,17 @@ import numpy as np
 import sympy
 import torch
 
-from verify.theory.symbolic import lemmas
-from verify.theory.literature import literal
-from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic import proofs_lemma2
 from verify.argument.certification import certify
-from verify.samples.comparison import compare
-from verify.theory.literature.judgement import Check, Judgement, by_proof, by_steps, claim, corrected, proved, refuted
 from verify.rounding.leakage import leakage_on_lattice
+from verify.samples.comparison import compare
+from verify.theory.literature import literal
+from verify.theory.literature.judgement import Check, Judgement, by_proof, by_steps, claim, corrected, proved, refuted
 from verify.theory.literature.literal import Setting, Vector
+from verify.theory.literature.torch_layers import attention_for, small_convolution
+from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import Step, from_assumptions, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import symbols
-from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.wording import from_above
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

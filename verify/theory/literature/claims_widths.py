@@ -5,11 +5,21 @@ from typing import Any
 import numpy as np
 import sympy
 
-from verify.theory.symbolic import lemmas
 from verify.theory.literature import literal
 from verify.theory.literature.claims_heads import PLANE, compares, spread, unfolded
-from verify.theory.literature.judgement import Check, Judgement, by_proof, by_steps, claim, corrected, experiment, proved, refuted
+from verify.theory.literature.judgement import (
+    Check,
+    Judgement,
+    by_proof,
+    by_steps,
+    claim,
+    corrected,
+    experiment,
+    proved,
+    refuted,
+)
 from verify.theory.literature.literal import Setting
+from verify.theory.symbolic import lemmas
 from verify.theory.symbolic.proof import Step, argued, from_assumptions
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_scores import symbols

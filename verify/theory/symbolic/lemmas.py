@@ -1,7 +1,7 @@
 """The paper's claims, proved by sympy about the code that runs; each function returns its steps and fails loudly.
 
-Nothing here restates the encoding: sympy calls the functions of ``construct.encoding.quadratic`` with symbols, looked up at call time,
-and reasons about what they return.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
+Nothing here restates the encoding: sympy calls the functions of ``construct.encoding.quadratic`` with symbols, looked up at
+call time, and reasons about what they return.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
 
 Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps themselves are in ``proofs_*.py``.
 """
@@ -60,7 +60,7 @@ def prove_lemma2(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding.quadratic, every integer shift tau and every alpha > 0, "
+        f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding, every integer shift tau and every alpha > 0, "
         "attention tends to one-hot on the key at query + tau as alpha grows"
     )
     return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
@@ -73,7 +73,7 @@ def prove_lemma2_any_length() -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        "Lemma 2 (symbolic d): with r and v of construct.encoding.quadratic, in any number of dimensions, attention tends to one-hot "
+        "Lemma 2 (symbolic d): with r and v of construct.encoding, in any number of dimensions, attention tends to one-hot "
         "on the key at query + tau as alpha grows"
     )
     return Proof(claim, tuple(any_length_steps()))
@@ -94,7 +94,7 @@ def prove_theorem(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding.quadratic and "
+        f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding and "
         "one head a tap tends to the convolution, for every kernel, bias and input"
     )
     return Proof(claim, (*prove_lemma2(dims).steps, *theorem_steps(dims)))
@@ -188,7 +188,7 @@ def prove_parabola(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"The parabola (d = {_checked(dims)}): with n(delta) of construct.encoding.quadratic, r = (n^2, n) and v = -alpha (1, -2 n(tau)) "
+        f"The parabola (d = {_checked(dims)}): with n(delta) of construct.encoding, r = (n^2, n) and v = -alpha (1, -2 n(tau)) "
         "every other shift of the box scores lower by at least alpha, so D_p = 2 is enough"
     )
     return Proof(claim, tuple(parabola_steps(dims)))

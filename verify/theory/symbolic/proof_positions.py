@@ -1,6 +1,7 @@
 """The code's own encoding on numbers: positional scores of a small grid, exact where the positions are integers.
 
-What :mod:`verify.theory.symbolic.proofs_scores` is for symbols this is for arrays.  The functions of ``construct.encoding.quadratic`` are looked up at call
+What :mod:`verify.theory.symbolic.proofs_scores` is for symbols this is for arrays.  The functions of
+``construct.encoding.quadratic`` are looked up at call
 time: replace one by a wrong one, and all that is judged with these scores is about the wrong one.
 """
 

@@ -9,7 +9,17 @@ import sympy
 
 from verify.theory.symbolic.proof import Step, identity
 from verify.theory.symbolic.proof_algebra import linear, ranks
-from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, parabola_score, reals, score, sums_by_axis, weights
+from verify.theory.symbolic.proofs_scores import (
+    alpha,
+    integers,
+    minus,
+    norm2,
+    parabola_score,
+    reals,
+    score,
+    sums_by_axis,
+    weights,
+)
 
 
 def factorisation_steps(dims: int) -> list[Step]:

@@ -1,6 +1,7 @@
 """The steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
 
-One-hot attention is given here; `verify.theory.symbolic.proofs_theorem` gets it from the code's own encoding.  The convolution is written out from
+One-hot attention is given here; `verify.theory.symbolic.proofs_theorem` gets it from the code's own encoding.  The
+convolution is written out from
 its definition, on symbols throughout: kernel, bias, and every token of the padded grid, whatever the padding put there.
 """
 

@@ -9,7 +9,16 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, least_value, limits, sum_at_most
+from verify.theory.symbolic.proof import (
+    Step,
+    argued,
+    case_split,
+    from_assumptions,
+    identity,
+    least_value,
+    limits,
+    sum_at_most,
+)
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_scores import (
     alpha,
