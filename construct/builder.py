@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from construct import heads
 from construct.attention import MHSA
-from construct.encoding.quadratic import quadratic as encodings
+from construct.encoding import quadratic as encodings
 from construct.encoding.sharpness import ALPHA
 from construct.geometry import ConvGeometry
 from construct.memory import require

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name = shown(str(options.model)) + ": "
         # The only place where the builder knows of the checker.
-        from verify.argument.steps import layer_verdict as layers
+        from verify.argument import layer_verdict as layers
         from verify.recheck import documents
         from verify.report import conversion
         from verify.samples import network, sampling

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
+from construct.encoding import quadratic as encodings
 from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
-from construct.encoding.quadratic import quadratic as encodings
 from construct.execution.merging import is_identity
 from construct.geometry import ConvGeometry
 from construct.modules.learning import learned_covariance, learned_quadratic, with_covariance

@@ -7,7 +7,7 @@ from torch import nn
 
 import construct
 import verify
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 
 torch.manual_seed(0)
 conv = nn.Conv2d(1, 1, 3, padding=1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from construct import MHSA, ConvGeometry, heads, shifts, tokens
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify.strategies import numbers
 
 KINDS: dict[str, Callable[[], nn.Module]] = {

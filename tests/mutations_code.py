@@ -11,7 +11,7 @@ from torch import Tensor
 
 from construct import MHSA, ConvGeometry, heads, shifts, tokens
 from construct.attention import EXECUTIONS, Scores
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.execution import chunked
 from construct.tokens import TokenGrid
 

@@ -9,7 +9,7 @@ from mutations import Inapplicable, weights, with_heads
 from torch import Tensor
 
 from construct import MHSA, conv_to_mhsa, shifts
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 
 
 def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = box_of_size(layer, n)
     assert box == grid.box
-    from construct.encoding.quadratic import quadratic as encoding
+    from construct.encoding import quadratic as encoding
 
     table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoded(grid))))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))

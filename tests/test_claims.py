@@ -12,7 +12,7 @@ import torch
 
 import verify
 from construct import attention
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify import oracle
 from verify.theory.literature import (
     claim_table,

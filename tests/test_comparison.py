@@ -21,6 +21,7 @@ from construct import conv_to_mhsa
 from verify.layers.fields import Attention
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution
+from verify.rounding import bounds as rounding
 from verify.rounding.bounds import (
     OffTheKernel,
     attention_bound,
@@ -30,7 +31,6 @@ from verify.rounding.bounds import (
     difference_bound,
     gamma,
 )
-from verify.rounding.bounds import bounds as rounding
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions

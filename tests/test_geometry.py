@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from truths import random_layer
 
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.heads import factor, tap_matrices
 from construct.modules.convolutions import geometry_of

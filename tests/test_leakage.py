@@ -15,7 +15,7 @@ from mpmath import mp
 
 from construct import conv_to_mhsa
 from construct.encoding.sharpness import ALPHA, alpha_for
-from verify.rounding.bounds import leakage as leakages
+from verify.rounding import leakage as leakages
 from verify.rounding.leakage import leakage, leakage_on_lattice
 
 DIGITS = 200

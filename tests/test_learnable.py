@@ -20,8 +20,8 @@ import construct
 import verify
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
+from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
-from construct.encoding.quadratic import quadratic as encoding
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
 from construct.modules.learning import (

@@ -9,7 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify.theory.symbolic import proof
 from verify.theory.symbolic.lemmas import prove_lemma2
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, Step

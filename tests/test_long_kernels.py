@@ -15,8 +15,8 @@ from torch import nn
 import verify
 from construct import conv_to_mhsa
 from verify.argument.certification import certify
-from verify.argument.layer_verdict import reading
 from verify.argument.refutation import exact_output, taps_at
+from verify.layers import reading
 from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import ZERO, input_at, output_size, shift_of_tap, tap_place, tap_read_otherwise, tokens_along
 from verify.oracle import Convolution

@@ -12,10 +12,10 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.shifts import tap_shifts
-from verify.rounding.bounds import leakage
+from verify.rounding import leakage
 from verify.theory.symbolic import lemmas, proof_algebra, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_heads import head_count_steps

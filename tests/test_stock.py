@@ -19,8 +19,8 @@ import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
 from construct import memory as room
 from construct.errors import NotEnoughMemory
+from construct.stock import layer as stock
 from construct.stock.dot_products import Aim, reach
-from construct.stock.layer import layer as stock
 from construct.tokens import TokenGrid
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases

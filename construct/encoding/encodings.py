@@ -5,7 +5,7 @@
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, one after the other
 
-The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h. 
+The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.
 Where it is a sum
 over the axes its exponential is a product, and the softmax factorises (``along``); else the axes belong together.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.shifts import require_distinct, shift_of_number
 from construct.tokens import TokenGrid
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from construct.attention import MHSA
+from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
-from construct.encoding.quadratic import quadratic as encoding
 from construct.execution.layout import Shifts
 from construct.shifts import shifts_are_distinct
 from construct.tokens import TokenGrid

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import MHSA
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.tokens import TokenGrid
 
 UNIT = 2.0**-53

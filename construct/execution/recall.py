@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from construct.attention import EXECUTIONS, MHSA, RECALLING, blocks_are_usual, memory_format
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.execution.merging import as_bits, beside_identities
 from construct.tokens import TokenGrid
 from construct.weights import NAMES

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from construct.attention import MHSA
+from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Covariance, Quadratic
-from construct.encoding.quadratic import quadratic as encoding
 from construct.weights import MHSAWeights
 
 

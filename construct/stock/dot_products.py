@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import Refusal, UnsupportedLayer
 from construct.geometry import ConvGeometry

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
+from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import CLASSICAL
-from construct.encoding.quadratic import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.memory import require
 from construct.modules.convolutions import HOOKS

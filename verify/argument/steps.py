@@ -39,7 +39,7 @@ from verify.layers.reading import (
     token_length,
 )
 from verify.layers.taps import TapDifference, compare_taps
-from verify.rounding.bounds import budget, leakage
+from verify.rounding import budget, leakage
 from verify.wording import from_above
 
 Shift = tuple[int, ...]

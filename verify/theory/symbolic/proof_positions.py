@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 
 
 def positions(shape: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify.theory.symbolic.proof import Step, identity
 from verify.theory.symbolic.proof_algebra import ranks, substitution
 from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols

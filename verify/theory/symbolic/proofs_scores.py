@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify.theory.symbolic.proof import ProofFailed
 
 alpha = sympy.Symbol("alpha", positive=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding.quadratic import quadratic as encoding
+from construct.encoding import quadratic as encoding
 from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, limits
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_lemma2 import integer_step, weight_steps
