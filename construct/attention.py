@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.geometry import ConvGeometry
-from construct.geometry_record import GEOMETRY, record_of
 from construct.tokens import TokenGrid
-from construct.weights import NAMES, POSITIONAL, MHSAWeights
+from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
 
 
 @dataclass(frozen=True)

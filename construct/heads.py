@@ -1,15 +1,133 @@
-"""W_val and W_out of each head from the taps of the kernel: W_val^h W_out^h = the tap's matrix (D_in × D_out).
+"""Lemma 1: the bijection between heads and kernel positions, and what each head carries.
 
-With groups the tap's matrix is block diagonal; only the blocks are stored, as an axis of their own, also for one group.
+The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and τ runs once through
+{dil·j − a : j a kernel position}, which for an odd undilated kernel is exactly Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
+
+What head h carries is W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block diagonal; only the
+blocks are stored, as an axis of their own, also for one group.
+
+A tap A of rank r with independent columns A_P is A = A_P R, with R found by elimination over the rationals; A_P holds stored
+numbers, so the factorisation is exact if R's entries can be stored.  Rows and columns of zeros (pruned channels) are left out
+first, which needs no elimination and is always exact.
 """
 
 import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from construct.geometry import ConvGeometry
-from construct.rank import NoFactors, rank_factors
+
+# ---- where heads look ------------------------------------------------------------------------------------------------
+
+
+Shift = tuple[int, ...]
+
+
+def tap_shifts(geometry: ConvGeometry) -> tuple[Shift, ...]:
+    """The shift τ_j = dil·j − a of every tap j, taps in row-major order (the last axis fastest)."""
+    return tuple(
+        tuple(dil * j - a for j, dil, a in zip(tap, geometry.dilation, geometry.anchor, strict=True))
+        for tap in product(*map(range, geometry.kernel_size))
+    )
+
+
+@dataclass(frozen=True)
+class HeadBijection:
+    """Which head looks where: head h carries tap ``order[h]`` and attends at the shift ``shifts[h]``.
+
+    Attributes:
+        order: a permutation of the taps (row-major numbers).
+        shifts: τ_h of each head; all different.
+    """
+
+    order: tuple[int, ...]
+    shifts: tuple[Shift, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.shifts))):
+            raise ValueError(f"the order of heads is not a permutation of 0 … {len(self.shifts) - 1}")
+        if len(set(self.shifts)) != len(self.shifts):
+            raise ValueError("two heads look at the same shift: no bijection")
+
+    @classmethod
+    def onto(cls, geometry: ConvGeometry, order: Sequence[int] | None = None) -> "HeadBijection":
+        """The bijection from heads onto the taps of ``geometry``.
+
+        Args:
+            geometry: of the convolution.
+            order: ``order[h]`` is the row-major number of the tap that head h carries; by default h itself.
+
+        Raises:
+            ValueError: ``order`` is not a permutation of all taps.
+        """
+        shifts = tap_shifts(geometry)
+        order = tuple(range(len(shifts))) if order is None else tuple(order)
+        if sorted(order) != list(range(len(shifts))):
+            raise ValueError(f"the order of heads is not a permutation of 0 … {len(shifts) - 1}")
+        return cls(order, tuple(shifts[tap] for tap in order))
+
+
+# ---- the parabola: shifts of a bounded box as single numbers --------------------------------------------------------------
+
+
+def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
+    """The mixed radix that numbers the largest box of shifts whose scores are exact in float64.
+
+    Axis i takes −N … N for one N, so radix_i = (2N + 1)^{d−1−i}.  A score is at most 3αn² in size on the way, with n at most
+    ((2N + 1)^d − 1)/2; so N is the largest with 3αn² ≤ 2^53.  In one dimension the number is the shift itself.
+
+    Raises:
+        ValueError: the kernel's own shifts do not fit into that box.
+    """
+    widest = math.isqrt(int(2**53 / (3 * alpha)))  # the largest number n
+    side = int((2 * widest + 1) ** (1 / geometry.dims)) + 2
+    while side % 2 == 0 or side**geometry.dims > 2 * widest + 1:
+        side -= 1
+    if any(abs(t) > side // 2 for shift in tap_shifts(geometry) for t in shift):
+        raise ValueError(
+            f"at α = {alpha} the parabola numbers shifts up to {side // 2}, and this kernel reaches farther"
+        )
+    return tuple(side ** (geometry.dims - 1 - axis) for axis in range(geometry.dims))
+
+
+def shift_of_number(number: int, radix: Shift) -> Shift:
+    """The shift with this number whose components, but for the first, lie in the balanced range of their axis."""
+    shift: list[int] = []
+    for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
+        base = outer // weight
+        digit = (number // weight + base // 2) % base - base // 2
+        shift.append(digit)
+        number -= digit * weight
+    return (number // radix[0], *reversed(shift))
+
+
+def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
+    """Whether every shift of the box has a number of its own that reads back as that shift."""
+    return all(
+        max(-least, most) <= outer // weight // 2
+        for outer, weight, (least, most) in zip(radix[:-1], radix[1:], box[1:], strict=True)
+    )
+
+
+def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
+    """Make sure that a radix, if there is one, can number the shifts of a box.
+
+    Raises:
+        ValueError: two shifts would have one number.
+    """
+    if radix is not None and not shifts_are_distinct(radix, box):
+        raise ValueError(f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input")
+
+
+# ---- what heads carry ------------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
@@ -93,3 +211,98 @@ def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
     root = s[..., :rank].sqrt()
     return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (root[..., None] * vh[..., :rank, :]).to(taps.dtype)
+
+
+# ---- factors at the exact rank ---------------------------------------------------------------------------------------
+
+
+LARGEST = 48
+"""Elimination over the rationals is for matrices up to this side; beyond, only zero rows and columns are left out."""
+
+
+class NoFactors(ValueError):
+    """There are no factors of lower rank to be had; the message says why."""
+
+
+def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
+    """W_val and W_out of every tap with D_h = the largest exact rank.
+
+    Args:
+        taps: (heads, groups, D_in/groups, D_out/groups).
+
+    Returns:
+        w_val (heads, groups, D_in/groups, D_h), w_out (heads, groups, D_h, D_out/groups), with W_val W_out = tap exactly.
+
+    Raises:
+        NoFactors: of some tap they cannot be stored, or were not looked for.
+    """
+    heads, groups, d_in, d_out = taps.shape
+    exact = taps.detach().cpu().double().numpy()
+    pairs = []
+    for tap in exact.reshape(-1, d_in, d_out):
+        pairs.append(_factors(tap, taps.dtype))
+    head_dim = max(1, *(a.shape[1] for a, _ in pairs)) if pairs else 1
+    w_val, w_out = np.zeros((len(pairs), d_in, head_dim)), np.zeros((len(pairs), head_dim, d_out))
+    for n, (a, b) in enumerate(pairs):
+        w_val[n, :, : a.shape[1]], w_out[n, : b.shape[0]] = a, b
+    return (
+        torch.from_numpy(w_val).to(taps).reshape(heads, groups, d_in, head_dim),
+        torch.from_numpy(w_out).to(taps).reshape(heads, groups, head_dim, d_out),
+    )
+
+
+def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = np.flatnonzero(tap.any(axis=1)), np.flatnonzero(tap.any(axis=0))
+    core = tap[np.ix_(rows, columns)]
+    if core.size == 0 or _surely_full_rank(core):
+        inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
+    elif max(core.shape) > LARGEST:
+        sides = "x".join(map(str, core.shape))
+        raise NoFactors(
+            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {LARGEST}x{LARGEST}"
+        )
+    else:
+        found = _eliminated(core, dtype)
+        if found is None:
+            turned = _eliminated(core.T, dtype)
+            found = None if turned is None else (turned[1].T, turned[0].T)
+        if found is None:
+            raise NoFactors(
+                f"a tap has no exact factors of lower rank, made of its own columns or rows, that {dtype} can store"
+            )
+        inner = found
+    a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
+    a[rows], b[:, columns] = inner
+    return a, b
+
+
+def _surely_full_rank(core: np.ndarray) -> bool:
+    """Whether the smallest singular value is far above what rounding can do to it."""
+    values = np.linalg.svd(core, compute_uv=False)
+    return bool(values[-1] > 1e-9 * values[0] * max(core.shape))
+
+
+def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
+    """(A_P, R) with A = A_P R by Gauss and Jordan over the rationals, or None if an entry of R cannot be stored."""
+    work = [[Fraction(float(x)) for x in row] for row in core]
+    pivots: list[int] = []
+    for column in range(core.shape[1]):
+        rank = len(pivots)
+        found = next((i for i in range(rank, len(work)) if work[i][column]), None)
+        if found is None:
+            continue
+        work[rank], work[found] = work[found], work[rank]
+        lead = work[rank][column]
+        work[rank] = [x / lead for x in work[rank]]
+        for i, row in enumerate(work):
+            if i != rank and row[column]:
+                factor = row[column]
+                work[i] = [x - factor * y for x, y in zip(row, work[rank], strict=True)]
+        pivots.append(column)
+    reduced = np.array([[float(x) for x in row] for row in work[: len(pivots)]]).reshape(len(pivots), -1)
+    stored = torch.from_numpy(reduced).to(dtype).double().numpy()
+    if any(
+        Fraction(float(s)) != x for srow, row in zip(stored, work, strict=False) for s, x in zip(srow, row, strict=True)
+    ):
+        return None
+    return core[:, pivots], reduced

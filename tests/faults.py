@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from construct import MHSA, ConvGeometry, heads, shifts, tokens
+from construct import MHSA, ConvGeometry, heads, tokens
+from construct import heads as shifts
 from construct.encoding import quadratic as encoding
 from verify.strategies import numbers
 

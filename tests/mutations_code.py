@@ -9,7 +9,8 @@ import torch
 from mutations import code, with_heads
 from torch import Tensor
 
-from construct import MHSA, ConvGeometry, heads, shifts, tokens
+from construct import MHSA, ConvGeometry, heads, tokens
+from construct import heads as shifts
 from construct.attention import EXECUTIONS, Scores
 from construct.encoding import quadratic as encoding
 from construct.execution import chunked

@@ -8,7 +8,8 @@ import torch
 from mutations import Inapplicable, weights, with_heads
 from torch import Tensor
 
-from construct import MHSA, conv_to_mhsa, shifts
+from construct import MHSA, conv_to_mhsa
+from construct import heads as shifts
 from construct.encoding import quadratic as encoding
 
 

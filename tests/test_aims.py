@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights
-from construct.shifts import balanced_radix
+from construct.heads import balanced_radix
 from construct.tokens import TokenGrid
 from verify.layers.aims import (
     Aim,

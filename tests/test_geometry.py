@@ -17,9 +17,8 @@ from truths import random_layer
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
 from construct.encoding import quadratic as encoding
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.heads import factor, tap_matrices
+from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
 from construct.modules.convolutions import geometry_of
-from construct.shifts import HeadBijection, tap_shifts
 from construct.tokens import TokenGrid, sources_along_axis
 from verify.strategies import Case, cases, convolutions
 

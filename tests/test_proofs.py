@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from construct.encoding import quadratic as encoding
 from construct.geometry import ConvGeometry
-from construct.shifts import tap_shifts
+from construct.heads import tap_shifts
 from verify.rounding import leakage
 from verify.theory.symbolic import lemmas, proof_algebra, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic as encoding
-from construct.shifts import require_distinct, shift_of_number
+from construct.heads import require_distinct, shift_of_number
 from construct.tokens import TokenGrid
 
 Shifts = tuple[Tensor, ...]

@@ -12,7 +12,7 @@ from construct.attention import MHSA
 from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.execution.layout import Shifts
-from construct.shifts import shifts_are_distinct
+from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
 CERTAIN = 746.0

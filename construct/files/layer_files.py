@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files.containers import strict_json
-from construct.geometry_record import GEOMETRY, read_record, record_of
 from construct.plain_text import one_line
-from construct.weights import NAMES, MHSAWeights
+from construct.weights import GEOMETRY, NAMES, MHSAWeights, read_record, record_of
 
 
 def to_safetensors(model: nn.Module) -> bytes:

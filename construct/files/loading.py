@@ -15,13 +15,12 @@ from construct.errors import BadModelFile, UnsupportedLayer
 from construct.files.checkpoints import fitting
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.files.reading import ModelFile, read
-from construct.geometry_record import GEOMETRY
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.ties import share_tied
 from construct.modules.wrappers import unwrapped
 from construct.network import substitute
 from construct.plain_text import described, one_line, shown
-from construct.weights import NAMES
+from construct.weights import GEOMETRY, NAMES
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,9 @@ from construct.files.containers import Archive, check_archive, check_safetensors
 from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
 from construct.files.trusted import trusted
 from construct.geometry import ConvGeometry
-from construct.geometry_record import encoding_of
 from construct.modules.traversal import bounded
 from construct.plain_text import described, one_line, shown
-from construct.weights import NAMES, MHSAWeights
+from construct.weights import NAMES, MHSAWeights, encoding_of
 
 
 @dataclass(frozen=True)

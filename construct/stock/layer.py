@@ -19,9 +19,9 @@ from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import CLASSICAL
 from construct.geometry import ConvGeometry
+from construct.heads import shift_of_number, shifts_are_distinct
 from construct.memory import require
 from construct.modules.convolutions import HOOKS
-from construct.shifts import shift_of_number, shifts_are_distinct
 from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
 from construct.stock.projections import read_kernel
 from construct.tokens import TokenGrid

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from construct.geometry import ConvGeometry
+from construct.heads import tap_shifts
 from construct.modules.convolutions import HOOKS
-from construct.shifts import tap_shifts
 from construct.stock.dot_products import DTYPES, Aim, head_size, refuse
 from construct.tokens import TokenGrid
 
