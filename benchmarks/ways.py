@@ -12,10 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import construct
 from benchmarks.layers import compared
+from benchmarks.published import GatedAttention, GaussianAttention
 from benchmarks.rows import Found
 from benchmarks.timing import Floor, interleaved
 from verify.plots.costs import Series
-from verify.published import GatedAttention, GaussianAttention
 
 SIDES = (16, 32, 64)
 GROWING = (28, 56, 112, 224)

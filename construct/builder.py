@@ -9,9 +9,9 @@ from construct import heads
 from construct.attention import MHSA
 from construct.encoding import quadratic as encodings
 from construct.encoding.sharpness import ALPHA
+from construct.errors import require
 from construct.geometry import ConvGeometry
 from construct.heads import HeadBijection, balanced_radix
-from construct.memory import require
 from construct.modules.convolutions import geometry_of
 from construct.modules.reparametrized import settled
 from construct.weights import MHSAWeights

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, constant_pad_nd
 
+from construct.errors import require
 from construct.geometry import ConvGeometry
-from construct.memory import require
 
 
 def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:

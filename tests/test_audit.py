@@ -14,8 +14,8 @@ from torch import nn
 
 import construct
 import verify
+from benchmarks.published import GatedAttention, GaussianAttention
 from verify.__main__ import main
-from verify.published import GatedAttention, GaussianAttention
 from verify.strategies import convolutions, least_size
 
 SLOW = settings(

@@ -574,7 +574,7 @@ def test_layers_that_contradict_themselves(run: Run, model: nn.Sequential, tmp_p
 
 
 def test_too_little_memory_is_said_with_figures(run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("construct.memory.available_bytes", lambda device: 10_000)
+    monkeypatch.setattr("construct.errors.available_bytes", lambda device: 10_000)
     code, out, err = run(saved, "--input-size", 2, 30, 30, "--execution", "dense")
     assert (code, out) == (2, "")
     assert "0.0 MiB are free on cpu" in one_line(err)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from truths import exact, excess, paper, random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
-from construct import memory as room
+from construct import errors as room
 from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked, scratch

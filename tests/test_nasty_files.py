@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import construct
-from construct import requirements
+from construct.command import requirements
 from construct.files.reading import read
 from construct.from_conv import main
 from verify.checker import check

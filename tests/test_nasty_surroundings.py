@@ -422,7 +422,7 @@ def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
 
     conv, options, told = BOMBS[name]
     torch.save(conv, "m.pt")
-    monkeypatch.setattr("construct.memory.available_bytes", lambda device: 8 * 2**30)
+    monkeypatch.setattr("construct.errors.available_bytes", lambda device: 8 * 2**30)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))

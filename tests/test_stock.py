@@ -17,7 +17,7 @@ from truths import exact, excess, paper, permuted, random_layer
 
 import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
-from construct import memory as room
+from construct import errors as room
 from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
 from construct.stock.dot_products import Aim, reach

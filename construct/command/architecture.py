@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, described, shown
 from construct.files.loading import restored
 from construct.files.reading import ModelFile, regular_file
-from construct.plain_text import described, shown
 
 NEEDS_ARCHITECTURE = (
     "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "

@@ -8,9 +8,8 @@ from typing import NoReturn
 
 from construct.attention import EXECUTIONS
 from construct.command import demo
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, shown
 from construct.geometry import PADDING_MODES
-from construct.plain_text import shown
 
 EXIT_CODES = """exit codes:
   0    every layer is PROVED (or CHECKED, with --no-certify), and the network makes the same calls

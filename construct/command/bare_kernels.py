@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, one_line, shown
 from construct.modules.convolutions import BASES
-from construct.plain_text import one_line, shown
 
 FLAGS = ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding", "transposed")
 """The options that say what a state dict does not."""

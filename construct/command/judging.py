@@ -2,8 +2,7 @@
 
 from argparse import Namespace
 from math import prod
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,19 +12,13 @@ from construct.command.runs import inputs_for, run_both, within_room
 from construct.command.table import LayerRow, NetworkRow
 from construct.command.terminal import Phases
 from construct.encoding.sharpness import alpha_for
-from construct.memory import require
+from construct.errors import require, shown
 from construct.modules.reparametrized import folded
-from construct.plain_text import shown
-
-
-class Checkers(NamedTuple):
-    """The modules of ``verify`` that the work needs."""
-
-    sampling: ModuleType
-    network: ModuleType
-    layers: ModuleType
-    documents: ModuleType
-    pages: ModuleType
+from verify.argument.certificate import Certificate
+from verify.argument.layer_verdict import certify_layer
+from verify.samples.network import compare_calls, compare_numbers, same_expression
+from verify.samples.sampling import LayerCheck, check_call, evaluating, generated_inputs, generated_shape
+from verify.verdict import Verdict
 
 
 def judged(
@@ -33,26 +26,27 @@ def judged(
     converted: nn.Module,
     pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
-    checkers: Checkers,
     progress: Phases,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
     """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
-    runs, checks = None, dict[str, Any]()
+    runs, checks = None, dict[str, LayerCheck]()
     given = inputs_for(model, options)
     if given is not None:
-        runs = run_both(model, converted, pairs, *given, options, checkers, progress)
+        runs = run_both(model, converted, pairs, *given, options, progress)
         checks |= runs.checks
     alone = [path for path in pairs if path not in checks]
     if alone:
         progress.begin("checking", len(alone))
     for path in alone:
-        checks[path] = _checked_alone(path, pairs[path], options, checkers.sampling, runs is not None)
+        checks[path] = _checked_alone(path, pairs[path], options, runs is not None)
         progress.advance(path)
-    verdicts = {path: (None, check.verdict) for path, check in checks.items()}
+    verdicts: dict[str, tuple[Certificate | None, Verdict]] = {
+        path: (None, check.verdict) for path, check in checks.items()
+    }
     if not options.no_certify:
         progress.begin("certifying", len(pairs))
         for path, (conv, layer) in pairs.items():
-            verdicts[path] = checkers.layers.certify_layer(
+            verdicts[path] = certify_layer(
                 conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen(options)
             )
             progress.advance(path)
@@ -64,9 +58,9 @@ def judged(
     if runs is not None:
         certificates = {path: certificate for path, (certificate, _) in verdicts.items()}
         leaking = any(row.alpha < sharp(row.dtype) or (row.certificate and row.certificate.within) for row in rows)
-        calls = checkers.network.compare_calls(runs.original, runs.converted)
-        numbers = checkers.network.compare_numbers(*runs[1:5], leaking=leaking)
-        same = checkers.network.same_expression(calls, certificates, checks)
+        calls = compare_calls(runs.original, runs.converted)
+        numbers = compare_numbers(*runs[1:5], leaking=leaking)
+        same = same_expression(calls, certificates, checks)
         network = NetworkRow(options.input_size, runs.inputs, calls, numbers, same)
     return tuple(rows), network
 
@@ -81,20 +75,18 @@ def sharp(dtype: torch.dtype) -> float:
     return alpha_for(torch.promote_types(dtype, torch.float32))
 
 
-def _checked_alone(
-    path: str, pair: tuple[nn.Module, MHSA], options: Namespace, sampling: ModuleType, beside: bool
-) -> Any:
+def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, beside: bool) -> Any:
     """What generated inputs show of a layer; ``beside`` a network that does not exercise it."""
     conv, layer = pair
-    shape = sampling.generated_shape(conv, options.samples)
+    shape = generated_shape(conv, options.samples)
     sides = "x".join(map(str, shape[1:]))
     what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
     require(8 * prod(shape), torch.device("cpu"), what, who)
-    x = sampling.generated_inputs(conv, options.samples, options.seed)
+    x = generated_inputs(conv, options.samples, options.seed)
     what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
     what += "; not exercised by the network" if beside else ""
-    with sampling.evaluating(conv, layer), within_room({path: pair}):
-        return sampling.check_call(conv, layer, x, what)
+    with evaluating(conv, layer), within_room({path: pair}):
+        return check_call(conv, layer, x, what)
 
 
 def _layer_row(

@@ -2,20 +2,20 @@
 
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
 from construct.command.table import NetworkRow, network_dict
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, one_line, shown
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import to_safetensors
 from construct.files.reading import ModelFile
 from construct.files.writing import staged
 from construct.modules.convolutions import BASES
 from construct.network import Survey
-from construct.plain_text import one_line, shown
+from verify.recheck.documents import document as certificate_document
+from verify.recheck.documents import is_document
 
 Content = nn.Module | dict[str, Tensor] | bytes
 """What a file is made of: a module or state dict for torch.save, or bytes as they are."""
@@ -65,7 +65,6 @@ def put(
     document: Path,
     certificates: list[Any] | None,
     network: NetworkRow | None,
-    documents: ModuleType,
 ) -> tuple[str, ...]:
     """Both files whole beside their places first, and only then into place: layers never stand beside another's certificate.
 
@@ -76,7 +75,6 @@ def put(
         document: where its certificate goes.
         certificates: (path, certificate) of the layers; None to write none, and to take that of an earlier run away.
         network: what is known of the network as a whole.
-        documents: :mod:`verify.recheck.documents`.
 
     Returns:
         What there is to say of it.
@@ -84,13 +82,13 @@ def put(
     Raises:
         BadModelFile: it cannot be written; what stood there is as it was.
     """
-    earlier = certificates is None and document != output and document.is_file() and documents.is_document(document)
+    earlier = certificates is None and document != output and document.is_file() and is_document(document)
     place = output
     try:
         with staged(output, content, source.beyond) as written:
             if certificates is not None:
                 place, figures = document, None if network is None else network_dict(network)
-                record = documents.document(
+                record = certificate_document(
                     certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
                 )
                 with staged(document, record):

@@ -4,20 +4,19 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from torch import nn
 
 from construct.attention import MHSA
 from construct.command.runs import inputs_for
 from construct.command.table import Report, network_dict
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, one_line, shown
 from construct.files.writing import check_destination, write
 from construct.modules.reparametrized import plain
-from construct.plain_text import one_line, shown
+from verify.report.conversion import conversion_page, is_page, require_jinja2
 
 
-def check_page(options: Namespace, outputs: Sequence[Path | None], pages: ModuleType) -> None:
+def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
     """Make sure, before the long work, that the page can be made and written, and replaces nothing of the user's.
 
     Raises:
@@ -28,7 +27,7 @@ def check_page(options: Namespace, outputs: Sequence[Path | None], pages: Module
         return
     name = shown(str(path))
     try:
-        pages.require_jinja2()
+        require_jinja2()
     except ImportError as error:
         raise BadModelFile(f"--report: {one_line(error)}") from error
     architecture = options.model_file.rpartition(":")[0] if options.model_file else None
@@ -42,7 +41,7 @@ def check_page(options: Namespace, outputs: Sequence[Path | None], pages: Module
         if isinstance(error, BadModelFile):
             raise
         raise BadModelFile(f"{name}: cannot be written: {one_line(error)} (give another name with --report)") from error
-    check_destination(path, options.model, options.force, pages.is_page, flag="--report")
+    check_destination(path, options.model, options.force, is_page, flag="--report")
 
 
 def write_page(
@@ -50,7 +49,6 @@ def write_page(
     model: nn.Module,
     pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
-    pages: ModuleType,
     hindered: Sequence[str],
 ) -> None:
     """Write the page of a conversion, in one step.
@@ -60,7 +58,6 @@ def write_page(
         model: the original network.
         pairs: its convolutions, each with its attention layer.
         options: the command line.
-        pages: makes the page.
         hindered: why what was written cannot be rechecked, if it cannot.
 
     Raises:
@@ -83,7 +80,7 @@ def write_page(
         for row in report.layers
         if row.exercised is False
     ]
-    content = pages.conversion_page(
+    content = conversion_page(
         layers,
         model=model,
         convolutions={path: conv for path, (conv, _) in pairs.items()},

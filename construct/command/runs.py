@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.command.terminal import Phases
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, described, refused_by_torch, require, shown
 from construct.files.reading import read_inputs
-from construct.memory import refused_by_torch, require
 from construct.modules.traversal import every_module
 from construct.network import substitute
-from construct.plain_text import described, shown
+from verify.samples.network import in_float64, traces
+from verify.samples.sampling import LayerCheck, comparing, evaluating
+from verify.samples.trace import Trace
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
@@ -76,18 +77,18 @@ class Runs(NamedTuple):
     """What the runs of a network and of its conversion showed.
 
     Attributes:
-        checks: path → what the samples showed of a layer (a ``LayerCheck`` of ``verify.samples.sampling``).
-        original: a ``Trace`` of ``verify.samples.trace`` for each input.
+        checks: path → what the samples showed of a layer.
+        original: its trace on each input.
         converted: the same of the conversion.
         reference: the same of the original in float64; None where it does not run.
         no_float64: why it does not.
         inputs: what they are, in words.
     """
 
-    checks: dict[str, Any]
-    original: list[Any]
-    converted: list[Any]
-    reference: list[Any] | None
+    checks: dict[str, LayerCheck]
+    original: list[Trace]
+    converted: list[Trace]
+    reference: list[Trace] | None
     no_float64: str
     inputs: str
 
@@ -99,7 +100,6 @@ def run_both(
     inputs: list[Any],
     told: str,
     options: Namespace,
-    checkers: Any,
     progress: Phases,
 ) -> Runs:
     """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its first state.
@@ -111,14 +111,12 @@ def run_both(
         inputs: for each call.
         told: what they are.
         options: of the command.
-        checkers: the modules of ``verify``.
         progress: of the command.
 
     Raises:
         BadModelFile: a network does not run.
         NotEnoughMemory: there is too little for it.
     """
-    network, sampling = checkers.network, checkers.sampling
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         raise BadModelFile(f"{told}: have numbers that are not finite (give others)")
     exact, no_float64 = _float64_copy(model)
@@ -128,7 +126,7 @@ def run_both(
 
     def run(subject: nn.Module, given: list[Any], named: Mapping[nn.Module, str], changed: bool = False) -> Any:
         try:
-            return network.traces(subject, given, named, options.seed)
+            return traces(subject, given, named, options.seed)
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
@@ -136,9 +134,9 @@ def run_both(
                 raise memory from error
             raise _does_not_run(error, changed, options) from error
 
-    with sampling.evaluating(model, converted, *([exact] if exact else [])), within_room(pairs):
+    with evaluating(model, converted, *([exact] if exact else [])), within_room(pairs):
         progress.begin("checking", len(pairs) * len(inputs))
-        with sampling.comparing(pairs, where, progress.advance) as checks:
+        with comparing(pairs, where, progress.advance) as checks:
             before = run(model, inputs, convolutions)
         progress.begin("running the converted network")
         after = run(converted, inputs, layers, changed=True)
@@ -148,7 +146,7 @@ def run_both(
             try:
                 twins = dict(every_module(exact))
                 named = {twins[path]: path for path in pairs}
-                reference = network.traces(exact, network.in_float64(inputs), named, options.seed)
+                reference = traces(exact, in_float64(inputs), named, options.seed)
             except (Exception, SystemExit) as error:
                 memory = refused_by_torch(error)
                 no_float64 = f"the network does not run in float64: {memory or described(error)}"

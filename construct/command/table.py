@@ -12,9 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from construct.errors import Refusal
+from construct.errors import Refusal, shown
 from construct.geometry import ConvGeometry
-from construct.plain_text import shown
+from verify.argument.certificate import Certificate
+from verify.samples.accuracy import Accuracy
+from verify.samples.network import Calls
+from verify.samples.sampling import LayerCheck
+from verify.verdict import Verdict
 
 _STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
 
@@ -30,8 +34,8 @@ class LayerRow:
         head_dim: D_h.
         alpha: the sharpness α.
         dtype: of the layer.
-        check: what the samples showed (a ``LayerCheck`` of ``verify.samples.sampling``).
-        certificate: for all inputs (a ``Certificate`` of ``verify.argument.certificate``); None if there is none.
+        check: what the samples showed.
+        certificate: for all inputs; None if there is none.
         verdict: the last word on the layer.
         sentence: of the verdict.
         folded: what its weight was worked out by (``"weight_norm of weight"``).
@@ -44,9 +48,9 @@ class LayerRow:
     head_dim: int
     alpha: float
     dtype: torch.dtype
-    check: Any
-    certificate: Any
-    verdict: Any
+    check: LayerCheck
+    certificate: Certificate | None
+    verdict: Verdict
     sentence: str
     folded: tuple[str, ...]
     exercised: bool | None
@@ -59,15 +63,15 @@ class NetworkRow:
     Attributes:
         input_size: (C, S1, …, Sd) of the inputs; None for examples.
         inputs: what they are, in words.
-        calls: of both networks (``Calls`` of ``verify.samples.network``).
-        accuracy: of what they return (``Accuracy`` of ``verify.samples.accuracy``); None if they return different sizes.
+        calls: of both networks.
+        accuracy: of what they return; None if they return different sizes.
         same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
     """
 
     input_size: tuple[int, ...] | None
     inputs: str
-    calls: Any
-    accuracy: Any
+    calls: Calls
+    accuracy: Accuracy | None
     same_expression: bool
 
     @property
@@ -238,7 +242,7 @@ def _layer_dict(row: LayerRow) -> dict[str, Any]:
     }
 
 
-def _certificate_dict(certificate: Any) -> dict[str, Any]:
+def _certificate_dict(certificate: Certificate) -> dict[str, Any]:
     return {
         "verdict": certificate.verdict.name,
         "grid": list(certificate.grid),
@@ -366,13 +370,13 @@ def network_lines(network: NetworkRow) -> list[str]:
     return lines
 
 
-def numbers_text(numbers: Any) -> str:
+def numbers_text(numbers: Accuracy | None) -> str:
     """How far both networks are from a float64 run, in a line."""
     if numbers is None:
         return "not compared, as the networks return different sizes"
     if numbers.difference is None:
         return numbers.verdict.sentence
-    if numbers.original is None:
+    if numbers.original is None or numbers.converted is None:
         text = f"original and converted differ by at most {_above(numbers.difference)}"
     else:
         ratio = numbers.converted / numbers.original if numbers.original else math.nan

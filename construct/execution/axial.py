@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 
 from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
 from construct.encoding.encodings import Encoding
+from construct.errors import require
 from construct.execution import chunked, factored, holding
 from construct.execution.chunked import bounded
 from construct.execution.copying import work_for
@@ -32,7 +33,6 @@ from construct.execution.derivatives import Adjoint, Forward, channels_last
 from construct.execution.merging import learned, merged
 from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
 from construct.execution.recall import remember
-from construct.memory import require
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 

@@ -16,8 +16,8 @@ from construct.attention import (
     queries_per_block,
     working_dtype,
 )
+from construct.errors import require
 from construct.execution.memory import of_offsets, operands, products
-from construct.memory import require
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25

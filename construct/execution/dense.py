@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
+from construct.errors import require
 from construct.execution.memory import of_offsets, operands, products
-from construct.memory import require
 from construct.tokens import TokenGrid
 
 

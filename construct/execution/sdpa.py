@@ -27,11 +27,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
 from construct.encoding import quadratic as encoding
+from construct.errors import require
 from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
 from construct.heads import require_distinct
-from construct.memory import require
 from construct.tokens import TokenGrid
 
 KEYS_PER_BLOCK, QUERIES_PER_BLOCK = 512, 256

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, described
 from construct.files.archives import Odd, content, directory, records
 from construct.files.pickle_values import KNOWN
 from construct.files.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
-from construct.plain_text import described
 
 ZIP = b"PK\x03\x04"
 """How an archive of torch.save begins."""

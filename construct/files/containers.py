@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, one_line
 from construct.files.allowed import ZIP
 from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
 from construct.files.pickle_values import Storage
 from construct.files.pickle_walk import LARGEST_PICKLE
-from construct.plain_text import one_line
 
 LONGEST_HEADER = 100_000_000
 """Bytes of a safetensors header, as its library has it."""

@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
+from construct.errors import one_line
 from construct.execution.traced import FROZEN, freeze
 from construct.modules.traversal import every_module
-from construct.plain_text import one_line
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

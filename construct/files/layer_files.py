@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, one_line
 from construct.files.containers import strict_json
-from construct.plain_text import one_line
 from construct.weights import GEOMETRY, NAMES, MHSAWeights, read_record, record_of
 
 

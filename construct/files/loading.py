@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
-from construct.errors import BadModelFile, UnsupportedLayer
+from construct.errors import BadModelFile, UnsupportedLayer, described, one_line, shown
 from construct.files.checkpoints import fitting
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.files.reading import ModelFile, read
@@ -19,7 +19,6 @@ from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.ties import share_tied
 from construct.modules.wrappers import unwrapped
 from construct.network import substitute
-from construct.plain_text import described, one_line, shown
 from construct.weights import GEOMETRY, NAMES
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
-from construct.errors import BadModelFile
+from construct.errors import BadModelFile, described, one_line, shown
 from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
 from construct.files.archives import Odd, Truncated
 from construct.files.checkpoints import unwrap, whereabouts
@@ -29,7 +29,6 @@ from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
 from construct.files.trusted import trusted
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import bounded
-from construct.plain_text import described, one_line, shown
 from construct.weights import NAMES, MHSAWeights, encoding_of
 
 

@@ -5,8 +5,7 @@ from typing import BinaryIO
 
 import torch
 
-from construct.errors import BadModelFile
-from construct.plain_text import described
+from construct.errors import BadModelFile, described
 
 
 def trusted(file: BinaryIO, kind: str, name: str) -> object:

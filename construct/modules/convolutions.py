@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from construct.errors import Refusal, UnsupportedLayer
+from construct.errors import Refusal, UnsupportedLayer, described
 from construct.geometry import ConvGeometry
 from construct.modules.reparametrized import is_parametrized, is_remaking, settled
-from construct.plain_text import described
 
 BASES: tuple[type[_ConvNd], ...] = (
     nn.Conv1d,

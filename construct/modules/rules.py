@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from construct.errors import described
 from construct.geometry import ConvGeometry
 from construct.modules.convolutions import geometry_of, hooked, is_convolution
 from construct.modules.reparametrized import at_rest, plain
 from construct.modules.traversal import every_module, memo_for
-from construct.plain_text import described
 
 Rule = Callable[[Any], nn.Module]
 Rules = Mapping[type[nn.Module], Rule]

@@ -40,9 +40,8 @@ from torch import Tensor
 
 from construct.encoding import quadratic as encoding
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import Refusal, UnsupportedLayer
+from construct.errors import Refusal, UnsupportedLayer, require
 from construct.geometry import ConvGeometry
-from construct.memory import require
 from construct.tokens import TokenGrid
 
 DTYPES = (torch.float32, torch.float64)

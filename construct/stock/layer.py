@@ -18,9 +18,9 @@ from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import CLASSICAL
+from construct.errors import require
 from construct.geometry import ConvGeometry
 from construct.heads import shift_of_number, shifts_are_distinct
-from construct.memory import require
 from construct.modules.convolutions import HOOKS
 from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
 from construct.stock.projections import read_kernel

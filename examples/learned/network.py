@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from construct import MHSA
 from construct.modules.learning import AbsolutePositions
-from construct.starting import attention_to_learn, convolution_to_learn
 from examples.learned.data import BadInput
+from examples.learned.starting import attention_to_learn, convolution_to_learn
 
 FEW_TOKENS = 64
 """Up to so many, one softmax of all heads is quicker to train than a factor for each head and axis."""
@@ -19,7 +19,7 @@ class Variant:
 
     Attributes:
         told: for people.
-        encoding: as :func:`construct.starting.attention_to_learn` takes it; "resnet" for the baseline.
+        encoding: as :func:`examples.learned.starting.attention_to_learn` takes it; "resnet" for the baseline.
         content: whether content is attended to.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.

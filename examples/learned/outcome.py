@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from construct.memory import refused_by_torch
+from construct.errors import refused_by_torch
 from examples.learned.data import BadInput
 
 

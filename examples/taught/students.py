@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.geometry import ConvGeometry
 from construct.modules.learning import learned_quadratic, settle
-from construct.starting import attention_to_learn
 from construct.weights import NAMES, MHSAWeights
 from examples.learned.data import BadInput
+from examples.learned.starting import attention_to_learn
 
 CHANNELS = 3
 """D_in: red, green and blue."""
