@@ -18,7 +18,7 @@ from torch import nn
 import construct
 import verify
 from benchmarks.shapes import resnet50_layers
-from verify.recheck import documents
+from verify.argument import documents
 
 
 def main() -> None:

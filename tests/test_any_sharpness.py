@@ -16,9 +16,9 @@ import verify
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.argument.layer_verdict import certify_layer
+from verify.argument.documents import write_document
 from verify.argument.probing import run_executions
-from verify.recheck.documents import write_document
+from verify.argument.verdicts import certify_layer
 from verify.rounding.leakage import leakage, leakage_nearly
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, convolutions, sizes_for

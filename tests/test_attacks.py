@@ -17,10 +17,10 @@ from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
 from verify.argument.certification import certify
+from verify.argument.documents import save_certificate
 from verify.checker import check
 from verify.layers.bits import copied, unchanged
 from verify.layers.fields import TENSORS, Unreadable
-from verify.recheck.documents import save_certificate
 from verify.rounding.bounds import attention_bound
 
 

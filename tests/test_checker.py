@@ -24,13 +24,13 @@ import verify
 from construct.attention import EXECUTIONS
 from verify import checker
 from verify.argument.certification import certify
+from verify.argument.documents import indented, write_document
 from verify.layers.fields import digest, stated_geometry
 from verify.layers.reading import GridRefused
 from verify.recheck.arrays import TENSORS, Rejected, layers_in
-from verify.recheck.documents import indented, record_digest, write_document
 from verify.recheck.exact import NoAim, aim_of, exponential, product_gap, selected, tail
 from verify.recheck.pairs import Pair
-from verify.recheck.statements import read_document
+from verify.recheck.statements import read_document, record_digest
 from verify.strategies import convolutions, sizes_for
 
 ROOT = Path(__file__).parents[1]

@@ -15,13 +15,13 @@ from torch import nn
 import verify
 from construct import conv_to_mhsa
 from verify.argument.certification import certify
-from verify.argument.refutation import exact_output, taps_at
+from verify.argument.documents import write_document
 from verify.layers import reading
+from verify.layers.exact_output import exact_output, taps_at
 from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import ZERO, input_at, output_size, shift_of_tap, tap_place, tap_read_otherwise, tokens_along
 from verify.oracle import Convolution
 from verify.recheck import grids
-from verify.recheck.documents import write_document
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = settings().max_examples

@@ -17,6 +17,7 @@ from torch import nn
 
 import construct
 from verify.__main__ import main
+from verify.argument import documents
 from verify.argument.certification import certify
 from verify.plots import (
     attention_figure,
@@ -32,7 +33,6 @@ from verify.plots.errors import rows_of
 from verify.plots.seen import seen
 from verify.plots.sharpness import LOOKS, leaked
 from verify.plots.stored import layer_in
-from verify.recheck import documents
 from verify.rounding.leakage import leakage_on_lattice
 
 ROOT = Path(__file__).parents[1]

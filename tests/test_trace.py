@@ -20,9 +20,10 @@ from torch.nn import functional as F
 
 import construct
 from construct.command import demo
+from verify.argument.verdicts import same_expression
 from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
-from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, same_expression, traces
+from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, traces
 from verify.samples.sampling import check_on_activations, evaluating
 from verify.samples.trace import Layer
 

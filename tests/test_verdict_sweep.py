@@ -21,7 +21,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified, certify
-from verify.argument.layer_verdict import combined
+from verify.argument.verdicts import combined
 from verify.layers.fields import Geometry
 from verify.layers.reading import GridRefused, output_size
 from verify.samples.sampling import check_call

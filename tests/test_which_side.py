@@ -16,7 +16,7 @@ from torch.nn import functional
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.argument.layer_verdict import certify_layer
+from verify.argument.verdicts import certify_layer
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
 from verify.rounding.bounds import convolution_bound, convolution_share

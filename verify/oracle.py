@@ -3,8 +3,12 @@
 Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
 and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python
 integers, fractions) the result is exact; on float64 it is as good as float64.
+
+Below stand the switches of torch under which arithmetic is as precise as its format.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -12,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from verify.rounding.precision import full_precision
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
@@ -201,3 +203,55 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         with torch.autocast("cpu", enabled=False), full_precision():
             return torch.matmul(first, second).numpy()
     return np.matmul(a, b)
+
+
+# ---- torch's switches ------------------------------------------------------------------------------------------------
+
+
+def flushes_to_zero(like: torch.Tensor) -> bool:
+    """Whether arithmetic with tensors of this type and device loses subnormal numbers: see ``torch.set_flush_denormal``."""
+    if not like.dtype.is_floating_point or like.is_meta:
+        return False
+    info = torch.finfo(like.dtype)
+    smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
+    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: compared as a number, it might be flushed again
+
+
+def winograd_may_run(conv: Any) -> bool:
+    """Whether torch may hand this convolution to NNPACK for large batches, whose Winograd and FFT round by more than sums do."""
+    weight, backends = conv.weight, torch.backends
+    taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() == 4
+    instead = backends.mkldnn.is_available() and backends.mkldnn.enabled
+    return taken and not instead and backends.nnpack.is_available() and torch._C._get_nnpack_enabled()
+
+
+def reduced_precision() -> list[tuple[Any, str, Any]]:
+    """The switches of torch that are set so that products may be less precise than their format: (where, name, full)."""
+    backends: Any = torch.backends
+    found = []
+    for where in (
+        backends,
+        *(
+            backends.cuda.matmul,
+            backends.cudnn,
+            getattr(backends.cudnn, "conv", None),
+            getattr(backends.cudnn, "rnn", None),
+        ),
+        *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
+    ):
+        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
+            found.append((where, "fp32_precision", "ieee"))
+    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+        if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
+            found.append((backends.cuda.matmul, name, False))
+    return found
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch TF32 and its like off, and back on afterwards."""
+    with ExitStack() as stack:
+        for where, name, full in reduced_precision():
+            stack.callback(setattr, where, name, getattr(where, name))
+            setattr(where, name, full)
+        yield

@@ -1,5 +1,6 @@
-"""The four words that a judgement may use."""
+"""The four words that a judgement may use, and numbers in its sentences."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,3 +29,20 @@ class Verdict:
     def good(self) -> bool:
         """PROVED or CHECKED."""
         return self.name in ("PROVED", "CHECKED")
+
+
+# ---- numbers in sentences: a bound may be said too large but not too small, and a condition not too wide -------------
+
+
+def from_above(bound: float) -> str:
+    """Three digits of a bound, rounded up."""
+    text = f"{bound:.3g}"
+    if float(text) < bound:
+        text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 2):.3g}"
+    return text
+
+
+def exactly(value: float) -> str:
+    """A number in as few digits as say it exactly."""
+    text = f"{value:g}"
+    return text if float(text) == value else repr(float(value))

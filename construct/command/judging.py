@@ -15,8 +15,8 @@ from construct.encoding.sharpness import alpha_for
 from construct.errors import require, shown
 from construct.modules.reparametrized import folded
 from verify.argument.certificate import Certificate
-from verify.argument.layer_verdict import certify_layer
-from verify.samples.network import compare_calls, compare_numbers, same_expression
+from verify.argument.verdicts import certify_layer, same_expression
+from verify.samples.network import compare_calls, compare_numbers
 from verify.samples.sampling import LayerCheck, check_call, evaluating, generated_inputs, generated_shape
 from verify.verdict import Verdict
 

@@ -30,7 +30,7 @@ from construct.files.writing import beyond_ours, check_destination
 from construct.modules.convolutions import geometry_of
 from construct.modules.ties import names_of, untied
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
-from verify.recheck.documents import is_document
+from verify.argument.documents import is_document
 
 MOST_HEADS = 10_000
 """Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""

@@ -14,8 +14,8 @@ from construct.files.reading import ModelFile
 from construct.files.writing import staged
 from construct.modules.convolutions import BASES
 from construct.network import Survey
-from verify.recheck.documents import document as certificate_document
-from verify.recheck.documents import is_document
+from verify.argument.documents import document as certificate_document
+from verify.argument.documents import is_document
 
 Content = nn.Module | dict[str, Tensor] | bytes
 """What a file is made of: a module or state dict for torch.save, or bytes as they are."""

@@ -4,7 +4,7 @@ import torch
 
 from verify.argument.probing import Probe
 from verify.argument.steps import Argument
-from verify.wording import exactly
+from verify.verdict import exactly
 
 
 def assumptions_of(argument: Argument, probes: list[Probe], worked_out: tuple[str, ...]) -> tuple[str, ...]:

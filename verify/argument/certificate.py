@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from verify.argument.refutation import Counterexample
-from verify.verdict import Verdict
-from verify.wording import exactly, from_above
+from verify.recheck.statements import VERSION
+from verify.verdict import Verdict, exactly, from_above
 
-VERSION = 3
 MOST_SHOWN = 2**16
 """An input over the bound is written down if it has no more numbers than this."""
 

@@ -26,9 +26,8 @@ from verify.layers.bits import copied, unchanged
 from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.layers.own_code import require_own_attention
 from verify.layers.reparametrized import settled
-from verify.rounding.precision import flushes_to_zero, winograd_may_run
-from verify.verdict import Verdict
-from verify.wording import exactly, from_above
+from verify.oracle import flushes_to_zero, winograd_may_run
+from verify.verdict import Verdict, exactly, from_above
 
 
 def certify(

@@ -15,10 +15,9 @@ from construct.attention import EXECUTIONS, smaller_blocks
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import tap_of_shift, token_count
 from verify.layers.taps import scaled_permutation_product
-from verify.oracle import Convolution
+from verify.oracle import Convolution, full_precision
 from verify.rounding.bounds import convolution_share
 from verify.rounding.budget import WIDEN, Format, leakage_part, stored_rounding, working_rounding
-from verify.rounding.precision import full_precision
 from verify.samples.reference import Deviation, Outputs
 
 LABOUR, EXPONENTIAL = 2**33, 64

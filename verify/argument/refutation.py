@@ -4,18 +4,17 @@ Only for attention that is one-hot and depends on position alone: then an output
 rational number, and so is the convolution's.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
 
 import numpy as np
 
+from verify.layers.exact_output import Index, tap_matrix, taps_at
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import ZERO, input_at, query_places, tap_place, tokens_along
 from verify.oracle import Convolution
 
-Index = tuple[int, ...]
 Readers = dict[Index, tuple[list[Index], list[int]]]
 """By input position: the taps and the heads that read it."""
 
@@ -176,38 +175,3 @@ class Refuter:
             ours,
             f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}",
         )
-
-
-def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -> Fraction:
-    """One output of the convolution, exactly.
-
-    Args:
-        conv: the convolution's fields.
-        g: its geometry.
-        x: (D_in, *grid).
-        output: (channel, *position).
-    """
-    channel, *place = output
-    d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
-    group, o = divmod(channel, d_out)
-    total = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
-    for tap, read in taps_at(g, x.shape[1:], place):
-        row, seen = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
-        total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, seen, strict=True)), Fraction(0))
-    return total
-
-
-def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[Index, Index]]:
-    """Every tap that meets an input at the output at ``place``, and which; those that meet a zero are left out."""
-    axes = []
-    for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
-        reads = input_at(g, axis, n, tap_place(g, axis, np.arange(k), output)).tolist()
-        axes.append([(j, read) for j, read in enumerate(reads) if read != ZERO])
-    for pairs in product(*axes):
-        tap, read = zip(*pairs, strict=True)
-        yield tap, read
-
-
-def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
-    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), from torch's layout."""
-    return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

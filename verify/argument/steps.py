@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from verify.argument.certificate import Step
-from verify.argument.refutation import tap_matrix
 from verify.layers.aims import (
     Aim,
     aim,
@@ -27,6 +26,7 @@ from verify.layers.aims import (
     numbers_are_distinct,
     score_rounding,
 )
+from verify.layers.exact_output import tap_matrix
 from verify.layers.fields import Attention, Geometry, read_convolution
 from verify.layers.reading import (
     output_size,
@@ -40,7 +40,7 @@ from verify.layers.reading import (
 )
 from verify.layers.taps import TapDifference, compare_taps
 from verify.rounding import budget, leakage
-from verify.wording import from_above
+from verify.verdict import from_above
 
 Shift = tuple[int, ...]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from construct.attention import MHSA
+from verify.argument.documents import _replace
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
 from verify.recheck.arrays import strict_json
-from verify.recheck.documents import _replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

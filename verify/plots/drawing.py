@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.recheck.documents import _replace
+from verify.argument.documents import _replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,8 +1,9 @@
 """The certificate file read strictly: any field that is missing, unknown, or of the wrong type is refused.
 
-Reading takes neither torch nor the builder.  The format is told in :mod:`verify.recheck.documents`.
+Reading takes neither torch nor the builder.  The format is told in :mod:`verify.argument.documents`.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -14,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.recheck.arrays import strict_json
-from verify.recheck.documents import FORMAT, VERSION, record_digest
 from verify.recheck.opcodes import Rejected
 
+FORMAT, VERSION = "conv-as-attention certificate", 3
 STEPS = ("tokens", "content", "aim", "leakage", "taps", "rounding", "runs")
 """The names of steps 0 to 6."""
 PARTS = ("rounding", "leakage", "taps", "bound")
@@ -101,6 +102,13 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         told = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
         raise Rejected(f"{path}: {told}") from None
+
+
+def record_digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a document as canonical JSON, without its own digest."""
+    rest = {key: value for key, value in document.items() if key != "record_sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _document(document: dict[str, Any]) -> Document:

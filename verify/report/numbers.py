@@ -9,7 +9,7 @@ from verify.layers.fields import Geometry, Unreadable
 from verify.layers.reading import output_size
 from verify.oracle import Convolution
 from verify.report.layer import Layer, times
-from verify.wording import exactly, from_above
+from verify.verdict import exactly, from_above
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from verify.report.given import MOST_GIVEN
 from verify.report.images import Strip, strip
 from verify.report.layer import Layer, NoPicture, in_words
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
-from verify.wording import exactly
+from verify.verdict import exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
 """What every page of ours has near its beginning."""

@@ -13,8 +13,8 @@ from torch import nn
 
 from construct.attention import MHSA
 from verify.argument.certificate import Certificate
-from verify.argument.layer_verdict import certify_layer, combined
-from verify.recheck.documents import _replace
+from verify.argument.documents import _replace
+from verify.argument.verdicts import certify_layer, combined
 from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
 from verify.report.images import activations, has_photograph, photograph
 from verify.report.layer import Layer

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.argument.refutation import tap_matrix
 from verify.layers.aims import aim
+from verify.layers.exact_output import tap_matrix
 from verify.layers.fields import Attention
 from verify.layers.reading import tap_of_shift
 from verify.layers.taps import scaled_permutation_product

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.verdict import Verdict
-from verify.wording import from_above
+from verify.verdict import Verdict, from_above
 
 FACTOR = 16.0
 FLOOR = 16.0

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy, accuracy
-from verify.samples.sampling import LayerCheck, call_with
+from verify.samples.sampling import call_with
 from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
 
 
@@ -129,34 +128,6 @@ def compare_numbers(
     ours, theirs = [run.outputs for run in original], [run.outputs for run in converted]
     exact = None if reference is None or no_float64 else [run.outputs for run in reference]
     return accuracy(ours, theirs, exact, no_float64, leaking)
-
-
-def same_expression(
-    calls: Calls, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
-) -> bool:
-    """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
-
-    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was given, and
-    all other calls agree.
-
-    Args:
-        calls: of both networks.
-        certificates: of the layers, by path.
-        checks: what the layers were given.
-    """
-    if calls.difference is not None or calls.unseen or calls.left:
-        return False
-    return all(_covered(certificates.get(path), checks.get(path)) for path in calls.layers)
-
-
-def _covered(certificate: Certificate | None, check: LayerCheck | None) -> bool:
-    if certificate is None or check is None or certificate.within is not None:
-        return False
-    return (
-        certificate.verdict.name == "PROVED"
-        and check.largest_input <= certificate.input_bound
-        and all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
-    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from verify.argument.refutation import Index, exact_output
+from verify.layers.exact_output import Index, exact_output
 from verify.layers.fields import Geometry
 from verify.layers.taps import rounded_up
 from verify.oracle import Convolution

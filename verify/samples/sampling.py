@@ -21,8 +21,7 @@ from verify.rounding.bounds import OffTheKernel, convolution_bound, difference_b
 from verify.samples.comparison import Discrepancy, errors, of_errors
 from verify.samples.reference import Deviation, Outputs
 from verify.samples.trace import untraced
-from verify.verdict import Verdict
-from verify.wording import from_above
+from verify.verdict import Verdict, from_above
 
 
 @dataclass(frozen=True)

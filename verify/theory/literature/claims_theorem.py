@@ -18,7 +18,7 @@ from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import Step, from_assumptions, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import symbols
-from verify.wording import from_above
+from verify.verdict import from_above
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verify.recheck.statements import FORMAT, VERSION, record_digest
+
 if TYPE_CHECKING:
     from verify.argument.certificate import Certificate
-
-FORMAT, VERSION = "conv-as-attention certificate", 3
 
 
 def write_document(
@@ -129,13 +129,6 @@ def is_document(path: str | os.PathLike[str]) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("format") == FORMAT
-
-
-def record_digest(document: dict[str, Any]) -> str:
-    """SHA-256 of a document as canonical JSON, without its own digest."""
-    rest = {key: value for key, value in document.items() if key != "record_sha256"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest_of(

@@ -1,10 +1,12 @@
-"""The last word on one layer of a network: its certificate and its samples together."""
+"""The last word: on a layer, by its certificate and its samples together; on a network, by substitution."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified
+from verify.samples.network import Calls
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -65,3 +67,31 @@ def power_of_two_above(value: float) -> float:
     if not math.isfinite(value):
         return value
     return 2.0 ** math.ceil(math.log2(max(value, 2.0**-20)))
+
+
+def same_expression(
+    calls: Calls, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
+) -> bool:
+    """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
+
+    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was given, and
+    all other calls agree.
+
+    Args:
+        calls: of both networks.
+        certificates: of the layers, by path.
+        checks: what the layers were given.
+    """
+    if calls.difference is not None or calls.unseen or calls.left:
+        return False
+    return all(_covered(certificates.get(path), checks.get(path)) for path in calls.layers)
+
+
+def _covered(certificate: Certificate | None, check: LayerCheck | None) -> bool:
+    if certificate is None or check is None or certificate.within is not None:
+        return False
+    return (
+        certificate.verdict.name == "PROVED"
+        and check.largest_input <= certificate.input_bound
+        and all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
+    )
