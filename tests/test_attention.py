@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from truths import excess
 
 from construct import MHSA, ConvGeometry, UnsupportedLayer, conv_to_mhsa
+from truths import excess
 from verify.strategies import Case, cases, convolutions, least_size
 
 EXAMPLES = settings().max_examples

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from truths import random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
@@ -33,6 +32,7 @@ from construct.execution.layout import Shifts, through
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
+from truths import random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from truths import exact, excess, paper, random_layer
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
@@ -20,6 +19,7 @@ from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked, scratch
 from construct.tokens import TokenGrid
+from truths import exact, excess, paper, random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from torch import nn
-from truths import excess, permuted
 
 import verify
 from construct import conv_to_mhsa, convert, load
@@ -27,6 +26,7 @@ from construct.execution import traced
 from construct.files.export import frozen_copy, to_onnx, to_pt2
 from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from construct.from_conv import main
+from truths import excess, permuted
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_axial import WAYS, prefer
 from torch import Tensor, nn
-from truths import exact
 
 from construct import MHSA, conv_to_mhsa
 from construct.execution import gathered, recall
+from truths import exact
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

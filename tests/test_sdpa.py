@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from test_executions import SMALL, normal, peak_bytes
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from truths import random_layer
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
+from truths import random_layer
 from verify import certify
 from verify.layers.aims import aim, box_of, score_rounding
 from verify.layers.fields import Attention

@@ -13,7 +13,6 @@ from test_executions import peak_bytes
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from truths import exact, excess, paper, permuted, random_layer
 
 import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
@@ -22,6 +21,7 @@ from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
 from construct.stock.dot_products import Aim, reach
 from construct.tokens import TokenGrid
+from truths import exact, excess, paper, permuted, random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 

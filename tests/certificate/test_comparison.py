@@ -1,0 +1,379 @@
+"""What is observed (compare), what rounding explains (bounds), and how the two are judged."""
+
+import copy
+import math
+import re
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import verify
+from construct import conv_to_mhsa
+from truths import excess, permuted
+from verify.layers.fields import Attention
+from verify.layers.taps import scaled_permutation_product
+from verify.oracle import Convolution
+from verify.rounding import bounds as rounding
+from verify.rounding.bounds import (
+    OffTheKernel,
+    attention_bound,
+    carried_kernel,
+    carries_as_stored,
+    convolution_bound,
+    difference_bound,
+    gamma,
+)
+from verify.samples.calls import convolution_calls
+from verify.samples.sampling import check_call, generated_inputs
+from verify.strategies import DTYPES, Case, cases, convolutions
+from verify.verdict import Verdict
+
+EXAMPLES = settings().max_examples
+
+
+def changed(conv: nn.Module, **places: float) -> Any:
+    """The convolution with numbers added to its output; a place is written ``at_b_c_i_j``."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = conv(x).clone()
+        for place, amount in places.items():
+            y[tuple(int(n) for n in place.split("_")[1:])] += amount
+        return y
+
+    return call
+
+
+@pytest.fixture
+def conv() -> nn.Conv2d:
+    """3×3 with padding 1, so that on 5×6 the outer ring reads padding; all outputs are zero."""
+    conv = nn.Conv2d(2, 3, 3, padding=1).requires_grad_(False)
+    for tensor in conv.parameters():
+        tensor.zero_()
+    return conv
+
+
+# ---- compare -------------------------------------------------------------------------------------------------------------
+
+
+def test_compare_finds_the_worst_place_and_tells_interior_from_border(conv: nn.Conv2d):
+    seen = verify.compare(conv, changed(conv, at_1_2_0_3=-0.5, at_0_1_2_2=0.25), torch.ones(2, 2, 5, 6))
+    assert (seen.max_abs, seen.border, seen.interior) == (0.5, 0.5, 0.25)
+    assert seen.worst == (1, 2, 0, 3)
+    assert (seen.expected, seen.found, seen.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
+    other = verify.compare(conv, changed(conv, at_2_1_1=2.0), torch.ones(2, 5, 6))  # unbatched
+    assert (other.worst, other.interior, other.border, other.max_abs) == ((0, 2, 1, 1), 2.0, 0.0, 2.0)
+
+
+def test_compare_of_equals_and_of_nothing(conv: nn.Conv2d):
+    same = verify.compare(conv, conv, torch.ones(2, 2, 5, 6))
+    assert (same.max_abs, same.max_ulp, same.interior, same.border, same.compared) == (0, 0, 0, 0, 180)
+    none = verify.compare(conv, conv, torch.ones(0, 2, 5, 6))
+    assert (none.max_abs, none.max_ulp, none.compared, none.worst) == (0, 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "max_abs"),
+    [(math.nan, math.nan), (math.inf, math.inf), (-math.inf, math.inf)],
+    ids=["nan", "inf", "-inf"],
+)
+def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float, max_abs: float):
+    """One odd output among many shows, wherever the greatest finite difference may be; the same infinity twice is equal."""
+    layer = changed(conv, at_0_0_2_2=value, at_0_1_0_0=1.0)
+    seen = verify.compare(conv, layer, torch.ones(1, 2, 5, 6))
+    assert seen.worst == (0, 0, 2, 2)
+    np.testing.assert_equal((seen.max_abs, seen.interior, seen.border), (max_abs, max_abs, 1.0))
+
+
+def test_one_infinity_twice_is_equal(conv: nn.Conv2d):
+    x = torch.ones(1, 2, 5, 6)
+    y = changed(conv, at_0_0_2_2=math.inf)(x)
+    assert verify.samples.comparison.discrepancy(conv, x, y, y.clone()).max_abs == 0
+    assert verify.samples.comparison.discrepancy(conv, x, y, -y).max_abs == math.inf
+
+
+def test_compare_refuses_outputs_of_different_shape(conv: nn.Conv2d):
+    with pytest.raises(ValueError, match=r"shapes \(1, 3, 5, 6\) and \(1, 3, 5, 5\)"):
+        verify.compare(conv, lambda x: conv(x)[..., :-1], torch.ones(1, 2, 5, 6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -3.0, 1024.0, 1e-4], ids=str)
+def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float):
+    """Away from zero, in every type; also from zero to the smallest number that there is."""
+    conv = nn.Conv1d(1, 1, 1).to(dtype).requires_grad_(False)
+    here = torch.full((1, 1, 3), value, dtype=dtype)
+    away = torch.tensor(-math.inf if value < 0 else math.inf, dtype=dtype)
+    seen = verify.samples.comparison.discrepancy(conv, here, here, torch.nextafter(here, away))
+    assert seen.max_ulp == 1
+    assert seen.max_abs == (torch.nextafter(here, away).double() - here.double()).abs().max()
+
+
+# ---- rounding bounds -----------------------------------------------------------------------------------------------------
+
+
+def test_gamma():
+    assert gamma(0, 2.0**-24) == 0
+    assert gamma(1, 0.25) == pytest.approx(1 / 3)
+    assert gamma(4, 0.25) == math.inf
+    assert all(gamma(n, 2.0**-8) < gamma(m, 2.0**-8) for n, m in pairwise(range(255)))
+
+
+def one_output(weight: torch.Tensor, bias: float) -> nn.Conv1d:
+    """A convolution of one channel whose kernel is as long as its input."""
+    conv = nn.Conv1d(1, 1, len(weight), dtype=weight.dtype).requires_grad_(False)
+    conv.weight.copy_(weight.view(1, 1, -1))
+    conv.bias.copy_(torch.tensor([bias]))  # type: ignore[union-attr]
+    return conv
+
+
+def summed(terms: np.ndarray, order: str) -> float:
+    """A sum of float32 numbers with every partial sum rounded, in some order."""
+    if order == "pairwise":
+        while len(terms) > 1:
+            terms = np.concatenate([terms[:-1:2] + terms[1::2], terms[len(terms) - len(terms) % 2 :]])
+        return float(terms[0])
+    arranged = {
+        "as they come": terms,
+        "backwards": terms[::-1],
+        "large first": terms[np.argsort(-np.abs(terms))],
+        "small first": terms[np.argsort(np.abs(terms))],
+        "positive first": np.sort(terms)[::-1],
+    }[order]
+    return float(np.add.accumulate(arranged, dtype=np.float32)[-1])
+
+
+ORDERS = ["as they come", "backwards", "large first", "small first", "positive first", "pairwise"]
+
+
+@given(st.integers(1, 200), st.integers(0, 2**16), st.sampled_from(ORDERS), st.sampled_from([0, 4, 12]))
+def test_every_order_of_summation_stays_within_the_bound(n: int, seed: int, order: str, spread: int):
+    """Against the exact value as a fraction; with numbers of one size, and of sizes that differ by powers of two."""
+    rng = np.random.default_rng(seed)
+    w, x = (np.ldexp(rng.standard_normal(n), rng.integers(-spread, spread + 1, n)).astype(np.float32) for _ in "wx")
+    b = np.float32(rng.standard_normal())
+    exactly = sum((Fraction(float(p)) * Fraction(float(q)) for p, q in zip(w, x, strict=True)), Fraction(float(b)))
+    found = summed(np.append(w * x, b), order)
+    bound = convolution_bound(one_output(torch.from_numpy(w), float(b)), torch.from_numpy(x).view(1, 1, -1)).item()
+    assert abs(Fraction(found) - exactly) <= Fraction(bound)
+
+
+@pytest.mark.parametrize("n", [10, 100, 1000])
+def test_the_bound_of_the_convolution_is_tight(n: int):
+    """1 + u + u + … from the left loses every u: no valid bound is much below ours."""
+    u = 2.0**-24
+    x = torch.tensor([1.0] + [u] * n)
+    lost = n * u - (summed(np.asarray(x), "as they come") - 1)
+    bound = convolution_bound(one_output(torch.ones(n + 1), 0.0), x.view(1, 1, -1)).item()
+    assert lost == n * u
+    assert lost <= bound <= 1.5 * lost
+
+
+def test_products_that_underflow_are_in_the_bound_of_the_convolution():
+    conv, x = one_output(torch.full((3,), 2.0**-80), 0.0), torch.full((1, 1, 3), 2.0**-75)
+    error = 3 * 2.0**-155 - conv(x).item()
+    assert error > 0  # torch returns less than the exact value, by more than any relative error explains
+    assert error <= convolution_bound(conv, x).item() < 1e-43
+
+
+def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_attention():
+    """X W_val underflows to 0, and W_out would have made it visible."""
+    conv, x = one_output(torch.tensor([2.0**-10]), 0.0), torch.full((1, 1, 1), 2.0**-80)
+    layer = conv_to_mhsa(conv, execution="dense").requires_grad_(False)
+    layer.w_val.fill_(2.0**-80)
+    layer.w_out.fill_(2.0**70)
+    assert torch.equal(layer.weight, conv.weight)
+    assert layer(x).item() == 0.0
+    assert 2.0**-90 <= attention_bound(layer, conv, x).item() < 2.0**-78
+    assert excess(conv, layer, x, layer(x)) <= 1
+
+
+@given(cases(integers=[False], dtypes=[torch.float32], batches=[1, 2]))
+def test_bounds_are_small(case: Case):
+    """Tightness: a bound that let a wrong tap pass would be no use.  Far below Σ|W||x|, in units of the rounding."""
+    layer = conv_to_mhsa(case.conv)
+    fields = Convolution.read(case.conv)
+    sizes = copy.deepcopy(case.conv).double()
+    with torch.no_grad():
+        for p in sizes.parameters():
+            p.abs_()
+        size = sizes(case.x.double().abs()).numpy()
+    terms = fields.weight.size / case.conv.out_channels + 2
+    assert bool((difference_bound(case.conv, layer, case.x) <= (4 * terms + 8) * 2.0**-24 * size + 1e-40).all())
+
+
+@given(convolutions(), st.data())
+def test_carried_kernel_is_the_kernel(conv: Any, data: st.DataObject):
+    """Read from the eight tensors alone, in any order of the heads; its absolute size is at least its size."""
+    layer = conv_to_mhsa(conv)
+    layer = permuted(layer, data.draw(st.permutations(range(layer.heads))))
+    expected = conv.weight.detach().double().numpy()
+    np.testing.assert_array_equal(carried_kernel(layer), expected)
+    np.testing.assert_array_equal(carried_kernel(layer, absolute=True), np.abs(expected))
+
+
+def test_heads_at_one_tap_add_up_in_the_carried_kernel():
+    conv = nn.Conv1d(1, 1, 2, bias=False).requires_grad_(False)
+    conv.weight.copy_(torch.tensor([[[3.0, -5.0]]]))
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    layer.v[1] = layer.v[0]
+    assert carried_kernel(layer).tolist() == layer.weight.tolist() == [[[-2.0, 0.0]]]
+    assert carried_kernel(layer, absolute=True).tolist() == [[[8.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("order", "held"),
+    [([0, 1, 2], True), ([2, 0, 1], True), ([0, 1], False), ([0, 1, 2, 0, 0], False), ([0, 0, 0, 1, 2], False)],
+)
+def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[int], held: bool):
+    """Of three heads at a tap two cancel: the kernel is the same, and what may be rounded is three times as much."""
+    conv = nn.Conv1d(2, 3, 3, bias=False)
+    layer = permuted(conv_to_mhsa(conv), order)
+    if len(order) > 3:
+        last = max(head for head, tap in enumerate(order) if tap == 0)
+        layer.w_val.data[last] *= -1
+        assert torch.equal(layer.weight, conv.weight)
+    fields, x = Convolution.read(conv), torch.ones(1, 2, 5)
+    assert carries_as_stored(Attention.read(layer), fields) == held
+    assert np.array_equal(carried_kernel(layer, absolute=True), np.abs(fields.weight)) == held
+    if len(order) >= 3:
+        both = convolution_bound(conv, x) + attention_bound(layer, conv, x)
+        np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "v", [[-8.0, 8.0], [-8.0, 48.0], [8.0, 0.0], [0.0, 16.0]], ids=["between", "beyond", "α < 0", "α = 0"]
+)
+def test_a_head_off_the_kernel_has_no_bound(v: list[float]):
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    layer.v[1] = torch.tensor(v)
+    with pytest.raises(OffTheKernel, match=r"head 1 (looks at|has no single best shift)"):
+        difference_bound(conv, layer, torch.ones(1, 1, 5))
+
+
+# ---- judgement -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_call_says_checked_refuted_or_undecided():
+    """CHECKED within rounding; REFUTED with the place beyond; UNDECIDED where nothing can be told."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        conv, x = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), torch.randn(2, 3, 5, 6)
+    layer = conv_to_mhsa(conv, execution="dense")  # it sums in another order than torch
+    good = check_call(conv, layer, x, "noise")
+    assert good.verdict.name == "CHECKED"
+    assert "240 outputs agree within rounding on noise" in good.verdict.sentence
+    assert 0 < good.ratio <= 1
+    assert good.discrepancy.max_abs <= good.bound
+    layer.w_val[0] *= 1 + 2**-14
+    bad = check_call(conv, layer, x, "noise")
+    assert bad.verdict.name == "REFUTED"
+    assert re.match(r"at \(\d, \d, \d, \d\) the convolution gives .* where rounding explains", bad.verdict.sentence)
+    assert bad.ratio > 1
+    x[0, 0, 2, 2] = math.inf
+    assert check_call(conv, conv_to_mhsa(conv), x, "infinity").verdict.name == "UNDECIDED"
+    x[0, 0, 2, 2] = math.nan
+    assert check_call(conv, conv_to_mhsa(conv), x, "nan").verdict.name == "UNDECIDED"
+    merged = good.merged(bad)
+    assert (merged.verdict.name, merged.calls, merged.ratio) == ("REFUTED", 2, bad.ratio)
+    assert bad.merged(good).verdict.name == "REFUTED"
+
+
+def test_check_call_of_a_head_off_the_kernel():
+    """REFUTED if the outputs differ; if they do not, nothing is known; and a head that only adds zeros is no matter."""
+    conv, x = nn.Conv1d(1, 1, 1).requires_grad_(False), torch.arange(5.0).view(1, 1, 5)
+    conv.weight.fill_(2.0)
+    layer = conv_to_mhsa(conv)
+    layer.v[0, 1] = 2 * 1024.0
+    assert check_call(conv, layer, x, "x").verdict.name == "REFUTED"
+    assert check_call(conv, layer, 0 * x, "zeros").verdict.name == "UNDECIDED"
+    conv.weight.zero_()
+    layer.w_out.zero_()
+    assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
+    layer.v[0, 1] = math.nan
+    assert check_call(conv, layer, x, "x").verdict.name == "UNDECIDED"
+
+
+@given(convolutions(), st.integers(0, 2**16))
+def test_generated_inputs_fit_and_have_an_interior(conv: Any, seed: int):
+    """For every geometry: accepted, repeatable, and not all of the output is border."""
+    x = generated_inputs(conv, 2, seed)
+    assert torch.equal(x, generated_inputs(conv, 2, seed))
+    assert not torch.equal(x, generated_inputs(conv, 2, seed + 1))
+    assert x.dtype == conv.weight.dtype
+    y = conv(x)
+    assert y.shape[0] == 2
+    interior = Convolution.read(conv).interior(tuple(x.shape[2:]), tuple(y.shape[2:]))
+    assert bool(interior.any())
+
+
+def exact(values: np.ndarray) -> np.ndarray:
+    """|values|, as fractions."""
+    return np.array([Fraction(abs(float(v))) for v in values.flat], dtype=object).reshape(values.shape)
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(cases(integers=[False]), st.integers(-140, 100), st.integers(-140, 120), st.integers(0, 10**6))
+def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights: int, small_inputs: int, seed: int):
+    """Subnormal numbers, underflow and overflow among them."""
+    conv, x = case.conv.float(), case.x.float()
+    if x.dim() != conv.weight.dim() or not x.numel():
+        return
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        conv.weight.mul_(torch.randn(conv.weight.shape, generator=rng) * 2.0**small_weights)
+    x = x * torch.randn(x.shape, generator=rng) * 2.0**small_inputs
+    if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
+        return
+    fields = rounding._fields(conv, x, None)
+    found = rounding.single_sum(fields, x.abs().numpy())
+
+    truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))
+    if found is None:
+        assert max(truth.flat) > 2.0**126
+        return
+    assert found.shape == truth.shape
+    for above, below in zip(found.flat, truth.flat, strict=True):
+        assert below <= Fraction(float(above)) <= below * Fraction(1001, 1000) + Fraction(2) ** -130
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10**6))
+def test_products_with_an_identity_are_the_other_factor(groups, rows, columns, seed):
+    rng = np.random.default_rng(seed)
+    a = rng.choice([-1.5, 0.0, 1.0, 2.0], (groups, rows, columns))
+    for first, second in ((a, np.stack([np.eye(columns)] * groups)), (np.stack([np.eye(rows)] * groups), a)):
+        second = second.copy()
+        np.testing.assert_array_equal(scaled_permutation_product(first, second), a)
+        place = tuple(rng.integers(0, n) for n in second.shape)
+        second[place] = 0.5 if second[place] != 0.5 else 1.0  # no identity any more
+        found = scaled_permutation_product(first, second)
+        assert found is None or np.array_equal(found, np.matmul(first, second))
+
+
+def test_verdicts_are_four_words():
+    assert str(Verdict("CHECKED", "so it is")) == "CHECKED: so it is"
+    assert [Verdict(name, "").good for name in ("PROVED", "CHECKED", "REFUTED", "UNDECIDED")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(ValueError, match="no verdict"):
+        Verdict("VERIFIED", "")  # type: ignore[arg-type]
+
+
+def test_calls_are_counted_wherever_they_come_from():
+    """Functional, transposed and Fourier; a change of type is none, whatever its name."""
+    x, w = torch.ones(1, 1, 4), torch.ones(1, 1, 2)
+    assert convolution_calls(nn.functional.conv1d, x, w).total() >= 1
+    assert convolution_calls(nn.functional.conv_transpose1d, x, w).total() >= 1
+    assert convolution_calls(torch.fft.rfft, x).total() >= 1
+    assert not convolution_calls(lambda: (x @ x.mT, x.double(), x.to(torch.float16)))

@@ -1,0 +1,171 @@
+"""REFUTED: one number one ulp off, and an input that shows it, evaluated here again by other means."""
+
+import copy
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import exactly
+from construct import MHSA, conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.argument.certification import certify
+from verify.rounding.budget import FORMATS
+from verify.strategies import DTYPES, convolutions, sizes_for
+
+EXAMPLES = 2 * settings().max_examples
+
+
+def nudged(tensor: torch.Tensor, place: int, up: bool) -> torch.Tensor:
+    """The tensor with one number moved to the next of its format."""
+    other = tensor.detach().clone()
+    flat = other.view(-1)
+    info = torch.finfo(other.dtype)
+    integers = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
+    if flat[place] == 0:
+        flat[place] = info.tiny * info.eps * (1 if up else -1)
+    else:
+        flat.view(integers.get(other.dtype, torch.int64))[place] += 1 if up else -1
+    assert bool(torch.isfinite(other).all())
+    assert int((other != tensor).sum()) == 1
+    return other
+
+
+def same_function(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
+    """Exactly, on this grid: both are affine, so one input of large random integers decides, but for chance below 2^-40."""
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
+    return bool((exactly.convolution(conv, x) == exactly.attention(layer, x)).all())
+
+
+def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certificate: Any) -> None:
+    """The counterexample is an allowed input, both exact outputs are as told and differ, and so do real runs in float64."""
+    counter = certificate.counterexample
+    x = counter.input(conv.in_channels, grid)
+    stored = torch.from_numpy(x).to(conv.weight.dtype)
+    assert torch.equal(stored.double(), torch.from_numpy(x))
+    assert np.abs(x).max() <= bound
+    theirs, ours = exactly.convolution(conv, x), exactly.attention(layer, x)
+    assert theirs[counter.output] == counter.convolution
+    assert ours[counter.output] == counter.attention
+    assert counter.convolution != counter.attention
+    assert str(counter.convolution) in certificate.verdict.sentence
+    doubled, double = copy.deepcopy(layer).double(), copy.deepcopy(conv).double()
+    image = torch.from_numpy(x)[None]
+    gap = abs(counter.convolution - counter.attention)
+    size = abs(counter.convolution) + abs(counter.attention)
+    size += 2 * abs(Fraction(0 if conv.bias is None else conv.bias[counter.output[0]].item()))
+    if gap < size * Fraction(1, 2**49):
+        return  # less than float64 shows beside such a bias
+    with torch.no_grad():
+        expected = double(image)[0][counter.output]
+        for doubled.execution in EXECUTIONS:
+            assert doubled(image)[0][counter.output] != expected
+
+
+@pytest.mark.deep
+def test_one_ulp_of_a_tap_or_a_bias_is_refuted_wherever_it_can_be_seen():
+    """In every format; where a tap reads padding only, no input can show it, and the word is UNDECIDED."""
+    verdicts: dict[tuple[str, str], int] = {}
+
+    @settings(max_examples=3 * EXAMPLES // 2)
+    @given(convolutions(), st.data(), st.sampled_from([1.0, 0.1, 3.0, 1e-3]))
+    def is_seen(conv: Any, data: st.DataObject, bound: float):
+        grid = data.draw(sizes_for(conv, tokens=40))
+        layer = conv_to_mhsa(conv, encoding=data.draw(st.sampled_from(["quadratic", "parabola"])))
+        d_in, d_out = layer.w_val.shape[2], layer.w_out.shape[3]
+        name = data.draw(
+            st.sampled_from(["w_val" if d_out <= d_in else "w_out", "b_out"])
+        )  # the taps, not the identity
+        tensor = getattr(layer, name)
+        place = data.draw(st.integers(0, tensor.numel() - 1))
+        setattr(layer, name, nn.Parameter(nudged(tensor, place, data.draw(st.booleans()))))
+        certificate = certify(conv, layer, grid=grid, input_bound=bound)
+        verdict = certificate.verdict.name
+        if same_function(conv, layer, grid):
+            assert verdict == "UNDECIDED"
+            assert name != "b_out"
+        else:
+            assert verdict == "REFUTED", certificate
+            confirm(conv, layer, grid, bound, certificate)
+        key = (str(conv.weight.dtype), "bias" if name == "b_out" else verdict)
+        verdicts[key] = verdicts.get(key, 0) + 1
+
+    is_seen()
+    print(verdicts)
+    assert all(verdicts.get((str(dtype), word), 0) >= 5 for dtype in DTYPES for word in ("bias", "REFUTED"))
+    assert sum(count for (_, word), count in verdicts.items() if word == "UNDECIDED") > 0
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(convolutions(), st.data())
+def test_swapped_values_are_refuted_exactly_where_the_function_changed(conv: Any, data: st.DataObject):
+    """Circular and replicate padding on small grids alias taps: then the functions are equal, and REFUTED would be false."""
+    layer = conv_to_mhsa(conv)
+    grid = data.draw(sizes_for(conv, tokens=20))
+    first, second = (data.draw(st.integers(0, layer.heads - 1)) for _ in range(2))
+    with torch.no_grad():
+        for tensor in (layer.w_val, layer.w_out):
+            tensor[[first, second]] = tensor[[second, first]]
+    certificate = certify(conv, layer, grid=grid)
+    if same_function(conv, layer, grid):
+        assert certificate.verdict.name in ("PROVED", "UNDECIDED")
+    else:
+        assert certificate.verdict.name == "REFUTED"
+        confirm(conv, layer, grid, 1.0, certificate)
+
+
+def test_aliased_taps_cannot_refute():
+    """Kernel 3 wrapped around one position: all taps read it, and swapping two changes nothing there."""
+    conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")
+    layer = conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.w_val[[0, 2]] = layer.w_val[[2, 0]]
+    assert certify(conv, layer, grid=(1,)).verdict.name == "UNDECIDED"
+    assert certify(conv, layer, grid=(2,)).verdict.name == "UNDECIDED"
+    assert certify(conv, layer, grid=(3,)).verdict.name == "REFUTED"
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(st.floats(1, 2), st.sampled_from([3.0, 0.1, 1.0, 2.0**40]), st.sampled_from([0, -530]))
+def test_a_weight_that_is_the_rounded_product_of_two_is_another_function(x: float, scale: float, exponent: int):
+    """Also where the product is subnormal: to evaluate the factors in the layer's own type would show nothing."""
+    a, b = math.ldexp(scale, exponent), math.ldexp(x, exponent)
+    conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
+    conv.weight.data.fill_(a * b)
+    same = Fraction(a) * Fraction(b) == Fraction(a * b)
+    for first, second in ((a, b), (b, a)):
+        layer = conv_to_mhsa(conv)
+        layer.w_val.data.fill_(first)
+        layer.w_out.data.fill_(second)
+        assert certify(conv, layer, grid=(2,)).verdict.name == ("PROVED" if same else "REFUTED")
+
+
+@pytest.mark.parametrize("bound", [1e-50, 1e-46])
+def test_what_no_input_of_the_format_can_show_is_not_refuted(bound: float):
+    """Below the smallest float32 only the zero input is allowed."""
+    conv = nn.Conv1d(1, 1, 1)
+    layer = conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.w_val *= 2
+    assert certify(conv, layer, grid=(3,), input_bound=bound).verdict.name == "UNDECIDED"
+    assert certify(conv, layer, grid=(3,), input_bound=1e-44).verdict.name == "REFUTED"
+    with torch.no_grad():
+        layer.b_out += 1
+    assert certify(conv, layer, grid=(3,), input_bound=bound).verdict.name == "REFUTED"
+
+
+@given(st.sampled_from(DTYPES), st.floats(1e-60, 1e60))
+def test_the_amplitude_is_the_largest_number_that_is_allowed(dtype: torch.dtype, bound: float):
+    """``Format.below``: a number of the format, not above the bound, and the next one is."""
+    info = torch.finfo(dtype)
+    below = FORMATS[str(dtype).removeprefix("torch.")].below(bound)
+    assert torch.tensor(below, dtype=torch.float64).to(dtype).item() == below
+    assert 0 <= below <= min(bound, info.max)
+    if below < info.max:
+        assert below + max(below * info.eps, info.tiny * info.eps) > bound

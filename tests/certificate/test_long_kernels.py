@@ -1,0 +1,176 @@
+"""Kernels of thousands of taps over tens of thousands of samples: what each tap reads is shown without a table of all pairs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import exactly
+import verify
+from construct import conv_to_mhsa
+from verify.argument.certification import certify
+from verify.argument.documents import write_document
+from verify.layers import reading
+from verify.layers.exact_output import exact_output, taps_at
+from verify.layers.fields import Geometry, stated_geometry
+from verify.layers.reading import ZERO, input_at, output_size, shift_of_tap, tap_place, tap_read_otherwise, tokens_along
+from verify.oracle import Convolution
+from verify.recheck import grids
+from verify.strategies import convolutions, sizes_for
+
+EXAMPLES = settings().max_examples
+LONG = 2**31
+
+
+def rechecked(conv: Any, layer: Any, certificate: Any, folder: Path) -> str:
+    """What the checker says."""
+    torch.save(conv, folder / "c.pt")
+    torch.save(layer, folder / "m.pt")
+    write_document(folder / "c.json", [("", certificate)], folder / "c.pt", folder / "m.pt")
+    return verify.check(folder / "c.json", folder / "c.pt", folder / "m.pt").verdict.name
+
+
+@pytest.mark.nasty(68)
+@pytest.mark.parametrize(
+    ("conv", "grid"),
+    [
+        (lambda: nn.Conv1d(1, 2, 220), (310_000,)),
+        (lambda: nn.Conv1d(1, 2, 256, stride=64, padding=128, padding_mode="reflect"), (300_000,)),
+        (lambda: nn.ConvTranspose1d(2, 1, 60, stride=15), (2000,)),
+        (lambda: nn.Conv2d(1, 1, 11), (64, 64)),
+        (lambda: nn.Conv3d(4, 4, 3, padding=1), (32, 32, 32)),
+    ],
+    ids=["220 taps", "a spectrogram", "transposed", "121 heads", "27 heads"],
+)
+def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: Path):
+    """Of both, from both sides; one head that is off by an ulp among all of them is found."""
+    torch.manual_seed(0)
+    conv = conv()
+    layer = conv_to_mhsa(conv)
+    certificate = certify(conv, layer, grid=grid)
+    assert certificate.verdict.name == "PROVED"
+    assert any(probe["inputs"] for probe in certificate.probes)
+    assert rechecked(conv, layer, certificate, tmp_path) == "PROVED"
+    with torch.no_grad():
+        layer.w_val[layer.heads // 3] *= 1 + 2.0**-23
+        layer.w_out[layer.heads // 3] *= 1 + 2.0**-23
+    certificate = certify(conv, layer, grid=grid)
+    assert certificate.verdict.name == "REFUTED"
+    assert certificate.counterexample is not None
+    assert rechecked(conv, layer, certificate, tmp_path) == "REFUTED"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("stride", [1, 512])
+def test_a_front_end_of_4096_taps_over_40_000_samples_in_seconds(stride: int, tmp_path: Path):
+    conv = nn.Conv1d(1, 64, 4096, stride=stride)
+    layer = conv_to_mhsa(conv)
+    begun = time.process_time()
+    certificate = certify(conv, layer, grid=(40_000,))
+    assert certificate.verdict.name == "PROVED"
+    assert rechecked(conv, layer, certificate, tmp_path) == "PROVED"
+    assert time.process_time() - begun < 30
+
+
+# ---- what is shown of all taps and outputs at once, against each of them -------------------------------------------------------
+
+
+@settings(max_examples=EXAMPLES)
+@given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
+def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
+    """By an impulse at every input: the certifier's reading, and the checker's."""
+    grid = data.draw(sizes_for(conv, tokens=30))
+    g, other = Geometry.read(conv), grids.geometry_of(stated_geometry(conv))
+    outputs = output_size(g, grid)
+    axes = [grids.axis_of(other, axis, n) for axis, n in enumerate(grid)]
+    with torch.no_grad():
+        conv.weight.copy_(torch.arange(1, conv.weight.numel() + 1).view(conv.weight.shape))
+        if conv.bias is not None:
+            conv.bias.zero_()
+    weight = conv.weight.detach().view(-1).tolist()
+    impulses = torch.eye(int(np.prod(grid))).view(-1, 1, *grid)
+    with torch.no_grad():
+        seen = conv(impulses)[:, 0].numpy()  # (inputs, *outputs)
+    for place in np.ndindex(*outputs):
+        expected = np.zeros(grid)
+        for tap, read in taps_at(g, grid, place):
+            expected[read] += weight[int(np.ravel_multi_index(tap, g.kernel_size))]
+        np.testing.assert_array_equal(seen[(slice(None), *place)].reshape(grid), expected)
+        theirs = np.zeros(grid)
+        for tap, read in enumerate(grids.read_by_taps(other, axes, list(place))):
+            if -1 not in read:
+                theirs[read] += weight[tap]
+        np.testing.assert_array_equal(theirs, expected)
+    for axis, (n, o) in enumerate(zip(grid, outputs, strict=True)):
+        assert tap_read_otherwise(g, axis, n, o) is None
+
+
+@given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
+def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject):
+    """Exactly where some tap and its head then read different inputs."""
+    grid = data.draw(sizes_for(conv, tokens=30))
+    g = Geometry.read(conv)
+    axis = data.draw(st.integers(0, g.dims - 1))
+    n, outputs = grid[axis], output_size(g, grid)[axis]
+    fault = data.draw(st.sampled_from(["tokens", "shift", "query"]))
+    right = {name: getattr(reading, name) for name in ("tokens_along", "shift_of_tap", "query_places")}
+    at = data.draw(st.integers(0, len(tokens_along(g, axis, n)) - 1))
+    wrong_tap = data.draw(st.integers(0, g.kernel_size[axis] - 1))
+
+    def tokens(*args: Any) -> np.ndarray:
+        row = right["tokens_along"](*args).copy()
+        row[at] = row[at - 1] if row[at] != row[at - 1] else n + 7
+        return row
+
+    faults = {
+        "tokens": ("tokens_along", tokens),
+        "shift": ("shift_of_tap", lambda g, axis, tap: right["shift_of_tap"](g, axis, tap) + (tap == wrong_tap)),
+        "query": ("query_places", lambda *args: right["query_places"](*args) + 1),
+    }
+    name, wrong = faults[fault]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, name, wrong)
+        found = tap_read_otherwise(g, axis, n, outputs)
+        row, queries = reading.tokens_along(g, axis, n), reading.query_places(g, axis, outputs)
+        odd = None
+        for tap in range(g.kernel_size[axis]):
+            keys = queries + reading.shift_of_tap(g, axis, tap)
+            reads = input_at(g, axis, n, tap_place(g, axis, tap, np.arange(outputs)))
+            if keys.min() < 0 or keys.max() >= len(row) or (row[keys] != reads).any():
+                odd = tap if odd is None else odd
+    if fault == "tokens":
+        assert found == odd
+    else:  # replicated tokens may be alike; then nothing is claimed of them
+        assert found is not None or odd is None
+
+
+@given(convolutions(), st.data())
+def test_an_exact_output_is_exact(conv: Any, data: st.DataObject):
+    grid = data.draw(sizes_for(conv, tokens=30))
+    g = Geometry.read(conv)
+    x = np.random.default_rng(0).normal(size=(conv.in_channels, *grid))
+    truth = exactly.convolution(conv, x)
+    place = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
+    assert exact_output(Convolution.read(conv), g, x, place) == truth[place]
+
+
+def test_a_shift_is_that_of_its_tap():
+    for conv in (nn.Conv1d(1, 1, 4, dilation=3), nn.ConvTranspose1d(1, 1, 4, dilation=3)):
+        g = Geometry.read(conv)
+        assert [reading.tap_of_shift(g, (shift_of_tap(g, 0, tap),)) for tap in range(4)] == [(j,) for j in range(4)]
+    assert ZERO == -1
+
+
+@pytest.mark.parametrize("n", [2**26, LONG])
+def test_what_is_too_long_to_go_through_is_refused_at_once(n: int):
+    conv = nn.Conv1d(1, 1, 2, padding=1)
+    with pytest.raises(ValueError, match="too many to go through one by one"):
+        certify(conv, conv_to_mhsa(conv), grid=(n,))
+    with pytest.raises(grids.Rejected, match="too long for this checker"):
+        grids.axis_of(grids.geometry_of(stated_geometry(conv)), 0, n)

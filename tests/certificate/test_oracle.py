@@ -1,0 +1,204 @@
+"""The oracle: against torch where torch has a word, against loops over the definition where it has none."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from truths import batched, exact
+from verify.oracle import Convolution, matmul
+from verify.rounding.bounds import convolution_bound
+from verify.strategies import Case, cases, convolutions, inputs_for
+
+EXAMPLES = settings().max_examples
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(cases(integers=[True]))
+def test_small_integers_bit_for_bit_as_torch(case: Case):
+    """Every option that torch has, in every type."""
+    with torch.no_grad():
+        assert torch.equal(exact(case.conv, case.x), case.conv(case.x).double())
+
+
+@given(cases(integers=[False], dtypes=[torch.float64]))
+def test_float64_as_torch_within_rounding(case: Case):
+    """Numbers of any kind; both are evaluations in float64, each within the bound of any order of summation."""
+    with torch.no_grad():
+        expected = case.conv(case.x)
+    x, expected = batched(case.conv, case.x, expected)
+    found = Convolution.read(case.conv)(x.numpy())
+    assert found.dtype == np.float64
+    assert bool((np.abs(found - expected.numpy()) <= 2 * convolution_bound(case.conv, x)).all())
+
+
+def by_loops(conv: Convolution, x: np.ndarray) -> np.ndarray:
+    """The definition as loops over single numbers; zeros mode.  Plain: gather.  Transposed: scatter, then crop."""
+    d, g = len(conv.kernel_size), conv.groups
+    taps = list(product(*map(range, conv.kernel_size)))
+    size, padding = x.shape[2:], conv.padding
+    assert not isinstance(padding, str)
+    reach = [dil * (k - 1) for dil, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    if conv.transposed:
+        output = tuple(
+            s * (n - 1) + r + 1 + extra - 2 * p
+            for s, n, r, extra, p in zip(conv.stride, size, reach, conv.output_padding, padding, strict=True)
+        )
+        d_out = conv.weight.shape[1] * g
+    else:
+        output = tuple(
+            (n + 2 * p - r - 1) // s + 1 for n, p, r, s in zip(size, padding, reach, conv.stride, strict=True)
+        )
+        d_out = conv.weight.shape[0]
+    d_in = x.shape[1]
+    y = np.zeros((len(x), d_out, *output), dtype=x.dtype)
+    for b, c_in, c_out, tap in product(range(len(x)), range(d_in), range(d_out), taps):
+        group = c_out // (d_out // g)
+        if c_in // (d_in // g) != group:
+            continue
+        if conv.transposed:
+            w = conv.weight[(c_in, c_out - group * (d_out // g), *tap)]
+        else:
+            w = conv.weight[(c_out, c_in - group * (d_in // g), *tap)]
+        for place in product(*map(range, size if conv.transposed else output)):
+            other = tuple(conv.stride[i] * place[i] + conv.dilation[i] * tap[i] - padding[i] for i in range(d))
+            source, target = (place, other) if conv.transposed else (other, place)
+            within = output if conv.transposed else size
+            if all(0 <= o < n for o, n in zip(other, within, strict=True)):
+                y[(b, c_out, *target)] += w * x[(b, c_in, *source)]
+    return y if conv.bias is None else y + conv.bias.reshape(-1, *(1,) * d)
+
+
+@st.composite
+def any_dimension(draw: st.DrawFn) -> tuple[Convolution, np.ndarray]:
+    """Small integer convolutions in one to five dimensions, zeros mode, and an input."""
+    d = draw(st.integers(1, 5))
+
+    def axes(least: int, most: int) -> tuple[int, ...]:
+        return draw(st.tuples(*(st.integers(least, most) for _ in range(d))))
+
+    flip, g = draw(st.booleans()), draw(st.integers(1, 2))
+    kernel, stride, dilation, padding = axes(1, 2 if d > 2 else 3), axes(1, 2), axes(1, 2), axes(0, 1)
+    if flip:
+        padding = tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True))
+    extra = (
+        tuple(draw(st.integers(0, max(s, dil) - 1)) for s, dil in zip(stride, dilation, strict=True)) if flip else ()
+    )
+    d_in, d_out = g * draw(st.integers(1, 2)), g * draw(st.integers(1, 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    shape = (d_in, d_out // g) if flip else (d_out, d_in // g)
+    size = [
+        1 + extra if flip else dil * (k - 1) + 1 + extra
+        for dil, k, extra in zip(dilation, kernel, axes(0, 1), strict=True)
+    ]
+    bias = rng.integers(-9, 10, d_out) if draw(st.booleans()) else None
+    conv = Convolution(
+        rng.integers(-9, 10, (*shape, *kernel)), bias, stride, padding, dilation, g, "zeros", flip, extra
+    )
+    return conv, rng.integers(-9, 10, (1, d_in, *size))
+
+
+@given(any_dimension())
+def test_any_dimension_as_the_definition_in_loops(problem: tuple[Convolution, np.ndarray]):
+    """Up to five dimensions, where torch has no word."""
+    conv, x = problem
+    found = conv(x)
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, by_loops(conv, x))
+
+
+@given(convolutions(transposed=[False], padding_modes=["zeros"], bias=[False], integers=[True]), st.data())
+def test_a_transposed_convolution_is_the_adjoint(conv: nn.Conv2d, data: st.DataObject):
+    """⟨conv(x), y⟩ = ⟨x, convᵀ(y)⟩ for every x and y: this pins one half of the oracle to the other, in exact integers."""
+    x = data.draw(inputs_for(conv, integers=True, batches=[1], tokens=60))
+    fields = Convolution.read(conv)
+    numbers = x.double().numpy().astype(object)
+    plain = replace(fields, weight=fields.weight.astype(object))
+    pads = plain.pads()
+    if any(before != after for before, after in pads):  # only convᵀ with equal pads is a convolution of torch
+        numbers = np.pad(numbers, [(0, 0), (0, 0), *pads])
+        plain = replace(plain, padding=(0,) * len(pads))
+    else:
+        plain = replace(plain, padding=tuple(before for before, _ in pads))
+    y = plain(numbers)
+    other = np.random.default_rng(0).integers(-9, 10, y.shape).astype(object)
+    turned = replace(plain, transposed=True, output_padding=(0,) * len(pads)).reaching(y.shape[2:], numbers.shape[2:])
+    assert (y * other).sum() == (numbers * turned(other)).sum()
+
+
+def test_fractions_are_exact():
+    """Object arrays stay what they are."""
+    third = np.array([[[Fraction(1, 3), Fraction(1, 7)]]], dtype=object)
+    conv = Convolution(third, None, (1,), (1,), (1,), 1)
+    y = conv(np.array([[[Fraction(3), Fraction(7, 2)]]], dtype=object))
+    assert y.tolist() == [[[Fraction(3, 7), Fraction(3, 2), Fraction(7, 6)]]]
+
+
+@given(convolutions(dtypes=[torch.float64], integers=[True], padding_modes=["zeros"]), st.data())
+def test_interior_is_where_no_padding_is_read(conv: Any, data: st.DataObject):
+    """Counted: with a kernel of ones on an image of ones an output is the number of real positions (or holes) it reads."""
+    x = data.draw(inputs_for(conv, batches=[1], layouts=["contiguous"], tokens=100))
+    fields = Convolution.read(conv)
+    ones = replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)
+    size, taps = tuple(x.shape[2:]), int(np.prod(fields.kernel_size))
+    if conv.transposed:  # the same on the stuffed grid, where holes are no padding
+        stuffed = [s * (n - 1) + 1 for s, n in zip(fields.stride, size, strict=True)]
+        reads = replace(ones, stride=(1,) * len(size))(np.ones((1, 1, *stuffed)))
+    else:
+        reads = ones(np.ones((1, 1, *size)))
+    output = reads.shape[2:]
+    assert output == conv(x).shape[2:]
+    np.testing.assert_array_equal(fields.interior(size, output), reads[0, 0] == taps)
+
+
+@pytest.mark.parametrize("output", [(7, 6), (8, 6), (7, 7)], ids=str)
+def test_reaching_an_output_size(output: tuple[int, int]):
+    """The output padding is found that gives the size, as torch finds it."""
+    conv = nn.ConvTranspose2d(2, 2, (3, 2), stride=2, padding=1, bias=False, dtype=torch.float64)
+    x = torch.arange(32.0).view(1, 2, 4, 4).double()
+    fields = Convolution.read(conv).reaching((4, 4), output)
+    found = fields(x.numpy())
+    assert found.shape[2:] == output
+    np.testing.assert_allclose(found, conv(x, output_size=output).detach().numpy(), rtol=1e-12)
+    plain = Convolution.read(nn.Conv1d(1, 1, 1))
+    assert plain.reaching((4,), (4,)) is plain
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_are_in_full_precision_whatever_the_caller_has_set(dtype: type, monkeypatch: pytest.MonkeyPatch):
+    """Bounds rest on them: switches of torch that round more are off, and as they were afterwards."""
+    a, seen = np.random.default_rng(0).uniform(0, 1, (8, 64)).astype(dtype), []
+    switch: Any = torch.backends.mkldnn
+    before, right = switch.matmul.fp32_precision, torch.matmul
+
+    def matmul_seen(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append((switch.matmul.fp32_precision, torch.is_autocast_enabled("cpu")))
+        return right(x, y)
+
+    monkeypatch.setattr(torch, "matmul", matmul_seen)
+    switch.matmul.fp32_precision = "bf16"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = matmul(a, a.T)
+        assert switch.matmul.fp32_precision == "bf16"
+    finally:
+        switch.matmul.fp32_precision = before
+    assert seen == [("ieee", False)]
+    assert found.dtype == dtype
+    assert np.abs(found - a.astype(float) @ a.T.astype(float)).max() <= 64 * 64 * np.finfo(dtype).eps
+
+
+def test_products_take_what_numpy_takes():
+    """Arrays that are not to be written, or lie backwards, or hold no floats."""
+    a = np.arange(12.0).reshape(3, 4)
+    a.flags.writeable = False
+    assert (matmul(a[::-1], a.T) == a[::-1] @ a.T).all()
+    whole = matmul(np.array([[2**70]], dtype=object), np.array([[3]], dtype=object))
+    assert whole[0, 0] == 3 * 2**70

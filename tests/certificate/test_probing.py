@@ -1,0 +1,252 @@
+"""The runs of a certificate: which inputs, how much each output is allowed, and that a run can fail."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import exactly
+from construct import MHSA, conv_to_mhsa
+from construct.attention import EXECUTIONS
+from truths import permuted
+from verify.argument.certification import certify
+from verify.argument.probe_inputs import HEAVY, impulses, probe_grids, sign_pattern
+from verify.argument.probing import _judged, impulse_bound, run_executions
+from verify.layers.aims import aim
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import token_count
+from verify.oracle import Convolution
+from verify.rounding.bounds import difference_bound
+from verify.rounding.budget import FORMATS
+from verify.strategies import convolutions, sizes_for
+
+
+@given(convolutions(padding_modes=["zeros"], dtypes=[torch.float64]), st.data())
+def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
+    """With any stride, transposed or not: |W| over all taps that read an input there."""
+    fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
+    channel = data.draw(st.integers(0, conv.out_channels - 1))
+    signs = sign_pattern(fields, channel, grid)
+    assert set(np.unique(signs)) <= {-1.0, 1.0}
+    found = replace(fields, bias=None)(signs[None])[0, channel]
+    most = fields.spread(np.ones_like(signs)[None])[0, channel]
+    middle = tuple(n // 2 for n in found.shape)
+    np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
+
+
+FLOATS = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@given(convolutions(), st.data())
+def test_impulses_are_alone_and_of_full_size(conv: Any, data: st.DataObject):
+    """The first input is zero; of every other, all channels of one place are ±B."""
+    grid, bound = data.draw(sizes_for(conv)), data.draw(st.sampled_from([1.0, 0.1, 2.0**20]))
+    zero, *others = impulses(Convolution.read(conv), grid, bound)
+    assert not zero.any()
+    assert others
+    for x in others:
+        assert x.shape == (conv.in_channels, *grid)
+        assert sorted({*np.abs(x).flat} - {0.0}) == [bound]
+        assert (np.count_nonzero(x.reshape(len(x), -1), axis=1) == 1).all()
+        assert np.count_nonzero(x.any(axis=0)) == 1
+
+
+def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) -> np.ndarray | None:
+    """What a certificate allows a run on these inputs."""
+    attention = Attention.read(layer)
+    aims = [aim(attention, head) if carries else None for head, carries in enumerate(attention.carrying)]
+    shifts = [None if aimed is None else aimed.shift for aimed in aims]
+    tokens = token_count(Geometry.read(layer), inputs.shape[2:])
+    fmt = FORMATS[FLOATS[conv.weight.dtype]]
+    return impulse_bound(Convolution.read(conv), attention, shifts, inputs, fmt, tokens, as_stored)
+
+
+@given(convolutions(dtypes=list(FLOATS), padding_modes=["zeros"]), st.data())
+def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st.DataObject):
+    """Not less than the bound of that input, which is worked out apart; and little more."""
+    layer = conv_to_mhsa(conv)
+    cancels = data.draw(st.booleans())
+    if cancels:  # |W_val||W_out| is more than |W|
+        layer = permuted(layer, [*range(layer.heads), 0, 0])
+        layer.w_val.data[-1] *= -1
+    inputs = impulses(Convolution.read(conv), data.draw(sizes_for(conv, tokens=60)), 1.0)
+    found = allowed(conv, layer, inputs, as_stored=not cancels and data.draw(st.booleans()))
+    wanted = difference_bound(conv, layer, torch.from_numpy(inputs).to(conv.weight.dtype))
+    assert found is not None
+    assert found.shape == wanted.shape
+    assert (found >= wanted * (1 - 1e-5) - 1e-38).all()
+    assert (found <= wanted * (1 + 1e-3) + 1e-38).all()
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_of_a_head_between_the_taps_no_impulse_is_judged(carries: bool):
+    """Unless it carries nothing."""
+    conv = nn.Conv1d(1, 1, 3, dilation=2)
+    layer = permuted(conv_to_mhsa(conv), [0, 1, 2, 1])
+    layer.v.data[3, 1] = -2 * layer.v.data[3, 0]
+    if not carries:
+        layer.w_out.data[3] = 0
+    found = allowed(conv, layer, impulses(Convolution.read(conv), (7,), 1.0))
+    assert (found is None) == carries
+
+
+# Difference, bound, and whether the run is over it.
+JUDGED = [
+    ([1.0, 1.0], [1.0, 2.0], False),
+    ([2.0, 1.0], [1.0, 2.0], True),
+    ([2.0, 1.0], [1.0, 0.0], True),
+    ([2.0, 1.0], [1.0, inf], True),
+    ([0.0, 1.0], [0.0, 1.0], False),
+    ([5e-324, 1.0], [0.0, 1.0], True),
+    ([1e300, nan], [inf, inf], False),
+    ([0.0, nan], [1.0, 1.0], True),
+    ([0.0, nan], [inf, 1.0], True),
+    ([nan, 0.0], [0.0, 1.0], True),
+    ([inf, 0.0], [1.0, 1.0], True),
+    ([0.0, 0.0], [nan, 1.0], False),
+    ([1.0, 0.0], [nan, 1.0], True),
+]
+
+
+@pytest.mark.parametrize(("difference", "bound", "over"), JUDGED)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_what_is_over_a_bound(difference: list[float], bound: list[float], over: bool, everywhere: bool):
+    """One bound a channel, or one for every output of every input: whatever is not a number is over it."""
+    seen = np.array(difference).reshape(1, 2, 1)
+    limits = np.array(bound)
+    per_channel, worst = _judged(seen, limits.reshape(1, 2, 1) if everywhere else limits)
+    np.testing.assert_array_equal(per_channel, difference)
+    assert (not worst <= 1) == over
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+@pytest.mark.parametrize("value", [nan, 1.0])
+def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatch: pytest.MonkeyPatch):
+    """Where one is wrong, that one is told, with the input and what it made of it."""
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    inputs, bound = np.ones((1, 2, 4, 4)), np.full(2, 1e-3)
+    right = EXECUTIONS[name]
+    probes = run_executions(conv, layer, inputs, bound)
+    assert [probe.execution for probe in probes] == list(EXECUTIONS)
+    assert all(probe.over is None for probe in probes)
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + value))
+    found = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
+    assert found[name].refutes
+    assert not found[name].worst <= 1
+    over, x = found[name].over, found[name].at
+    assert over is not None
+    assert x is not None
+    np.testing.assert_array_equal(x, inputs[0])
+    image, *output = over.index
+    assert (image, over.exact) == (0, exactly.convolution(conv, x)[tuple(output)])
+    np.testing.assert_allclose(over.attention, over.convolution + value, rtol=1e-6)
+    certificate = certify(conv, layer, grid=(4, 4))
+    assert certificate.verdict.name == "REFUTED"
+
+
+# ---- heavy layers: fewer inputs, of one size -------------------------------------------------------------------------------
+
+
+def without_head(number: int) -> Callable[..., Any]:
+    """One head's values are left out."""
+
+    def wrong(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+        less = copy.deepcopy(layer)
+        with torch.no_grad():
+            less.w_out[number] = 0
+        return right(less, x, grid)
+
+    return wrong
+
+
+def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The last position gives what the one before it gives."""
+    found = right(layer, x, grid).clone()
+    found[..., -1, -1] = found[..., -1, -2]
+    return found
+
+
+def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """Two channels of the output change places."""
+    return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
+
+
+def in_bfloat16(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The input is rounded to bfloat16 first."""
+    return right(layer, x.bfloat16().to(x.dtype), grid)
+
+
+def in_tf32(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """The input is cut to eleven digits first."""
+    return right(layer, (x.view(torch.int32) & -(2**13)).view(torch.float32), grid)
+
+
+def of_one_image(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    """All images of a batch are taken for the first."""
+    return right(layer, x[:1].expand_as(x), grid)
+
+
+FAULTS = {
+    "a corner head": without_head(0),
+    "the middle head": without_head(4),
+    "the last head": without_head(8),
+    "the last output": next_output,
+    "channels": other_channel,
+    "bfloat16": in_bfloat16,
+    "TF32": in_tf32,
+    "images": of_one_image,
+}
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, monkeypatch: pytest.MonkeyPatch):
+    """In the one execution that has it."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
+    assert conv.weight.numel() >= HEAVY
+    layer = conv_to_mhsa(conv)
+    right = EXECUTIONS[name]
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=partial(FAULTS[fault], right.run)))
+    certificate = certify(conv, layer, grid=(20, 20))
+    assert certificate.verdict.name == "REFUTED"
+    over = {probe["execution"] for probe in certificate.probes if not probe["ratio"] <= 1}
+    assert over == {name}
+
+
+def test_heavy_layers_are_run_by_every_execution():
+    """On more than one image, some of them impulses; within the bound."""
+    conv = nn.Conv2d(116, 64, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
+    assert certificate.verdict.name == "PROVED"
+    assert [probe["execution"] for probe in certificate.probes] == list(EXECUTIONS)
+    assert all(probe["inputs"] == 6 and probe["ratio"] <= 1 for probe in certificate.probes)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(1, 4), (2, 6)])
+def test_of_a_heavy_layer_with_a_stride_inputs_are_left_over(stride: int, size: int):
+    """Without one the smallest grid will do."""
+    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
+    assert {tuple(probe["grid"]) for probe in certificate.probes} == {(size, size)}
+
+
+@pytest.mark.parametrize(
+    ("channels", "grid", "other"), [(2, (9, 9), (9, 9)), (2, (99, 99), (5, 5)), (400, (9, 9), (5, 5))]
+)
+def test_a_whole_grid_is_run_where_all_of_it_is_cheap(channels: int, grid: tuple[int, int], other: tuple[int, int]):
+    """Neither many tokens nor many weights."""
+    layer = conv_to_mhsa(nn.Conv2d(channels, channels, 3, padding=1))
+    attention = Attention.read(layer)
+    assert probe_grids(attention.geometry, grid, attention) == ((4, 4), other)

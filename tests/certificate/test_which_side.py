@@ -1,0 +1,184 @@
+"""Where the two differ by more than rounding explains, the exact value says which is off; only the attention can be refuted."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import exactly
+from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
+from verify.argument.certification import certify
+from verify.argument.verdicts import certify_layer
+from verify.layers.fields import Geometry
+from verify.oracle import Convolution
+from verify.rounding.bounds import convolution_bound, convolution_share
+from verify.samples.reference import Outputs
+from verify.samples.sampling import check_call, check_outputs
+from verify.strategies import convolutions, sizes_for
+
+EXAMPLES = settings().max_examples
+TINY = 2.0**-126
+
+
+@pytest.fixture
+def flushing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's convolutions take subnormal numbers for zero, as some processors' instructions for bfloat16 do."""
+
+    def flushed(tensor: Tensor) -> Tensor:
+        return torch.where(tensor.abs() < TINY, 0.0, tensor)
+
+    for name in ("conv1d", "conv2d"):
+        right = getattr(functional, name)
+
+        def wrong(x: Tensor, weight: Tensor, *others: Any, right: Any = right) -> Tensor:
+            return flushed(right(flushed(x), flushed(weight), *others))
+
+        monkeypatch.setattr(functional, name, wrong)
+
+
+def small(scale: float) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1, bias=False)
+    conv.weight.data *= scale
+    return conv, conv_to_mhsa(conv)
+
+
+@pytest.mark.usefixtures("flushing")
+@pytest.mark.parametrize(("scale", "bound"), [(1e-40, 1.0), (1.0, 1e-40), (1e-40, 1e30), (1e-20, 1e-19)])
+def test_a_convolution_that_flushes_refutes_nothing(scale: float, bound: float):
+    """Nor is anything proved: what the claim rests on is seen to fail, and is named."""
+    conv, layer = small(scale)
+    certificate = certify(conv, layer, grid=(6, 5), input_bound=bound)
+    assert certificate.verdict.name == "UNDECIDED"
+    assert certificate.overrun is None
+    told = certificate.verdict.sentence
+    assert told.startswith("step 6 (runs)")
+    assert "torch's own convolution does not compute its definition" in told
+    assert "subnormal numbers are flushed to zero" in told
+    x = bound * (2 * torch.rand(1, 2, 6, 5) - 1)
+    check = check_call(conv, layer, x, "samples")
+    assert check.verdict.name == "UNDECIDED"
+    assert check.convolution_off
+    assert "torch's own convolution does not compute its definition" in check.verdict.sentence
+    assert certify_layer(conv, layer, check, bound)[1].name == "UNDECIDED"
+
+
+@pytest.mark.usefixtures("flushing")
+def test_where_it_does_not_matter_flushing_is_no_obstacle():
+    conv, layer = small(1.0)
+    assert certify(conv, layer, grid=(6, 5)).verdict.name == "PROVED"
+    x = torch.rand(1, 2, 6, 5)
+    x[..., 0] = 1e-40
+    assert check_call(conv, layer, x, "samples").verdict.name == "CHECKED"
+
+
+@pytest.mark.usefixtures("flushing")
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPatch):
+    """One output of one execution is off, by less than torch's convolution is elsewhere."""
+    conv, layer = small(1e-40)
+    right = EXECUTIONS[name]
+
+    def wrong(layer: Any, x: Tensor, grid: Any) -> Tensor:
+        found = right.run(layer, x, grid).clone()
+        found[:, 1, 2, 2] *= 1.25
+        return found
+
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=wrong))
+    certificate = certify(conv, layer, grid=(6, 5))
+    assert certificate.verdict.name == "REFUTED"
+    assert certificate.verdict.sentence.startswith(f"{name}, on inputs")
+    over = certificate.overrun
+    assert over is not None
+    assert (over.execution, over.output) == (name, (1, 2, 2))
+    assert exactly.convolution(conv, over.input)[over.output] == over.convolution
+    assert over.found == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
+
+
+def test_where_only_torch_and_not_this_processor_flushes():
+    """Layers in bfloat16, whichever processor this is: no verdict is REFUTED, and none is PROVED that samples contradict."""
+    torch.manual_seed(0)
+    for scale, bound in ((1e-40, 1.0), (1.0, 1e-40), (1.0, 1.0)):
+        conv = nn.Conv2d(2, 3, 3, padding=1, bias=False, dtype=torch.bfloat16)
+        conv.weight.data *= scale
+        layer = conv_to_mhsa(conv)
+        x = (bound * (2 * torch.rand(1, 2, 6, 5) - 1)).bfloat16()
+        check = check_call(conv, layer, x, "samples")
+        certificate, verdict = certify_layer(conv, layer, check, bound)
+        assert verdict.name == "PROVED" or (verdict.name == "UNDECIDED" and scale * bound < 1)
+        assert certificate is not None
+        assert (check.verdict.name == "CHECKED") == (verdict.name == "PROVED")
+
+
+def test_a_refutation_on_samples_names_the_side():
+    conv, layer = small(1.0)
+    x = torch.rand(1, 2, 6, 5)
+    with torch.no_grad():
+        theirs = conv(x)
+    wrong = theirs.clone()
+    wrong[0, 1, 2, 3] += 1
+    told = check_outputs(conv, layer, x, theirs, wrong, "samples").verdict
+    assert told.name == "REFUTED"
+    assert "at (0, 1, 2, 3)" in told.sentence
+    assert "and the attention by 1" in told.sentence
+    check = check_outputs(conv, layer, x, wrong, theirs, "samples")
+    assert check.verdict.name == "UNDECIDED"
+    assert check.convolution_off
+    assert "the convolution is off by 1" in check.verdict.sentence
+    both = wrong.clone()
+    both[0, 0, 0, 0] -= 1
+    assert check_outputs(conv, layer, x, wrong, both, "samples").verdict.name == "REFUTED"
+    worse = check.merged(check_outputs(conv, layer, x, theirs, theirs, "samples"))
+    assert worse.convolution_off
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(convolutions(), st.data())
+def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.DataObject):
+    """Exact outputs, one of which is moved by more than is allowed, up or down or to no number at all."""
+    grid = data.draw(sizes_for(conv, tokens=30))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, conv.in_channels, *grid, generator=generator, dtype=torch.float64).to(conv.weight.dtype)
+    numbers = x.double().numpy()
+    exact = np.stack([exactly.convolution(conv, image).astype(float) for image in numbers])
+    share = convolution_share(conv, x)
+    allowed = 2 * share + 1e-300
+    place = tuple(data.draw(st.integers(0, n - 1)) for n in exact.shape)
+    moved = exact.copy()
+    step = data.draw(st.sampled_from([1.5, -1.5, 100.0, math.nan, math.inf]))
+    moved[place] += step * (allowed[place] + 1e-12 * abs(exact[place]) + 1e-290)
+    fields, g = Convolution.read(conv), Geometry.read(conv)
+    ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
+    over = ~(np.abs(ours - theirs) <= allowed)
+    assert over.sum() == 1
+    found = Outputs(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
+    assert found.index == place
+    assert found.refutes == (ours is moved)
+    assert found.convolution_off == (theirs is moved)
+    assert found.exact == exactly.convolution(conv, numbers[place[0]])[place[1:]]
+    assert "\n" not in found.sentence
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(convolutions(), st.data())
+def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: Any, data: st.DataObject):
+    """Of what a certificate allows: elementwise at most the bound, and no run of torch's own exceeds it."""
+    grid = data.draw(sizes_for(conv, tokens=30))
+    x = torch.randn(2, conv.in_channels, *grid, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (x.clamp(-1, 1) * torch.randint(0, 2, (*x.shape[:1], 1, *grid))).to(conv.weight.dtype)
+    share = convolution_share(conv, x)
+    assert (share <= convolution_bound(conv, x) * (1 + 1e-12)).all()
+    bound = certify(conv, conv_to_mhsa(conv), grid=grid).bound
+    assert (share <= bound.reshape(-1, *(1,) * len(grid))).all()
+    with torch.no_grad():
+        theirs = conv(x).double().numpy()
+    exact = np.stack([exactly.convolution(conv, image) for image in x.double().numpy()])
+    assert (np.abs(theirs - exact.astype(float)) <= share + 1e-15 * np.abs(theirs)).all()

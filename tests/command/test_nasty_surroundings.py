@@ -1,0 +1,447 @@
+"""Surroundings to survive, by their row in the list of inputs: disks, signals, other runs, no GPU, terminals, little memory.
+
+Rows 50 to 56; 57 and 58 are in test_nasty_files.  Most runs here are processes of their own, every warning an error.
+"""
+
+import errno
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import construct
+from archives import packed, records_in
+from construct.files.reading import read
+from construct.from_conv import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small network in the current folder, which is empty but for it."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1)), "m.pt")
+    return tmp_path / "m.pt"
+
+
+def process(*argv: object, before: str = "", **options: Any) -> subprocess.Popen[Any]:
+    """The command as a process of its own; ``before`` is code that is run ahead of it, in the same process."""
+    code = f"{before}\nimport sys\nfrom construct.from_conv import main\nsys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen([sys.executable, "-W", "error", "-c", code, *map(str, argv)], env=environment, **options)
+
+
+def names() -> set[str]:
+    return {path.name for path in Path.cwd().iterdir()} - {"__pycache__"}
+
+
+def refusal(capsys: Any, *argv: object) -> str:
+    """The one line with which the command refuses; nothing is written."""
+    before = {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
+    assert main([str(argument) for argument in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err[:-1].isprintable()
+    assert {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()} == before
+    return err
+
+
+# ---- 50: where nothing can be written --------------------------------------------------------------------------------
+
+
+def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_long_work(
+    model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long_work(*_: Any, **__: Any) -> Any:
+        pytest.fail("the model was read before the folder was looked at")
+
+    monkeypatch.setattr("construct.from_conv.read", long_work)
+    assert "there is no folder none" in refusal(capsys, model, "-o", "none/o.pt")
+    assert "there is no folder" in refusal(capsys, model, "-o", "m.pt/o.pt")
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    line = refusal(capsys, model, "-o", "o.pt")
+    assert "o.pt: cannot be written: Read-only file system (give another place with -o)" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_row_50_a_folder_without_the_right_to_write(model: Path, capsys: Any) -> None:
+    Path("locked").mkdir(mode=0o500)
+    assert "cannot be written: Permission denied" in refusal(capsys, model, "-o", "locked/o.pt")
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_row_50_a_disk_that_is_full_keeps_the_earlier_output(ending: str, model: Path) -> None:
+    """The real thing, as far as one can without a small disk: the system refuses to let a file grow."""
+    assert main(["m.pt", "-o", f"o.{ending}"]) == 0
+    before = {name: Path(name).read_bytes() for name in names()}
+    # The limit leaves room for nothing but the first records.
+    full = "import resource, torch; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))"
+    done = process("m.pt", "-o", f"o.{ending}", "--alpha", "256", before=full)
+    out, err = done.communicate(timeout=100)
+    assert (done.returncode, out) == (2, "")
+    assert err.startswith(f"error: o.{ending}: cannot be written: File too large")
+    assert err.count("\n") == 1
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["the layers", "the certificate"])
+def test_row_50_no_space_left(which: int, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, synced = [], os.fsync
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == which:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        synced(descriptor)
+
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    before = {name: Path(name).read_bytes() for name in names()}
+    capsys.readouterr()
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["m.pt", "-o", "o.pt", "--alpha", "256"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(
+        "error: o." + ("pt" if which == 1 else "json") + ": cannot be written: No space left on device"
+    )
+    assert names() == set(before)
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, capsys: Any) -> None:
+    """A run without a certificate takes that of an earlier run away, and says so; what is not ours stays."""
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    assert main(["m.pt", "-o", "o.pt", "--no-certify", "--alpha", "3"]) == 1
+    assert names() == {"m.pt", "o.pt", "o.json"}  # REFUTED: nothing is written, and nothing taken away
+    capsys.readouterr()
+    assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
+    assert "o.json, of an earlier run, was taken away: it spoke of other layers" in capsys.readouterr().out
+    assert names() == {"m.pt", "o.pt"}
+    for foreign in ("notes", '{"format": "of somebody"}'):
+        Path("o.json").write_text(foreign)
+        assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
+        assert "taken away" not in capsys.readouterr().out
+        assert Path("o.json").read_text() == foreign
+
+
+def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, capsys: Any) -> None:
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    assert main(["m.pt", "-o", "o.json", "--no-certify", "--force"]) == 0
+    assert "taken away" not in capsys.readouterr().out
+    assert isinstance(read("o.json").content, torch.nn.Module)
+
+
+def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an earlier certificate cannot be taken away, the earlier layers stay with it."""
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    before = {name: Path(name).read_bytes() for name in names()}
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "o.json":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    capsys.readouterr()
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert main(["m.pt", "-o", "o.pt", "--alpha", "256", "--no-certify"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: o.json: cannot be written: Operation not permitted (nothing was changed)\n")
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), ("--alpha", "3", "--no-certify")], ids=["table", "json", "refuted"]
+)
+def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = process("m.pt", "-o", "o.pt", *options, stdout=full)
+        _, err = done.communicate(timeout=100)
+    written = "nothing else was written" if "3" in options else "o.pt is written"
+    assert (done.returncode, err) == (2, f"error: stdout: cannot be written: No space left on device ({written})\n")
+    assert names() == ({"m.pt"} if "3" in options else {"m.pt", "o.pt", "o.json"})
+
+
+# ---- 51: interrupted -------------------------------------------------------------------------------------------------
+
+WAIT = """
+import pathlib, time
+from construct import {module}
+real = {module}.{name}
+def slow(*a, **k):
+    pathlib.Path("running").touch()
+    time.sleep(60)
+    return real(*a, **k)
+{module}.{name} = slow
+"""
+
+
+STAGES = [("files", "unwrap"), ("from_conv", "conv_to_mhsa"), ("from_conv", "judged"), ("writing", "_save_into")]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("kind", "place"), [*zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2])])
+def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str, str], model: Path) -> None:
+    assert main(["m.pt"]) == 0
+    before = {name: Path(name).read_bytes() for name in names()}
+    done = process("m.pt", "--alpha", "256", before=WAIT.format(module=place[0], name=place[1]))
+    deadline = time.monotonic() + 60
+    while not Path("running").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    done.send_signal(kind)
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out, err) == (130, "", "interrupted\n")
+    Path("running").unlink()
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+@pytest.mark.parametrize("package", ["torch", "verify"])
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_row_51_interrupted_while_it_imports(kind: signal.Signals, package: str, model: Path) -> None:
+    slow = "import pathlib, time\npathlib.Path('running').touch()\ntime.sleep(60)\n"
+    Path("slow", package).mkdir(parents=True)
+    Path("slow", package, "__init__.py").write_text(slow)
+    environment = {**os.environ, "PYTHONPATH": f"slow{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "construct.from_conv", "m.pt"]
+    done = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not Path("running").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    done.send_signal(kind)
+    assert (*done.communicate(timeout=60), done.returncode) == ("", "interrupted\n", 130)
+    assert names() == {"m.pt", "slow", "running"}
+
+
+def test_row_51_a_program_that_imports_the_package_answers_signals_itself() -> None:
+    code = """import signal, construct
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+# ---- 52: what stands where the output goes ---------------------------------------------------------------------------
+
+
+def test_row_52_nothing_of_the_users_is_replaced(model: Path, capsys: Any) -> None:
+    Path("o.pt").write_text("precious")
+    Path("o2.json").write_text('{"precious": true}')
+    assert "o.pt: exists and is not our own output (give another name, or --force)" in refusal(
+        capsys, "m.pt", "-o", "o.pt"
+    )
+    assert "o2.json: exists and is not our own output" in refusal(capsys, "m.pt", "-o", "o2.pt")
+    assert main(["m.pt", "-o", "o.pt", "--force"]) == 0
+    assert isinstance(construct.load("o.pt"), nn.Sequential)
+    assert main(["m.pt", "-o", "o.pt", "--alpha", "256"]) == 0  # its own output needs no word
+
+
+@pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
+def test_row_52_output_onto_the_input(form: str, model: Path, capsys: Any) -> None:
+    Path("folder").mkdir()
+    Path("link.pt").symlink_to("m.pt")
+    Path("hard.pt").hardlink_to("m.pt")
+    assert "is the input itself" in refusal(capsys, "m.pt", "-o", form, "--force")
+
+
+# ---- 53: two runs at once --------------------------------------------------------------------------------------------
+
+
+def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
+    """Both wait for each other just before they write, so that they write at one time."""
+    meet = """
+import pathlib, time
+from construct import from_conv
+real = from_conv.put
+def together(*a):
+    pathlib.Path(f"ready{os.getpid()}").touch()
+    while len(list(pathlib.Path().glob("ready*"))) < 2:
+        time.sleep(0.001)
+    return real(*a)
+from_conv.put = together
+"""
+    runs = [process("m.pt", "-o", "o.pt", "--alpha", alpha, before="import os" + meet) for alpha in (256, 512)]
+    for run in runs:
+        _, err = run.communicate(timeout=100)
+        assert (run.returncode, err) == (0, "")
+    for path in Path.cwd().glob("ready*"):
+        path.unlink()
+    assert names() == {"m.pt", "o.pt", "o.json"}
+    layer: Any = construct.load("o.pt").get_submodule("0")
+    assert float(layer.centres()[0].max()) in (256.0, 512.0)
+    json.loads(Path("o.json").read_bytes())
+
+
+# ---- 54: a checkpoint from a GPU, and no GPU -------------------------------------------------------------------------
+
+
+def from_cuda(content: object, zipped: bool = True) -> bytes:
+    """The file that torch.save would have written where the tensors lie on a GPU: only the storages' place differs."""
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=zipped)
+    here, there = (b"X" + struct.pack("<I", len(place)) + place for place in (b"cpu", b"cuda:0"))
+    if not zipped:
+        assert here in file.getvalue()
+        return file.getvalue().replace(here, there)
+    records = records_in(file.getvalue())
+    assert here in records["data.pkl"]
+    records["data.pkl"] = records["data.pkl"].replace(here, there)
+    return packed((f"archive/{name}", data) for name, data in records.items())
+
+
+@pytest.mark.parametrize("form", ["module", "state dict", "old state dict"])
+def test_row_54_a_checkpoint_saved_on_a_gpu(
+    form: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conv = nn.Conv2d(1, 2, 3)
+    content = from_cuda(conv if form == "module" else conv.state_dict(), zipped=not form.startswith("old"))
+    Path("m.pt").write_bytes(content)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.load("m.pt", weights_only=False)  # as it is, torch does not load it here
+    options = () if form == "module" else ("--stride", "1")
+    assert main(["m.pt", *options]) == 0
+    assert "PROVED" in capsys.readouterr().out
+    layer: Any = construct.load("m.mhsa.pt")
+    assert layer.w_val.device.type == "cpu"
+    assert torch.equal(layer.weight, conv.weight)
+
+
+def test_row_54_a_gpu_that_is_not_there(model: Path, capsys: Any) -> None:
+    assert "unrecognized arguments: --device cuda" in refusal(capsys, "m.pt", "--device", "cuda")
+    torch.save(nn.Conv2d(1, 1, 1).state_dict(), "s.pt")
+    Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 1, 1, device='cuda')\n")
+    if not torch.cuda.is_available():
+        assert "net.py:net: " in refusal(capsys, "s.pt", "--model-file", "net.py:net")
+
+
+# ---- 55: who reads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--help",)], ids=["table", "json", "help"])
+def test_row_55_a_reader_who_has_gone(options: tuple[str, ...], model: Path) -> None:
+    done = process("m.pt", *options)
+    assert done.stdout is not None
+    done.stdout.close()
+    assert done.stderr is not None
+    assert (done.stderr.read(), done.wait(timeout=100)) == ("", 0)
+    done.stderr.close()
+    assert names() == ({"m.pt"} if options == ("--help",) else {"m.pt", "m.mhsa.pt", "m.mhsa.json"})
+
+
+def test_row_55_no_stdout_at_all(model: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "{sys.executable}" -W error -m construct.from_conv m.pt >&- 2>e'],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, Path("e").read_text()) == (0, "")
+    assert names() == {"m.pt", "m.mhsa.pt", "m.mhsa.json", "e"}
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+    ],
+)
+def test_row_55_a_locale_without_our_letters(locale: dict[str, str], model: Path) -> None:
+    name = "größe\u202e.pt"
+    Path(name).write_bytes(model.read_bytes())
+    done = process(name, "--input-size", 1, 8, 8, environment=locale, text=False)
+    out, err = done.communicate(timeout=100)
+    assert (done.returncode, err) == (0, b"")
+    assert b"\x1b" not in out  # no colour where there is no terminal
+    assert "α".encode() not in out
+    if locale != {"PYTHONIOENCODING": "latin-1"}:
+        assert out.isascii()
+    done = process(name + "x", environment=locale, text=False)
+    out, err = done.communicate(timeout=100)
+    assert (done.returncode, out) == (2, b"")
+    assert err.startswith(b"error: ")
+    assert err.count(b"\n") == 1
+
+
+def test_row_55_no_colour_into_a_file_whatever_the_terminal(model: Path) -> None:
+    done = process("m.pt", environment={"TERM": "xterm-256color", "COLORTERM": "truecolor"})
+    out, err = done.communicate(timeout=100)
+    assert (done.returncode, err) == (0, "")
+    assert "\x1b" not in out
+
+
+# ---- 56: little memory -----------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "inputs": (nn.Conv2d(1, 2, 3), ("--input-size", "1", "100000", "100000"), "a run on 2 random inputs of 1x100000x100000"),
+    "volumes": (nn.Conv3d(1, 2, 3), ("--input-size", "1", "3000", "3000", "3000"), "random inputs of 1x3000x3000x3000"),
+    "padding": (nn.Conv2d(1, 1, 3, padding=10**6), (), "inputs of 1x1000001x1000002 needs"),
+    "padding of a network": (
+        nn.Sequential(nn.Conv2d(1, 1, 3, padding=10**6)),
+        ("--input-size", "1", "4", "4"),
+        "0: comparing an output of 1x2000002x2000002 needs",
+    ),
+    "output padding": (
+        nn.ConvTranspose2d(1, 1, 1, output_padding=99999, stride=10**5),
+        (),
+        "the layer: comparing an output",
+    ),
+    "stride": (nn.ConvTranspose2d(1, 1, 3, stride=10**6), ("--no-certify",), "the layer: comparing an output"),
+    "dilation": (nn.Conv2d(1, 1, 3, dilation=10**6), (), "inputs of 1x2000003x2000004 needs"),
+    "attention": (nn.Conv2d(1, 1, 3), ("--execution", "dense", "--input-size", "1", "999", "999"), "dense attention of 9 heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
+    name: str, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With figures, and before anything is allocated: the process may not even take another GiB."""
+    import resource
+
+    conv, options, told = BOMBS[name]
+    torch.save(conv, "m.pt")
+    monkeypatch.setattr("construct.errors.available_bytes", lambda device: 8 * 2**30)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))
+    try:
+        started = time.process_time()
+        line = refusal(capsys, "m.pt", *options)
+        assert time.process_time() - started < 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert told in line
+    assert "GiB, and 8.0 GiB are free on cpu (" in line
+
+
+def test_row_56_an_allocation_that_fails_is_told_with_its_size(model: Path, capsys: Any) -> None:
+    Path("net.py").write_text(
+        "import torch\nclass Outer(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.conv = torch.nn.Conv2d(1, 2, 1)\n"
+        "    def forward(self, x):\n        return self.conv(x) + torch.empty(2**46).sum()\n"
+    )
+    torch.save({f"conv.{key}": value for key, value in nn.Conv2d(1, 2, 1).state_dict().items()}, "s.pt")
+    line = refusal(capsys, "s.pt", "--model-file", "net.py:Outer", "--input-size", "1", "4", "4")
+    assert "out of memory: 262144.0 GiB more were asked for (" in line

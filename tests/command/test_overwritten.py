@@ -1,0 +1,68 @@
+"""Another distribution has put its package ``construct`` over ours (row 69): every command says so, and what to do."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from construct.command.overwritten import OVERWRITTEN
+
+ROOT = Path(__file__).parents[2]
+THEIRS = '"""Another library."""\nfrom construct.core import *\n'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder where both packages lie, as pip would install them."""
+    for package in ("construct", "verify"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def python(site: Path, *arguments: str) -> tuple[int, str, str]:
+    """With ``-S`` nothing else is installed, and nothing else is needed to notice."""
+    folder = site / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("how", ["overwritten", "taken along"])
+@pytest.mark.nasty(69)
+def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
+    package = site / "construct"
+    if how == "overwritten":
+        (package / "__init__.py").write_text(THEIRS)
+        (package / "core.py").write_text("Struct = dict\n")
+    else:  # pip uninstall has taken the __init__.py that it thought to be theirs
+        (package / "__init__.py").unlink()
+    for command in (["construct.from_conv"], ["construct.from_conv", "--help"], ["verify"], ["verify", "lemmas"]):
+        assert python(site, "-S", "-m", *command) == (2, "", f"error: {OVERWRITTEN}\n")
+    for module in ("verify", "verify.checker", "construct.from_conv"):
+        code, out, err = python(site, "-S", "-c", f"import {module}")
+        assert (code, out) == (1, "")
+        assert err.splitlines()[-1] == f"ImportError: {OVERWRITTEN}"
+
+
+@pytest.mark.nasty(69)
+def test_ours_over_theirs_works(site: Path) -> None:
+    """The other order: what is left of theirs disturbs nobody."""
+    (site / "construct" / "core.py").write_text("raise ImportError\n")
+    assert python(site, "-m", "verify", "--help")[0] == 0
+    assert python(site, "-m", "construct.from_conv", "--help")[0] == 0
+
+
+def test_the_checker_needs_no_construct_at_all(site: Path) -> None:
+    shutil.rmtree(site / "construct")
+    assert python(site, "-S", "-m", "verify", "--help")[0] == 0

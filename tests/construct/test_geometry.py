@@ -1,0 +1,285 @@
+"""The stages before attention, each alone: geometry, shifts, tokens, encoding, sharpness, heads, weights."""
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
+from construct.encoding import quadratic as encoding
+from construct.encoding.sharpness import ALPHA, alpha_for
+from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
+from construct.modules.convolutions import geometry_of
+from construct.tokens import TokenGrid, sources_along_axis
+from truths import random_layer
+from verify.strategies import Case, cases, convolutions
+
+PLAIN = ConvGeometry(4, 6, (3, 2), (1, 1), (0, 0), "zeros", (1, 1), 2)
+
+# ---- geometry --------------------------------------------------------------------------------------------------------
+
+
+@given(cases(batches=[1]))
+def test_output_size_is_that_of_torch(case: Case):
+    geometry = geometry_of(case.conv)
+    assert geometry.output_size(tuple(case.x.shape[2:])) == tuple(case.conv(case.x).shape[2:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kernel_size": ()}, "kernel_size"),
+        ({"kernel_size": (3, 0)}, "kernel_size is"),
+        ({"kernel_size": (3, 2.0)}, "kernel_size is"),
+        ({"kernel_size": [3, 2]}, "kernel_size is"),
+        ({"stride": (1,)}, "stride is"),
+        ({"stride": (1, 0)}, "stride is"),
+        ({"stride": (True, 1)}, "stride is"),
+        ({"dilation": (1, -1)}, "dilation is"),
+        ({"padding": (0, -1)}, "padding is"),
+        ({"padding": "full"}, "neither numbers nor"),
+        ({"padding": "same", "stride": (2, 1)}, "does not go with a stride"),
+        ({"padding_mode": "constant"}, "padding_mode is"),
+        ({"groups": 4}, "do not divide"),
+        ({"groups": 0}, "groups is"),
+        ({"in_channels": 0}, "in_channels is"),
+        ({"out_channels": -6}, "out_channels is"),
+        ({"output_padding": (1, 0)}, "only with a transposed"),
+        ({"transposed": True, "output_padding": (1, 0)}, "must be smaller"),
+        ({"transposed": True, "padding": "same"}, "no meaning for a transposed"),
+        ({"transposed": True, "padding_mode": "circular"}, "no padding_mode"),
+    ],
+    ids=str,
+)
+def test_what_is_no_geometry_is_refused(fields: dict[str, Any], reason: str):
+    with pytest.raises(ValueError, match=reason):
+        replace(PLAIN, **fields)
+
+
+@given(convolutions(transposed=[True], dtypes=[torch.float32]), st.data())
+def test_reaching_finds_the_output_padding(conv: nn.ConvTranspose2d, data: st.DataObject):
+    """Every size between least and least + stride − 1 is reached, and no other."""
+    geometry = geometry_of(conv)
+    bare = replace(geometry, output_padding=(0,) * geometry.dims)
+    size = tuple(data.draw(st.integers(1, 6)) for _ in range(geometry.dims))
+    least, extra = bare.output_size(size), [data.draw(st.integers(0, s - 1)) for s in geometry.stride]
+    wanted = tuple(n + more for n, more in zip(least, extra, strict=True))
+    reached = geometry.reaching(wanted, size)
+    assert reached.output_padding == tuple(extra)
+    assert reached.output_size(size) == wanted
+    for outside in (least[0] - 1, least[0] + geometry.stride[0]):
+        with pytest.raises(ValueError, match="out of reach"):
+            geometry.reaching((outside, *wanted[1:]), size)
+
+
+# ---- shifts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [(1,), (3,), (5, 3), (3, 3, 5)], ids=str)
+def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...]):
+    """Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d, row-major."""
+    d = len(kernel)
+    geometry = ConvGeometry(1, 1, kernel, (1,) * d, (0,) * d, "zeros", (1,) * d, 1)
+    assert tap_shifts(geometry) == tuple(product(*(range(-(k // 2), k // 2 + 1) for k in kernel)))
+
+
+@given(cases(batches=[1]))
+def test_every_shift_leads_to_the_token_that_the_tap_reads(case: Case):
+    """s·o + a + τ_j = s·o + dil·j, and for every output that is a token of the padded grid."""
+    geometry = geometry_of(case.conv)
+    grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
+    taps = list(product(*map(range, geometry.kernel_size)))
+    for tap, shift in zip(taps, tap_shifts(geometry), strict=True):
+        for i in range(geometry.dims):
+            reached = grid.queries[i] + shift[i]
+            expected = geometry.query_stride[i] * torch.arange(grid.query_shape[i]) + geometry.dilation[i] * tap[i]
+            assert torch.equal(reached, expected)
+            assert 0 <= int(reached.min())
+            assert int(reached.max()) < grid.shape[i]
+
+
+def test_a_bijection_is_checked():
+    shifts = tap_shifts(PLAIN)
+    assert HeadBijection.onto(PLAIN, [5, 4, 3, 2, 1, 0]).shifts == shifts[::-1]
+    for order in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 6], [-1, 0, 1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="not a permutation"):
+            HeadBijection.onto(PLAIN, order)
+    with pytest.raises(ValueError, match="not a permutation"):
+        HeadBijection((0, 0), ((0,), (1,)))
+    with pytest.raises(ValueError, match="no bijection"):
+        HeadBijection((0, 1), ((1,), (1,)))
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
+    st.integers(0, 6),
+    st.integers(0, 6),
+)
+def test_sources_are_what_torch_pads_with(n: int, mode: str, before: int, after: int):
+    """The positions 1 … n padded by torch; 0 stands for a zero token.  Where torch refuses, so do we."""
+    x = torch.arange(1.0, n + 1).view(1, 1, n)
+    try:
+        padded = F.pad(x, (before, after), mode="constant" if mode == "zeros" else mode)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match=r"MHSA: (circular|reflect) padding of"):
+            sources_along_axis(n, 1, (before, after), mode)
+    else:
+        assert torch.equal(sources_along_axis(n, 1, (before, after), mode), padded[0, 0].long() - 1)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(-3, 4), st.integers(-3, 4))
+def test_sources_of_a_stuffed_axis(n: int, stuffing: int, before: int, after: int):
+    """s − 1 holes between neighbours, zeros outside; a negative pad crops."""
+    line = [-1] * 4 + [i // stuffing if i % stuffing == 0 else -1 for i in range(stuffing * (n - 1) + 1)] + [-1] * 4
+    assume(len(line) - 8 + before + after > 0)
+    found = sources_along_axis(n, stuffing, (before, after), "zeros")
+    assert found.tolist() == line[4 - before : len(line) - 4 + after]
+
+
+def test_an_unknown_padding_mode_is_refused():
+    with pytest.raises(ValueError, match="unknown padding mode 'wrap'"):
+        sources_along_axis(3, 1, (1, 1), "wrap")
+
+
+@given(cases(batches=[2], tokens=60, integers=[True]))
+def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
+    """``gather`` is the padded image, row-major; code(δ) of key and query names δ = k − q in the table of shifts."""
+    geometry = geometry_of(case.conv)
+    grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
+    tokens = grid.gather(case.x)
+    assert tokens.shape == (2, grid.keys, geometry.in_channels)
+    image = tokens.mT.unflatten(2, grid.shape)
+    for place in ([0] * geometry.dims, [n // 2 for n in grid.shape], [n - 1 for n in grid.shape]):
+        source = [int(axis[i]) for axis, i in zip(grid.sources, place, strict=True)]
+        expected = torch.zeros_like(case.x[:, :, *(0,) * geometry.dims]) if -1 in source else case.x[:, :, *source]
+        assert torch.equal(image[:, :, *place], expected)
+    keys = torch.stack(torch.meshgrid(*map(torch.arange, grid.shape), indexing="ij")).flatten(1)
+    queries = torch.stack(torch.meshgrid(*grid.queries, indexing="ij")).flatten(1)
+    assert torch.equal(grid.query_tokens, torch.from_numpy(np.ravel_multi_index(queries.numpy(), grid.shape)))
+    codes = grid.query_codes[:, None] + grid.key_codes[None, :]
+    delta = keys[:, None, :] - queries[:, :, None]
+    assert torch.equal(torch.stack(grid.shifts())[:, codes].long(), delta)
+    assert int(codes.min()) >= 0
+    assert int(codes.max()) < grid.box_size
+
+
+def test_a_zero_token_is_zero_whatever_it_would_have_copied():
+    """0·∞ would be NaN."""
+    grid = TokenGrid.of(ConvGeometry(1, 1, (3,), (1,), (1,), "zeros", (1,), 1), (2,))
+    assert grid.gather(torch.full((1, 1, 2), math.inf)).flatten().tolist() == [0, math.inf, math.inf, 0]
+
+
+# ---- encoding and sharpness --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.data())
+def test_the_score_is_lemma_2(d: int, data: st.DataObject):
+    """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²), in integers."""
+    delta, tau = (data.draw(st.tuples(*(st.integers(-9, 9) for _ in range(d)))) for _ in range(2))
+    alpha = data.draw(st.integers(1, 99))
+    score = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    assert score == -alpha * (sum((a - b) ** 2 for a, b in zip(delta, tau, strict=True)) - sum(t * t for t in tau))
+    assert len(encoding.r(delta)) == len(encoding.v(tau, alpha)) == d + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alpha"),
+    [(torch.float16, 17.4), (torch.bfloat16, 92.9), (torch.float32, 104), (torch.float64, 746)],
+    ids=["float16", "bfloat16", "float32", "float64"],
+)
+@pytest.mark.nasty(29)
+def test_alpha_for_a_format(dtype: torch.dtype, alpha: float):
+    """The figures of the table, and what they promise: from there on every other weight is exactly 0."""
+    assert alpha - 1 < alpha_for(dtype) <= alpha
+    scores = torch.tensor([0.0, -alpha_for(dtype)], dtype=torch.float64)
+    assert torch.softmax(scores, 0).to(dtype)[1] == 0
+    assert torch.softmax(scores * (1 - 1 / 64), 0).to(dtype)[1] > 0
+    assert alpha_for(dtype) < ALPHA
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4])
+@pytest.mark.parametrize("tolerance", [0.5, 1e-2, 1e-6, 1e-12])
+def test_alpha_for_a_tolerance(dims: int, tolerance: float):
+    """1 − ϑ(α)^−d is at most the tolerance, and not far below it."""
+    alpha = alpha_for(tolerance=tolerance, dims=dims)
+    theta = math.fsum(math.exp(-alpha * n * n) for n in range(1, 20)) * 2  # ϑ − 1
+    leakage = -math.expm1(-dims * math.log1p(theta))
+    assert leakage <= tolerance
+    assert leakage > tolerance / 3 or alpha == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"dtype": torch.float32, "tolerance": 0.1}, {"dtype": torch.int64}, {"tolerance": 0.0}, {"tolerance": 1.0},
+     {"tolerance": math.nan}, {"tolerance": 0.1, "dims": 0}],
+    ids=str,
+)  # fmt: skip
+def test_alpha_for_nonsense_is_refused(arguments: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"give either|floating-point|tolerance|dims"):
+        alpha_for(**arguments)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan], ids=str)
+def test_a_layer_of_senseless_sharpness_is_refused(alpha: float):
+    with pytest.raises(ValueError, match="sharpness"):
+        conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=alpha)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(convolutions(transposed=[False]), st.data())
+def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d, data: st.DataObject):
+    """(D_in/groups × D_out/groups) of every tap and group, the last axis of taps fastest; W_val W_out = tap, bit for bit."""
+    geometry = geometry_of(conv)
+    taps = tap_matrices(conv.weight.detach(), geometry)
+    tap = data.draw(st.tuples(*(st.integers(0, k - 1) for k in geometry.kernel_size)))
+    group = data.draw(st.integers(0, conv.groups - 1))
+    rows = conv.out_channels // conv.groups
+    expected = conv.weight[group * rows : (group + 1) * rows, :, *tap].detach().mT
+    assert torch.equal(taps[np.ravel_multi_index(tap, geometry.kernel_size), group], expected)
+    w_val, w_out = factor(taps)
+    assert w_val.shape[-1] == w_out.shape[-2] == min(taps.shape[-2:])
+    assert torch.equal(w_val.double() @ w_out.double(), taps.double())
+
+
+def test_a_module_that_is_no_convolution_is_refused():
+    with pytest.raises(UnsupportedLayer, match="Linear: not a convolution"):
+        conv_to_mhsa(nn.Linear(1, 1))
+
+
+# ---- the record of its parameters ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out"])
+def test_weights_that_do_not_fit_together_are_refused(name: str):
+    """Every tensor in turn with one entry too many on its last axis, and with one axis too few."""
+    layer = random_layer(ConvGeometry(2, 2, (3,), (1,), (1,), "zeros", (1,), 1))
+    tensors = {key: tensor.detach() for key, tensor in layer.named_parameters()}
+    assert MHSAWeights(**tensors).v.shape == layer.v.shape
+    for wrong in (nn.functional.pad(tensors[name], (0, 1)), tensors[name][0]):
+        with pytest.raises(ValueError, match=r"axes, not|where the others make it|do not fit|D_p is"):
+            MHSA(layer.geometry, MHSAWeights(**(tensors | {name: wrong})))
+
+
+def test_every_parameter_has_its_own_contiguous_storage():
+    """State dicts can be saved tensor by tensor, and no edit reaches another tensor."""
+    layer = conv_to_mhsa(nn.Conv2d(4, 4, 3, groups=2))
+    tensors = dict(layer.named_parameters())
+    assert sorted(tensors) == ["b_out", "u", "v", "w_key", "w_key_pos", "w_out", "w_qry", "w_val"]
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 8

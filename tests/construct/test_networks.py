@@ -1,0 +1,708 @@
+"""Whole networks: every convolution replaced, each layer equal on real activations, nothing else touched."""
+
+import copy
+import json
+import logging
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrizations
+
+import construct
+from construct import MHSA, UnsupportedLayer
+from networks import NETWORKS, conv_norm
+from verify.samples.calls import convolution_calls
+from verify.samples.sampling import check_call, check_on_activations
+
+HERE = Path(__file__).parent
+HEADS_FIRST = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
+
+
+def convert(model: nn.Module, **options: Any) -> Any:
+    """``construct.convert``; nn.Module does not tell the type checker what its children are."""
+    return construct.convert(model, **options)
+
+
+def pairs_of(model, net):
+    """path → (convolution, its attention layer), for every convolution that the original registers."""
+    return {path: (conv, net.get_submodule(path)) for path, conv in model.named_modules() if isinstance(conv, _ConvNd)}
+
+
+def flipped(model, path):
+    """The network with one kernel turned around: a wrong network, by as little as one convention."""
+    broken = copy.deepcopy(model)
+    weight = broken.get_submodule(path).weight
+    with torch.no_grad():
+        weight.copy_(weight.flip(tuple(range(2, weight.dim()))))
+    return broken
+
+
+def examine(name):
+    """Convert one of the NETWORKS and hold it against the original: plain figures, to be judged by the caller."""
+    network = NETWORKS[name]
+    model, x = network.ready()
+    net = convert(model)
+    pairs = pairs_of(model, net)
+    outputs: dict[str, Tensor] = {}
+    with torch.no_grad():
+        before = convolution_calls(lambda: outputs.update(expected=model(x)))
+        after = convolution_calls(lambda: outputs.update(found=net(x)))
+        turned = flipped(model, next(path for path, (conv, _) in pairs.items() if max(conv.kernel_size) > 1))(x)
+    checks = check_on_activations(model, pairs, [x], "a random input")
+    scale = float(outputs["expected"].abs().max())
+    return {
+        "executed": sum(before.values()),
+        "still executed": dict(after),
+        "layers": sum(isinstance(layer, MHSA) for layer in net.modules()),
+        "left": sum(isinstance(layer, _ConvNd) for layer in net.modules()),
+        "calls": sum(check.calls for check in checks.values()),
+        "verdicts": {path: str(check.verdict) for path, check in checks.items()},
+        "least compared": min(check.discrepancy.compared for check in checks.values()),
+        "ratio": max(check.ratio for check in checks.values()),
+        "shape": [list(outputs["expected"].shape), list(outputs["found"].shape)],
+        "logits": float((outputs["expected"] - outputs["found"]).abs().max()) / scale,
+        "logits, one kernel flipped": float((outputs["expected"] - turned).abs().max()) / scale,
+    }
+
+
+def peak_mib():
+    """The most memory this program has held: not ``getrusage``'s, which a child takes over from its parent."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
+
+
+def judge(name, seen):
+    """What ``examine`` must have found."""
+    print(name, {key: value for key, value in seen.items() if key != "verdicts"})
+    convolutions = NETWORKS[name].convolutions
+    assert seen["executed"] == convolutions
+    assert seen["still executed"] == {}
+    assert seen["left"] == 0
+    assert seen["layers"] == len(seen["verdicts"]) == seen["calls"] == convolutions
+    assert all(verdict.startswith("CHECKED") for verdict in seen["verdicts"].values()), seen["verdicts"]
+    assert seen["least compared"] > 0
+    assert 0 <= seen["ratio"] <= 1
+    assert seen["shape"][0] == seen["shape"][1]
+    assert seen["logits"] <= 1e-5
+    assert seen["logits, one kernel flipped"] > 1e-3  # so that agreeing logits mean something
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "resnet18"])
+def test_every_convolution_of_a_network_becomes_attention_that_computes_the_same(name):
+    judge(name, examine(name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one program is read there")
+def test_resnet18_in_little_memory():
+    """In a process of its own, so that the peak is this conversion's and no other test's."""
+    code = "import json; from test_networks import *; print(json.dumps(examine('resnet18') | {'peak MiB': peak_mib()}))"
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        f"import sys; sys.path[:0] = {[str(HERE.parents[1]), str(HERE.parent / 'support'), str(HERE)]}; {code}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    judge("resnet18", seen)
+    assert seen["peak MiB"] < 1024
+
+
+def test_a_single_wrong_layer_is_refuted_where_it_is():
+    model, x = NETWORKS["grouped"].ready()
+    net = convert(model)
+    pairs = pairs_of(model, net)
+    path = next(path for path, (conv, _) in pairs.items() if conv.groups > 1)
+    layer = pairs[path][1]
+    with torch.no_grad():
+        layer.w_val[[0, 1]] = layer.w_val[[1, 0]]  # encodings permuted against values
+    names = {
+        path: check.verdict.name for path, check in check_on_activations(model, pairs, [x], "a random input").items()
+    }
+    assert names.pop(path) == "REFUTED"
+    assert set(names.values()) == {"CHECKED"}
+
+
+# ---- a copy, and nothing else ----------------------------------------------------------------------------------------
+
+
+def storages(model):
+    return {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers()) if t.numel()}
+
+
+def small(seed=0) -> Any:
+    """Three convolutions of three kinds between other layers, (N, 3, 9, 8) → (N, 5)."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 2, stride=2, groups=3, bias=False),
+        nn.ReLU(),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5),
+    )
+
+
+def image(batch=2, dtype=torch.float32, seed=1):
+    return torch.randn(batch, 3, 9, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def test_the_original_is_not_touched_and_shares_nothing():
+    model, x = small().eval(), image()
+    kept, expected = copy.deepcopy(model.state_dict()), model(x)
+    modules = list(model.modules())
+    net = convert(model)
+    assert all(module is before for module, before in zip(model.modules(), modules, strict=True))
+    assert all(module is not other for module in net.modules() for other in modules)
+    assert not storages(model) & storages(net)
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.zero_()
+    assert all(torch.equal(now, kept[name]) for name, now in model.state_dict().items())
+    assert model.state_dict().keys() == kept.keys()
+    assert torch.equal(model(x), expected)
+
+
+def test_a_refusal_leaves_the_original_as_it_was():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, dtype=torch.complex64))
+    modules, keys = list(model.modules()), list(model.state_dict())
+    with pytest.raises(UnsupportedLayer):
+        convert(model)
+    assert list(model.modules()) == modules
+    assert list(model.state_dict()) == keys
+
+
+class Nest(nn.Module):
+    """Convolutions in every container that people use, also those that torch does not look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct = nn.Conv2d(3, 3, 1)
+        self.sequence = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.ReLU())
+        self.series = nn.ModuleList([nn.ModuleList([nn.Conv2d(3, 3, 1)])])
+        self.named = nn.ModuleDict({"a": nn.ModuleDict({"b": nn.Conv2d(3, 3, 1)})})
+        self.plain = [nn.Conv2d(3, 3, 1), (nn.Sequential(nn.Conv2d(3, 3, 1)),)]
+        self.table = {"key": [nn.Conv2d(3, 3, 1)], "again": self.plain}
+        self.plain.append(self.plain)  # a list may hold itself
+
+    def path_of_each(self: Any) -> dict[str, nn.Module]:
+        return {
+            "direct": self.direct,
+            "sequence.0.0": self.sequence[0][0],
+            "series.0.0": self.series[0][0],
+            "named.a.b": self.named["a"]["b"],
+            "plain[0]": self.plain[0],
+            "plain[1][0].0": self.plain[1][0][0],
+            "table['key'][0]": self.table["key"][0],
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.path_of_each().values():
+            x = torch.tanh(conv(x))
+        return x
+
+
+def test_any_nesting():
+    model, asked = Nest(), []
+    net = convert(model, filter_fn=lambda module, path: asked.append(path) or True)
+    assert sorted(asked) == sorted(model.path_of_each())
+    assert all(isinstance(layer, MHSA) for layer in net.path_of_each().values())
+    assert all(isinstance(conv, nn.Conv2d) for conv in model.path_of_each().values())
+    assert net.table["again"] is net.plain is net.plain[2]
+    with torch.no_grad():
+        assert not convolution_calls(net, image())
+        torch.testing.assert_close(net(image()), model(image()))
+
+
+def test_a_bare_convolution_and_a_network_without_any():
+    conv, x = nn.Conv2d(3, 4, 3), image()
+    layer = convert(conv)
+    assert isinstance(layer, MHSA)
+    assert check_call(conv, layer, x, "an image").verdict.name == "CHECKED"
+    head = nn.Linear(3, 3)
+    alike = convert(head)
+    assert alike is not head
+    assert torch.equal(alike.weight, head.weight)
+
+
+def test_converting_twice_changes_nothing_more():
+    model, x = small().eval(), image()
+    once = convert(model)
+    twice = convert(once)
+    assert [type(module) for module in twice.modules()] == [type(module) for module in once.modules()]
+    assert torch.equal(twice(x), once(x))
+
+
+class Shared(nn.Module):
+    """One convolution under three names, called at two sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, 3, 3, padding=1)
+        self.alias = self.head
+        self.also = nn.ModuleList([self.head])
+        self.plain = [self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alias(self.also[0](self.head(x))[..., ::2]) + self.plain[0](x)[..., ::2]
+
+
+def test_a_module_used_in_two_places_stays_one_module():
+    model, x = Shared(), image()
+    net = convert(model)
+    assert isinstance(net.head, MHSA)
+    assert net.head is net.alias is net.also[0] is net.plain[0]
+    assert len(list(net.parameters())) == 8
+    checks = check_on_activations(model, {"head": (model.head, net.head)}, [x], "an image")
+    assert checks["head"].calls == 4
+    assert checks["head"].verdict.name == "CHECKED"
+
+
+class Tied(nn.Module):
+    """One kernel in two convolutions of different geometry, one bias in two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, stride=2, dilation=2, padding=2)
+        self.coarse.weight = self.fine.weight
+        self.other = nn.Conv2d(3, 4, 1)
+        self.other.bias = self.fine.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fine(x) + self.other(x))[..., ::2, ::2] + self.coarse(x)
+
+
+def test_tied_weights_stay_tied_in_training():
+    model, x = Tied(), image()
+    net = convert(model)
+    assert net.fine.w_val is net.coarse.w_val
+    assert net.fine.w_out is net.coarse.w_out
+    assert net.fine.b_out is net.other.b_out
+    assert net.fine.b_out is not net.coarse.b_out
+    torch.testing.assert_close(net(x), model(x))
+    before = net.fine.weight.detach()
+    net(x).square().mean().backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    assert not torch.equal(net.fine.weight, before)
+    assert torch.equal(net.fine.weight, net.coarse.weight)
+    for cast in (net.half(), copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert cast.fine.w_val is cast.coarse.w_val
+
+
+def test_parametrized_convolutions_of_one_shape_are_not_mistaken_for_tied_ones():
+    """Their weights are made anew at each look, so that Python may give two of them the same id."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)) for _ in range(6))).eval()
+    net, x = convert(model), image()
+    assert not convolution_calls(net, x)
+    assert len({id(layer.w_val) for layer in net}) == 6
+    checks = check_on_activations(model, {str(i): (conv, net[i]) for i, conv in enumerate(model)}, [x], "an image")
+    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}
+
+
+def test_a_weight_that_moves_when_looked_at_in_training_is_left_where_it_is():
+    model, x = nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))), image()
+    kept = copy.deepcopy(model.state_dict())
+    net = convert(model.train())
+    assert all(torch.equal(now, kept[name]) for name, now in model.state_dict().items())
+    assert all(module.training for module in (*model.modules(), *net.modules()))
+    assert check_call(model[0].eval(), net[0], x, "an image").verdict.name == "CHECKED"
+
+
+@pytest.mark.nasty(30)
+def test_frozen_stays_frozen():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, bias=False))
+    model[1].requires_grad_(False)
+    assert isinstance(model[2].bias, Tensor)
+    model[2].bias.requires_grad_(False)
+    trained = [
+        [layer.w_val.requires_grad, layer.w_out.requires_grad, layer.b_out.requires_grad] for layer in convert(model)
+    ]
+    assert trained == [[True, True, True], [False, False, False], [True, True, False], [True, True, False]]
+    for layer in convert(model):
+        assert not any(getattr(layer, name).requires_grad for name in ("w_qry", "w_key", "w_key_pos", "u", "v"))
+
+
+@pytest.mark.nasty(30)
+def test_every_module_keeps_its_own_mode():
+    model = small().train()
+    model[3].eval()
+    model[1].eval()
+    assert [module.training for module in convert(model).modules()] == [module.training for module in model.modules()]
+    assert not construct.conv_to_mhsa(nn.Conv1d(1, 1, 1).eval()).training
+
+
+def test_filter_says_which():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 1, dtype=torch.complex64))
+    asked = []
+
+    def three_by_three(module, path):
+        asked.append((module, path))
+        return module.kernel_size == (3, 3)
+
+    net = convert(model, filter_fn=three_by_three)  # the complex one is not asked for, so it is no error
+    assert asked == [(model[0], "0"), (model[2], "2"), (model[3], "3")]
+    assert [isinstance(module, MHSA) for module in net.children()] == [False, False, True, False]
+    assert net[0] is not model[0]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+class OwnForward(nn.Conv2d):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+class OwnConvForward(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight * 2, bias)
+
+
+class LookalikeConv2d(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel_size, self.weight = (1, 1), nn.Parameter(torch.ones(1, 1, 1, 1))
+
+
+class InheritsBoth(nn.Conv3d):
+    """As torchvision's Conv3DSimple: only the constructor is its own."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__(d_in, d_out, (1, 3, 3), padding=(0, 1, 1), bias=False)
+
+
+def conv_with(**attributes):
+    """A Conv2d(2, 4, 3) in two groups whose attributes are overwritten."""
+    conv = nn.Conv2d(2, 4, 3, padding=1, groups=2, padding_mode=attributes.pop("mode", "zeros"))
+    for name, value in attributes.items():
+        setattr(conv, name, value)
+    return conv
+
+
+def conv_filled(value, name="weight"):
+    conv = nn.Conv2d(2, 4, 3)
+    with torch.no_grad():
+        getattr(conv, name).view(-1)[-1] = value
+    return conv
+
+
+def conv_hooked(register):
+    conv = nn.Conv2d(2, 4, 3)
+    getattr(conv, register)(lambda module, *args: None)
+    return conv
+
+
+def lazy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # older versions say that lazy modules are new
+        return nn.LazyConv2d(4, 3)
+
+
+# name → (how to make it, what the reason must say)
+UNCONVERTIBLE = {
+    "own_forward": (lambda: OwnForward(2, 4, 3), "a forward of its own"),
+    "own_conv_forward": (lambda: OwnConvForward(2, 4, 3), "a _conv_forward of its own"),
+    "instance_forward": (lambda: conv_with(forward=lambda input: input), "forward is replaced on the instance"),
+    "instance_conv_forward": (lambda: conv_with(_conv_forward=lambda *args: args[0]), "_conv_forward is replaced"),
+    "lookalike": (LookalikeConv2d, "not one of torch's convolutions"),
+    "lazy": (lazy, "run one batch"),
+    "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), "meta device"),
+    "complex": (lambda: nn.Conv2d(2, 4, 3, dtype=torch.complex64), "complex"),
+    "integers": (lambda: conv_with(weight=nn.Parameter(torch.ones(4, 1, 3, 3).int(), requires_grad=False)), "torch.int32"),
+    "nan": (lambda: conv_filled(math.nan), "weight has entries that are not finite"),
+    "infinite": (lambda: conv_filled(-math.inf), "weight has entries that are not finite"),
+    "nan_bias": (lambda: conv_filled(math.nan, "bias"), "bias has entries that are not finite"),
+    "mixed_types": (lambda: conv_with(bias=nn.Parameter(torch.ones(4).double())), "differ in type"),
+    "forward_hook": (lambda: conv_hooked("register_forward_hook"), "hooks"),
+    "forward_pre_hook": (lambda: conv_hooked("register_forward_pre_hook"), "hooks"),
+    "backward_hook": (lambda: conv_hooked("register_full_backward_hook"), "hooks"),
+    "backward_pre_hook": (lambda: conv_hooked("register_full_backward_pre_hook"), "hooks"),
+    "kernel_size_lies": (lambda: conv_with(kernel_size=(3, 1)), "kernel_size says (3, 1)"),
+    "in_channels_lies": (lambda: conv_with(in_channels=4), "in_channels says 4"),
+    "out_channels_lies": (lambda: conv_with(out_channels=2), "out_channels says 2"),
+    "transposed_lies": (lambda: conv_with(transposed=True), "transposed"),
+    "groups_zero": (lambda: conv_with(groups=0), "groups is 0"),
+    "groups_do_not_divide": (lambda: conv_with(groups=3), "3 groups do not divide"),
+    "stride_zero": (lambda: conv_with(stride=(1, 0)), "stride is (1, 0)"),
+    "stride_broken": (lambda: conv_with(stride=(1.5, 1)), "stride is (1.5, 1)"),
+    "stride_long": (lambda: conv_with(stride=(1, 1, 1)), "stride is (1, 1, 1)"),
+    "dilation_zero": (lambda: conv_with(dilation=(0, 1)), "dilation is (0, 1)"),
+    "padding_negative": (lambda: conv_with(padding=(-1, 1)), "padding is (-1, 1)"),
+    "padding_word": (lambda: conv_with(padding="full"), "padding is 'full'"),
+    "same_with_stride": (lambda: conv_with(padding="same", stride=(2, 1)), "does not go with a stride"),
+    "padding_mode_unknown": (lambda: conv_with(padding_mode="mirror"), "padding_mode is 'mirror'"),
+    "private_pad_list": (lambda: conv_with(mode="reflect", _reversed_padding_repeated_twice=[1] * 3), "it pads by [1, 1, 1]"),
+    "padding_against_list": (lambda: conv_with(mode="circular", padding=(2, 1)), "it pads by [1, 1, 1, 1]"),
+    "bias_short": (lambda: conv_with(bias=nn.Parameter(torch.ones(3))), "bias has shape (3,)"),
+    "axes": (lambda: conv_with(weight=nn.Parameter(torch.ones(4, 1, 3))), "weight has 3 axes"),
+}  # fmt: skip
+
+
+def test_one_error_lists_everything_that_cannot_be_converted(caplog):
+    children: dict[str, nn.Module] = {name: make() for name, (make, _) in UNCONVERTIBLE.items()}
+    children |= {"good": nn.Conv2d(2, 4, 3), "deep": nn.Sequential(OwnForward(1, 1, 1), nn.Conv1d(1, 1, 1))}
+    model = nn.ModuleDict(children)
+    with pytest.raises(UnsupportedLayer) as caught:
+        convert(model)
+    rows = {row.path: row for row in caught.value.rows}
+    assert rows.keys() == {*UNCONVERTIBLE, "deep.0"}
+    assert len(caught.value.rows) == len(rows)
+    message = str(caught.value)
+    for name, (_, reason) in UNCONVERTIBLE.items():
+        assert reason in rows[name].reason, (name, rows[name])
+        assert rows[name].kind == type(children[name]).__name__
+        assert f"{name}: {rows[name].kind}: {rows[name].reason}" in message
+
+    with caplog.at_level(logging.WARNING, logger="construct.network"):
+        net = convert(model, strict=False)
+    logged = [record.getMessage() for record in caplog.records if record.name == "construct.network"]
+    assert len(logged) == len(rows)
+    for row in rows.values():
+        assert any(str(row) in line for line in logged), row
+        assert type(net.get_submodule(row.path)) is type(model.get_submodule(row.path))
+        assert net.get_submodule(row.path) is not model.get_submodule(row.path)
+    assert isinstance(net.get_submodule("good"), MHSA)
+    assert isinstance(net.get_submodule("deep.1"), MHSA)
+
+
+@pytest.mark.parametrize("name", UNCONVERTIBLE)
+@pytest.mark.nasty(22)
+def test_each_is_refused_alone_too(name):
+    make, reason = UNCONVERTIBLE[name]
+    conv = make()
+    for call in (construct.conv_to_mhsa, construct.convert):
+        with pytest.raises(UnsupportedLayer) as caught:
+            call(conv)
+        (row,) = caught.value.rows
+        assert (row.path, row.kind) == ("", type(conv).__name__)
+        assert reason in row.reason
+    assert pickle.loads(pickle.dumps(caught.value)).rows == caught.value.rows
+
+
+def test_what_is_no_convolution_is_refused():
+    with pytest.raises(UnsupportedLayer, match="Linear: not a convolution"):
+        construct.conv_to_mhsa(nn.Linear(2, 2))
+
+
+def test_a_subclass_that_inherits_both_forwards_is_converted():
+    conv, x = InheritsBoth(3, 4), torch.randn(2, 3, 4, 6, 5)
+    assert check_call(conv, convert(nn.Sequential(conv))[0], x, "noise").verdict.name == "CHECKED"
+
+
+def test_a_lazy_convolution_that_has_seen_data_is_converted():
+    conv, x = lazy(), image()
+    conv(x)
+    assert check_call(conv, convert(conv), x, "an image").verdict.name == "CHECKED"
+
+
+@pytest.mark.nasty(22)
+def test_attributes_in_other_spelling_are_no_lies():
+    """One number for all axes, or a list: torch reads them so too."""
+    conv: Any = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+    conv.stride, conv.padding, conv.dilation, conv.kernel_size = 2, 1, [1, 1], [3, 3]
+    assert check_call(conv, convert(conv), image(), "an image").verdict.name == "CHECKED"
+
+
+# ---- a converted network lives on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", ["dense", "chunked"])
+def test_a_converted_network_trains(execution):
+    net, x, target = convert(small().train(), execution=execution), image(8), torch.arange(8) % 2
+    layers = [layer for layer in net.modules() if isinstance(layer, MHSA)]
+    frozen = [getattr(layer, name).clone() for layer in layers for name in HEADS_FIRST[:5]]
+    optimizer = torch.optim.AdamW(net.parameters(), 0.02, weight_decay=0.01)
+    losses = []
+    for _ in range(15):
+        loss = nn.functional.cross_entropy(net(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        for layer in layers:
+            for name in ("w_val", "w_out", "b_out"):
+                parameter = getattr(layer, name)
+                if parameter.requires_grad:
+                    assert parameter.grad is not None
+                    assert bool(torch.isfinite(parameter.grad).all())
+                    assert bool(parameter.grad.any())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    after = [getattr(layer, name) for layer in layers for name in HEADS_FIRST[:5]]
+    assert all(torch.equal(now, then) for now, then in zip(after, frozen, strict=True))
+
+
+@pytest.mark.parametrize("execution", ["dense", "chunked"])
+def test_gradients_are_those_of_the_convolution(execution):
+    """Where W_out is the identity, W_val's gradient is the kernel's; inputs and biases have the same one anyhow."""
+    conv: Any = nn.Conv2d(3, 2, 3, stride=2, padding=1, padding_mode="circular").double()
+    layer = construct.conv_to_mhsa(conv, execution=execution)
+    x, y = (image(dtype=torch.float64).requires_grad_() for _ in range(2))
+    out = conv(x)
+    pull = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out.backward(pull)
+    layer(y).backward(pull)
+    assert layer.w_val.grad is not None
+    taps = layer.w_val.grad[:, 0].unflatten(0, (3, 3)).permute(3, 2, 0, 1)  # (o, i, K, K)
+    torch.testing.assert_close(taps, conv.weight.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer.b_out.grad, conv.bias.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(y.grad, x.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_deepcopy_pickle_and_state_dict_round_trips():
+    model, x = small().eval(), image()
+    net = convert(model, execution="chunked")
+    expected = net(x)
+    fresh = convert(small(seed=5).eval(), execution="chunked")
+    assert not torch.equal(fresh(x), expected)
+    fresh.load_state_dict(net.state_dict())
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), fresh):
+        assert torch.equal(other(x), expected)
+        assert not storages(other) & storages(net)
+        assert other.state_dict().keys() == net.state_dict().keys()
+    assert pickle.loads(pickle.dumps(net))[0].execution == "chunked"
+    assert {name.removeprefix("0.") for name in net.state_dict() if name.startswith("0.")} == {*HEADS_FIRST, "b_out"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_casting_a_converted_network(dtype):
+    model, x = small().eval(), image(dtype=dtype)
+    cast = convert(model).to(dtype)
+    model = model.to(dtype)
+    assert cast(x).dtype == dtype
+    for layer in (layer for layer in cast.modules() if isinstance(layer, MHSA)):
+        assert layer.w_val.dtype == layer.b_out.dtype == dtype
+        assert layer.v.dtype == layer.w_key_pos.dtype == torch.promote_types(dtype, torch.float32)
+    checks = check_on_activations(model, pairs_of(model, cast), [x], "an image")
+    assert len(checks) == 3
+    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}, checks
+    back = cast.float()
+    assert back(image()).dtype == torch.float32
+
+
+@pytest.mark.nasty(29)
+def test_float64_is_as_good_as_float64():
+    model, x = small().eval(), image(dtype=torch.float64)
+    net = convert(model).double()
+    torch.testing.assert_close(net(x), model.double()(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.nasty(36)
+def test_channels_last():
+    model, x = small().eval(), image()
+    net = convert(model).to(memory_format=torch.channels_last)
+    assert all(p.is_contiguous() for layer in net.modules() if isinstance(layer, MHSA) for p in layer.parameters())
+    x_last = x.to(memory_format=torch.channels_last)
+    assert net[0](x_last).is_contiguous(memory_format=torch.channels_last)
+    assert net[0](x).is_contiguous()
+    torch.testing.assert_close(net(x_last), model(x))
+
+
+def test_a_network_converts_wherever_its_weights_lie_in_memory():
+    model, x = small().eval().to(memory_format=torch.channels_last), image()
+    net = convert(model)
+    assert all(p.is_contiguous() for layer in net.modules() if isinstance(layer, MHSA) for p in layer.parameters())
+    checks = check_on_activations(model, pairs_of(model, net), [x], "an image")
+    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}
+
+
+INSPECTED = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+    *("transposed", "output_padding"),
+)
+
+
+@pytest.mark.parametrize("conv", [
+    nn.Conv1d(4, 6, 3, 2, 1, 2, groups=2, padding_mode="circular"),
+    nn.Conv2d(3, 8, (3, 2), (2, 1), (1, 0), bias=False),
+    nn.Conv3d(2, 2, 2, padding="same"),
+    nn.ConvTranspose1d(4, 6, 4, 3, 1, 2, groups=2),
+    nn.ConvTranspose2d(6, 4, (3, 2), 2, 1, output_padding=1, groups=2),
+], ids=str)  # fmt: skip
+def test_code_that_inspects_convolutions_can_read_the_layer(conv):
+    layer = convert(conv)
+    for name in INSPECTED:
+        assert getattr(layer, name) == getattr(conv, name), name
+    assert torch.equal(layer.weight, conv.weight)
+    assert layer.weight.shape == conv.weight.shape
+    bias = torch.zeros(conv.out_channels) if conv.bias is None else conv.bias
+    assert torch.equal(layer.bias, bias)
+    assert layer.weight.device == conv.weight.device
+    for name in ("weight", "bias", "kernel_size"):
+        with pytest.raises(AttributeError):
+            setattr(layer, name, None)
+
+
+def test_apply_visits_every_layer_and_initialisers_reach_its_parameters():
+    net, seen = convert(small()), []
+
+    def constant(module):
+        seen.append(type(module).__name__)
+        for parameter in module.parameters(recurse=False):
+            if parameter.requires_grad:
+                nn.init.constant_(parameter, 0.5)
+
+    assert net.apply(constant) is net
+    assert seen.count("MHSA") == 3
+    assert bool((net[0].w_val == 0.5).all())
+
+
+def test_autocast():
+    model, x = small().eval(), image()
+    net = convert(model)
+    with torch.no_grad():
+        full, first = model(x), net[0](x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected, found, alone = model(x), net(x), net[0](x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(alone, first.bfloat16())  # computed in float32, rounded once
+    # Around the layers everything runs in 8 bits.
+    torch.testing.assert_close(found.float(), full, rtol=0, atol=0.05 * float(full.abs().max()))
+
+
+def test_permuting_whole_heads_changes_nothing():
+    """The seven per-head tensors of the state dict permuted together; integers, so that sums are exact in any order."""
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, bias=True)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(torch.randint(-4, 5, parameter.shape))
+    model = nn.Sequential(conv, nn.ReLU())
+    net, x = convert(model), torch.randint(-4, 5, (2, 4, 9, 8)).float()
+    state = net.state_dict()
+    order = torch.tensor([4, 8, 0, 2, 1, 7, 3, 6, 5])
+    together = state | {f"0.{name}": state[f"0.{name}"][order] for name in HEADS_FIRST}
+    against = together | {"0.w_val": state["0.w_val"], "0.w_out": state["0.w_out"]}
+    permuted = copy.deepcopy(net)
+    permuted.load_state_dict(together)
+    assert torch.equal(permuted(x), model(x))
+    assert torch.equal(permuted[0].weight, conv.weight)
+    permuted.load_state_dict(against)  # encodings permuted against values: another function
+    assert not torch.equal(permuted(x), model(x))
+
+
+def test_small_integers_make_a_network_equal_bit_for_bit():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *list(conv_norm(3, 4, 3, 2))[::2], nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.ConvTranspose2d(6, 2, 3, 2)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randint(-3, 4, parameter.shape))
+    x = torch.randint(-3, 4, (2, 3, 9, 10)).float()
+    net = convert(model)
+    assert not convolution_calls(net, x)
+    assert torch.equal(net(x), model(x))

@@ -1,0 +1,275 @@
+"""The theorem as properties: over random convolutions and inputs, the attention layer is the convolution."""
+
+import copy
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+
+from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct.builder import kernel_to_mhsa
+from traits import traits
+from truths import batched, exact, excess, permuted, random_layer
+from verify.oracle import Convolution
+from verify.rounding.bounds import difference_bound
+from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
+
+EXAMPLES = settings().max_examples
+
+# ---- the same function -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nasty(31, 32, 33, 37)
+def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
+    """|MHSA − Conv| stays within a bound derived from shapes and numbers, at every element; and no option was left out."""
+    occurred: Counter[str] = Counter()
+
+    def same_function(case: Case) -> None:
+        layer = conv_to_mhsa(case.conv)
+        with torch.no_grad():
+            expected, found = case.conv(case.x), layer(case.x)
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        x, expected, found = batched(case.conv, case.x, expected, found)
+        bound = torch.from_numpy(difference_bound(case.conv, layer, x))
+        assert bool(((found.double() - expected.double()).abs() <= bound).all())
+        occurred.update({name: int(there) for name, there in traits(case).items()})
+
+    for d, transposed in product((1, 2, 3), (False, True)):
+        often = settings(max_examples=EXAMPLES if transposed else 2 * EXAMPLES)  # the plain ones have more options
+        often(given(cases(dims=[d], transposed=[transposed], integers=[False]))(same_function))()
+    assert len(occurred) > 50
+    assert not [name for name, times in occurred.items() if times == 0]
+
+
+@given(cases(integers=[False]))
+def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
+    """Against the oracle torch's convolution has no say: only the rounding of the attention itself is allowed."""
+    layer = conv_to_mhsa(case.conv)
+    with torch.no_grad():
+        assert excess(case.conv, layer, case.x, layer(case.x)) <= 1
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(cases(integers=[True]))
+def test_bit_for_bit_on_small_integers(case: Case):
+    """No tolerance to hide in: equal to torch's convolution and to the definition in exact integers, two truths apart."""
+    layer = conv_to_mhsa(case.conv)
+    with torch.no_grad():
+        found = layer(case.x)
+        assert torch.equal(found, case.conv(case.x))
+    assert torch.equal(found.double(), exact(case.conv, case.x))
+
+
+@given(cases(integers=[True], batches=[2]))
+def test_small_integers_never_leave_the_exact_range(case: Case):
+    """What makes the test above exact: Σ|w||x| + |b| stays below the first whole number that the format cannot hold."""
+    sizes = copy.deepcopy(case.conv).double()
+    with torch.no_grad():
+        for tensor in sizes.parameters():
+            tensor.abs_()
+    assert exact(sizes, case.x.abs()).max() < EXACT_BELOW[case.x.dtype]
+
+
+@given(cases(tokens=80), st.sampled_from(["quadratic", "parabola"]), st.sampled_from(["rank", 1, 7]))
+def test_every_encoding_and_head_dimension_gives_the_same_function(case: Case, encoding: str, head_dim: int | str):
+    """D_p = d + 1 or 2, and D_h the least, padded, or the exact rank; a narrower D_h would be an approximation."""
+    if isinstance(head_dim, int):
+        head_dim = max(head_dim, min(case.conv.in_channels, case.conv.out_channels) // case.conv.groups)
+    layer = conv_to_mhsa(case.conv, encoding=encoding, head_dim=head_dim)
+    assert layer.v.shape[1] == (len(layer.kernel_size) + 1 if encoding == "quadratic" else 2)
+    with torch.no_grad():
+        found = layer(case.x)
+    if case.integers and head_dim != "rank":
+        assert torch.equal(found.double(), exact(case.conv, case.x))
+    assert excess(case.conv, layer, case.x, found) <= 1
+    assert head_dim == "rank" or torch.equal(layer.weight, case.conv.weight)
+
+
+# ---- where the heads look does not depend on their order -----------------------------------------------------------------
+
+
+@given(cases(), st.data())
+def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.DataObject):
+    """Permuting the seven per-head tensors, or building with another ``order``, changes nothing but the rounding."""
+    layer = conv_to_mhsa(case.conv)
+    order = data.draw(st.permutations(range(layer.heads)))
+    built = conv_to_mhsa(case.conv, order=order)
+    assert torch.equal(built.v, layer.v[list(order)])
+    for other in (permuted(layer, list(order)), built):
+        with torch.no_grad():
+            found = other(case.x)
+        if case.integers:
+            assert torch.equal(found.double(), exact(case.conv, case.x))
+        assert excess(case.conv, other, case.x, found) <= 1
+        assert torch.equal(other.weight, case.conv.weight)
+
+
+@given(convolutions(), st.data())
+def test_weight_gives_the_kernel_back_bit_for_bit(conv: torch.nn.Conv2d, data: st.DataObject):
+    """``weight``, put together from where the heads look, is the convolution's own, and so is ``bias``."""
+    layer = conv_to_mhsa(conv, order=data.draw(st.permutations(range(conv.weight[0, 0].numel()))))
+    assert layer.weight.dtype == conv.weight.dtype
+    assert torch.equal(layer.weight, conv.weight)
+    assert torch.equal(layer.bias, torch.zeros(conv.out_channels) if conv.bias is None else conv.bias)
+
+
+# ---- translation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("circular", [True, False], ids=["circular padding", "interior"])
+def test_translating_the_input_translates_the_output(circular: bool):
+    """By multiples of the stride: everywhere if the padding is circular, else wherever no padding is read."""
+    compared = Counter[str]()
+    options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
+
+    @given(convolutions(integers=[True], **options), st.data())
+    def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
+        d = len(conv.kernel_size)
+        strides = (1,) * d if conv.transposed else conv.stride
+        # Room for an interior, and a whole number of strides to go once around.
+        size = [s * -(-(n + 2) // s) for n, s in zip(data.draw(sizes_for(conv)), strides, strict=True)]
+        moves = data.draw(st.tuples(*(st.integers(-2, 2) for _ in range(d))))
+        x = data.draw(inputs_for(conv, integers=True, batches=[1], layouts=["contiguous"], size=size))
+        layer, axes = conv_to_mhsa(conv), tuple(range(2, 2 + d))
+        with torch.no_grad():
+            y = layer(x)
+            moved = layer(x.roll([m * s for m, s in zip(moves, strides, strict=True)], axes))
+        steps = [m * s for m, s in zip(moves, conv.stride, strict=True)] if conv.transposed else moves
+        inside = torch.ones(y.shape[2:], dtype=torch.bool)
+        if not circular:
+            inside = torch.from_numpy(Convolution.read(conv).interior(tuple(size), tuple(y.shape[2:])))
+        valid = inside
+        for axis, (n, s, step) in enumerate(zip(size, strides, steps, strict=True)):
+            # The output at ``place`` is what was at ``place − step``; with circular padding outputs repeat after n/s.
+            source = torch.arange(y.shape[2 + axis]) - step
+            source = source % (n // s) if circular else source
+            there = (source >= 0) & (source < y.shape[2 + axis])
+            source = source.clamp(0, y.shape[2 + axis] - 1)
+            y, inside = y.index_select(2 + axis, source), inside.index_select(axis, source)
+            valid = valid & there.view(-1, *(1,) * (d - axis - 1))
+        valid = valid & inside
+        assert torch.equal(moved[..., valid], y[..., valid])
+        compared.update({f"{d}-D": int(valid.sum()), "moved": int(valid.any() and any(moves))})
+        compared.update({"transposed": int(valid.any() and conv.transposed)})
+
+    translated()
+    assert min(compared[name] for name in ("1-D", "2-D", "3-D")) > 100
+    assert compared["moved"] > 20
+    assert circular or compared["transposed"] > 10
+
+
+# ---- without positions ---------------------------------------------------------------------------------------------------
+
+
+def without_positions(d: int, seed: int, content: bool) -> MHSA:
+    """Kernel 1, no padding, stride 1, v = 0 and Ŵ_key = 0; with random content weights or with none."""
+    g = ConvGeometry(3, 2, (1,) * d, (1,) * d, (0,) * d, "zeros", (1,) * d, 1)
+    layer = random_layer(g, heads=4, seed=seed)
+    with torch.no_grad():
+        for tensor in (layer.v, layer.w_key_pos, *(() if content else (layer.w_qry, layer.w_key, layer.u))):
+            tensor.zero_()
+    return layer
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(0, 2**16), st.booleans(), st.randoms())
+def test_without_positions_shuffling_tokens_shuffles_the_output(size, seed, content, random):
+    """Self-attention without positional encoding is equivariant to any permutation of its tokens."""
+    layer = without_positions(len(size), seed, content)
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    order = list(range(x[0, 0].numel()))
+    random.shuffle(order)
+    with torch.no_grad():
+        y, shuffled = layer(x).flatten(2), layer(x.flatten(2)[..., order].view(x.shape)).flatten(2)
+    # Only the order of summation over the keys changes: 2^-40 is thousands of times its rounding; a position is of size 1.
+    assert bool(((shuffled - y[..., order]).abs() <= 2**-40 * (1 + y.abs().amax())).all())
+
+
+@pytest.mark.parametrize("silent", ["w_qry", "v"])
+def test_with_positions_shuffling_tokens_does_not_shuffle_the_output(silent: str):
+    """The test above can fail: positions come in through v, or without it through what the queries ask."""
+    layer = without_positions(2, 0, content=True)
+    x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        layer.w_key_pos.fill_(0.5)
+        layer.v.fill_(-0.5)
+        getattr(layer, silent).zero_()
+        assert (layer(x.flip(2, 3)) - layer(x).flip(2, 3)).abs().amax() > 0.01
+
+
+# ---- dimensions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_d_p_is_d_plus_1_against_torch(d: int):
+    """D_p = K + 1 is enough for K-dimensional convolutions."""
+
+    @settings(max_examples=EXAMPLES // 5)
+    @given(cases(dims=[d]))
+    def enough(case: Case) -> None:
+        layer = conv_to_mhsa(case.conv)
+        assert layer.v.shape == (layer.heads, d + 1)
+        assert layer.w_key_pos.shape == (layer.heads, d + 1, d + 1)
+        with torch.no_grad():
+            assert excess(case.conv, layer, case.x, layer(case.x)) <= 1
+
+    enough()
+
+
+@st.composite
+def four_dimensional(draw: st.DrawFn) -> tuple[Convolution, ConvGeometry, torch.Tensor]:
+    """A convolution that torch does not have, as raw fields and as a geometry, and an input; small integers."""
+
+    def axes(least: int, most: int) -> tuple[int, ...]:
+        return draw(st.tuples(*(st.integers(least, most) for _ in range(4))))
+
+    flip, groups, mode = draw(st.booleans()), draw(st.integers(1, 2)), "zeros"
+    kernel, stride, dilation, padding = axes(1, 2), axes(1, 2), axes(1, 2), axes(0, 1)
+    kernel = (draw(st.integers(1, 3)), *kernel[1:])
+    if flip:  # never crop away all of a small input
+        padding = tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True))
+    else:
+        mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    d_in, d_out = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
+    g = ConvGeometry(d_in, d_out, kernel, stride, padding, mode, dilation, groups, flip)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    shape = (d_in, d_out // groups) if flip else (d_out, d_in // groups)
+    weight = torch.randint(-9, 10, (*shape, *kernel), generator=generator).double()
+    bias = torch.randint(-9, 10, (d_out,), generator=generator).double()
+    size = [k * dil - dil + 1 + extra for k, dil, extra in zip(kernel, dilation, axes(0, 1), strict=True)]
+    size = [max(n, 1 + p) for n, p in zip(size, padding, strict=True)]
+    x = torch.randint(-9, 10, (2, d_in, *size), generator=generator).double()
+    truth = Convolution(weight.numpy(), bias.numpy(), stride, padding, dilation, groups, mode, flip, (0,) * 4)
+    return truth, g, x
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(four_dimensional())
+def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
+    """One code path for every dimension: the fourth, which torch has not, against the oracle, bit for bit."""
+    truth, geometry, x = problem
+    layer = kernel_to_mhsa(torch.from_numpy(truth.weight), torch.from_numpy(truth.bias), geometry)
+    assert layer.v.shape[1] == 5
+    assert torch.equal(layer(x).detach(), torch.from_numpy(truth(x.numpy())))
+
+
+# ---- the strategies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "simplest"),
+    [
+        (lambda case: True, "Conv1d(1, 1, kernel_size=(1,), stride=(1,), bias=False) in torch.float32 on (1, 1, 1)"),
+        (lambda case: case.conv.transposed, "ConvTranspose1d(1, 1, kernel_size=(1,), stride=(1,), bias=False)"),
+        (lambda case: case.x.dim() == 4, "Conv2d(1, 1, kernel_size=(1, 1), stride=(1, 1), bias=False)"),
+        (lambda case: case.conv.weight[0, 0].numel() > 2, "Conv1d(1, 1, kernel_size=(3,), stride=(1,), bias=False)"),
+        (lambda case: case.conv.groups > 1, "Conv1d(2, 2, kernel_size=(1,), stride=(1,), groups=2, bias=False)"),
+    ],
+    ids=["anything", "transposed", "two dimensions", "three heads", "groups"],
+)
+def test_cases_shrink_to_the_simplest(wanted, simplest: str):
+    """A failing property is reported on the smallest convolution that fails it."""
+    assert find(cases(), wanted, settings=settings(max_examples=100)).description.startswith(simplest)

@@ -1,0 +1,688 @@
+"""The program that trains the paper's network: its data, its network, its checkpoints, its measurements and its table."""
+
+import io
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import md5
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from endings import ends_in_one_line
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # the examples are no installed package
+
+from examples.learned import checkpoints, data, plots, table, training  # noqa: E402
+from examples.learned.command import main  # noqa: E402
+from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
+from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
+from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
+from examples.learned.outcome import Diverged  # noqa: E402
+from examples.learned.resnet import resnet18  # noqa: E402
+from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
+from examples.learned.several import Tell, beside_each_other  # noqa: E402
+from examples.learned.summary import looks_of  # noqa: E402
+from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
+
+SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
+HOW = replace(PRESETS["digits"], shape=SMALL, epochs=2, batch=8)
+PICTURE = (1, 4, 6)
+
+
+def pictures(count: int = 60) -> Pictures:
+    """Noise with a few labels."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, *PICTURE, generator=generator)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return Pictures("noise", x, labels, x[:7], labels[:7], 3, {})
+
+
+def settings_of(variant: str = "covariance", **how: Any) -> Settings:
+    return Settings("digits", variant, 3, 1, "cpu", {}, replace(HOW, **how))
+
+
+def quiet(done: int, word: str) -> None:
+    """Nobody listens."""
+
+
+def without_times(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in training.TIMES} for line in run.metrics()]
+
+
+def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
+    """Every tensor of the network, and the rest of a checkpoint as text, times left out."""
+    state = checkpoints.read(folder / CHECKPOINT)
+    assert state is not None
+    network = state.pop("network")
+    for name in ("seconds", "started", "metrics_bytes"):
+        state.pop(name)
+    torch.set_printoptions(profile="full")
+    try:
+        return network, repr(state)
+    finally:
+        torch.set_printoptions(profile="default")
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    """Six files of the format of CIFAR-10, of four pictures each."""
+    folder, random = tmp_path / "cifar-10-batches-bin", np.random.default_rng(0)
+    folder.mkdir()
+    for name in FILES:
+        rows = random.integers(0, 256, (4, RECORD_BYTES), dtype=np.uint8)
+        rows[:, 0] = random.integers(0, 10, 4)
+        (folder / name).write_bytes(rows.tobytes())
+    return folder
+
+
+def test_cifar_is_read_as_its_format_says(cifar: Path):
+    found = cifar10(cifar, records=4)
+    assert found.train.shape == (20, 3, 32, 32)
+    assert found.test.shape == (4, 3, 32, 32)
+    content = (cifar / "data_batch_2.bin").read_bytes()
+    assert found.train_labels[5] == content[RECORD_BYTES]
+    mean, deviation = [], []
+    for channel in range(3):
+        bytes_ = [
+            (cifar / name).read_bytes()[RECORD_BYTES * n + 1 + 1024 * channel :][:1024]
+            for name in FILES[:5]
+            for n in range(4)
+        ]
+        values = np.frombuffer(b"".join(bytes_), dtype=np.uint8).astype(float)
+        mean.append(values.mean())
+        deviation.append(values.std(ddof=1))
+    # Record 1 of the second file, green, row 7, column 30.
+    byte = content[RECORD_BYTES + 1 + 1024 + 7 * 32 + 30]
+    assert found.train[5, 1, 7, 30].item() == pytest.approx((byte - mean[1]) / deviation[1], rel=1e-5)
+    assert set(found.digests) == set(FILES)
+
+
+def damaged(cifar: Path, name: str, edit: Any) -> None:
+    content = bytearray((cifar / name).read_bytes())
+    (cifar / name).write_bytes(edit(content))
+
+
+def relabelled(content: bytearray) -> bytearray:
+    content[RECORD_BYTES * 2] = 10
+    return content
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda content: content[:-1], "12291 bytes, not 4 × 3073 = 12292: truncated"),
+        (lambda content: content + b"\0", "12293 bytes"),
+        (relabelled, "record 2 has the label 10, not 0 to 9"),
+    ],
+    ids=["truncated", "too long", "a label that is none"],
+)
+def test_a_damaged_file_is_told_in_a_line(cifar: Path, edit: Any, words: str):
+    damaged(cifar, "test_batch.bin", edit)
+    with pytest.raises(BadInput, match=f"^test_batch.bin: .*{words}") as told:
+        cifar10(cifar, records=4)
+    assert "\n" not in str(told.value)
+
+
+def test_one_file_in_the_place_of_another_is_told_in_a_line(cifar: Path):
+    (cifar / "test_batch.bin").write_bytes((cifar / "data_batch_2.bin").read_bytes())
+    with pytest.raises(BadInput, match="two of its files are the same, byte for byte"):
+        cifar10(cifar, records=4)
+
+
+def test_a_missing_file_or_another_archive_is_told_in_a_line(cifar: Path, tmp_path: Path):
+    (cifar / "data_batch_3.bin").unlink()
+    with pytest.raises(BadInput, match=r"data_batch_3.bin: No such file"):
+        cifar10(cifar, records=4)
+    (tmp_path / "other.tar.gz").write_bytes(b"something else")
+    with pytest.raises(
+        BadInput, match=r"other.tar.gz: 14 bytes, MD5 \w+, where cifar-10-binary.tar.gz has 170052171 and c32a"
+    ):
+        cifar10(tmp_path / "other.tar.gz")
+
+
+def test_the_archive_is_read_once_its_hash_is_right(cifar: Path, monkeypatch: pytest.MonkeyPatch):
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        archive.add(cifar, "cifar-10-batches-bin")
+    path = cifar.parent / "cifar-10-binary.tar.gz"
+    path.write_bytes(held.getvalue())
+    monkeypatch.setattr(data, "ARCHIVE_BYTES", len(held.getvalue()))
+    monkeypatch.setattr(data, "ARCHIVE_MD5", md5(held.getvalue(), usedforsecurity=False).hexdigest())
+    whole, unpacked = cifar10(path, records=4), cifar10(cifar, records=4)
+    assert whole.digests == unpacked.digests
+    assert torch.equal(whole.train, unpacked.train)
+
+
+def test_augmented_pictures_are_shifted_and_mirrored():
+    x = torch.arange(1.0, 1 + 3 * 2 * 8 * 8).view(3, 2, 8, 8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        found = torch.cat([augmented(x) for _ in range(20)])
+    padded, kinds = nn.functional.pad(x, (4, 4, 4, 4)), set()
+    for number, picture in enumerate(found):
+        source = padded[number % 3]
+        fits = [
+            (down, right, mirrored)
+            for down in range(9)
+            for right in range(9)
+            for mirrored in (False, True)
+            if torch.equal(
+                picture,
+                source[:, down : down + 8, right : right + 8].flip(2)
+                if mirrored
+                else source[:, down:][:, :8, right:][..., :8],
+            )
+        ]
+        assert len(fits) == 1
+        kinds.add(fits[0])
+    assert len(kinds) > 40
+    assert {mirrored for _, _, mirrored in kinds} == {False, True}
+
+
+# ---- network -------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from((torch.float16, torch.float32, torch.float64)),
+)
+def test_downsampling_can_be_undone_bit_for_bit(batch: int, channels: int, rows: int, columns: int, dtype: torch.dtype):
+    x = torch.randn(batch, channels, 2 * rows, 2 * columns, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = Downsample()(x)
+    assert y.shape == (batch, 4 * channels, rows, columns)
+    assert torch.equal(Downsample.inverse(y), x)
+    for channel in range(channels):  # the four pixels of a square are four channels of one token
+        assert torch.equal(y[:, 4 * channel + 1], x[:, channel, 0::2, 1::2])
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_every_variant_learns_all_its_parameters(name: str):
+    network = training.network_of(settings_of(name), pictures())
+    network.eval()
+    network(pictures().train[:5]).logsumexp(1).sum().backward()
+    learned = {n: p.grad for n, p in network.named_parameters() if p.requires_grad}
+    assert all(gradient is not None for gradient in learned.values())
+    assert [n for n, gradient in learned.items() if not gradient.any()] == []  # type: ignore[union-attr]
+    assert network(pictures().test).shape == (7, 3)
+
+
+def test_sizes_that_do_not_go_together_are_told_in_a_line():
+    shape = replace(SMALL, heads=5)
+    refused: list[tuple[str, Shape, tuple[int, int, int], str]] = [
+        ("quadratic", SMALL, (1, 5, 6), r"pictures of 5 × 6 cannot be downsampled by 2: both must be even"),
+        ("local", shape, PICTURE, r"5 heads are no kernel"),
+        ("from-conv", shape, PICTURE, r"5 heads are no square kernel"),
+        ("absolute", shape, PICTURE, r"5 heads do not divide the width 8"),
+    ]
+    for name, some, picture, words in refused:
+        with pytest.raises(BadInput, match=words):
+            AttentionNet(VARIANTS[name], some, picture, 3)
+    network = AttentionNet(VARIANTS["quadratic"], SMALL, PICTURE, 3)
+    with pytest.raises(BadInput, match="pictures of 1 × 6 × 6, where the network takes 1 × 4 × 6"):
+        network(torch.zeros(1, 1, 6, 6))
+
+
+@pytest.mark.parametrize(("name", "millions"), [("quadratic", 12.1), ("relative-content", 29.5)])
+def test_the_papers_network_has_the_papers_parameters(name: str, millions: float):
+    """The counts of the paper's table; all layers are alike, so that two tell what six have."""
+    counts = []
+    for layers in (1, 2):
+        network = AttentionNet(VARIANTS[name], replace(PRESETS["paper"].shape, layers=layers), (3, 32, 32), 10)
+        counts.append(sum(p.numel() for p in network.parameters() if p.requires_grad))
+        assert network.attentions()[0].w_val.shape == (9, 1, 400, 400)
+    assert round((counts[0] + 5 * (counts[1] - counts[0])) / 1e6, 1) == millions
+
+
+def test_the_baseline_is_resnet18():
+    network = resnet18(3, 10)
+    assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 11.2
+    assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in network.modules()) == 17
+
+
+# ---- training ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_rises_and_falls_to_nothing():
+    rates = [rate_at(step, 100, settings_of(warmup=0.1, rate=0.5)) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.05 * n for n in range(1, 11)])
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert rates[-1] < 0.001
+
+
+def test_aims_are_not_decayed():
+    network = training.network_of(settings_of("quadratic"), pictures())
+    optimiser = training.optimiser_of(network, settings_of("quadratic"))
+    decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
+    names = {name for name, p in network.named_parameters() if id(p) in decayed}
+    assert "blocks.0.attention.w_out" in names
+    assert not [name for name in names if "parametrizations" in name or "bias" in name]
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == sum(
+        p.requires_grad for p in network.parameters()
+    )
+
+
+def finished(folder: Path, settings: Settings) -> Run:
+    run = Run(settings, pictures(), folder, every=3)
+    run.train(quiet)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("variant", "optimiser"), [("covariance", "adamw"), ("relative-content", "sgd"), ("resnet18", "sgd")]
+)
+def test_a_stopped_run_goes_on_bit_for_bit(variant: str, optimiser: str, tmp_path: Path):
+    """Stopped after steps of every kind: on a checkpoint, between two, in the last step of an epoch, in the second one."""
+    settings = settings_of(variant, optimiser=optimiser, augment=True, rate=0.01)
+    whole = finished(tmp_path / "whole", settings)
+    expected = end_of(tmp_path / "whole")
+    for stop in (2, 3, 8, 13):
+
+        def tell(done: int, word: str, stop: int = stop) -> None:
+            if done == stop:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / str(stop)
+        stopped = Run(settings, pictures(), folder, every=3)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.train(tell)
+        torch.manual_seed(99)
+        again = Run(settings, pictures(), folder, every=3)
+        assert stop - 3 <= again.done <= stop
+        again.train(quiet)
+        network, rest = end_of(folder)
+        assert rest == expected[1]
+        assert all(torch.equal(network[name], tensor) for name, tensor in expected[0].items())
+        assert without_times(again) == without_times(whole)
+
+
+def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = finished(tmp_path / "whole", settings_of())
+    right, run = checkpoints.write, Run(settings_of(), pictures(), tmp_path / "part", every=3)
+
+    def fail(state: dict[str, Any], path: Path) -> None:
+        if state["epoch"] == 1:
+            raise OSError("no space")
+        right(state, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", fail)
+        with pytest.raises(OSError, match="no space"):
+            run.train(quiet)
+    assert len((tmp_path / "part" / METRICS).read_bytes().splitlines()) == 1
+    again = finished(tmp_path / "part", settings_of())
+    assert without_times(again) == without_times(whole)
+    assert end_of(tmp_path / "part")[1] == end_of(tmp_path / "whole")[1]
+
+
+KILLED = """
+import os, signal, sys, torch
+sys.path[:0] = [{tests!r}, {root!r}]
+torch.set_num_threads(1)
+from pathlib import Path
+from test_learned import Run, pictures, settings_of
+
+def tell(done, word):
+    if done == 11:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Run(settings_of(), pictures(), Path({folder!r}), every=3).train(tell)
+"""
+
+
+def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
+    code = KILLED.format(tests=str(Path(__file__).parent), root=str(ROOT), folder=str(tmp_path / "killed"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = Run(settings_of(), pictures(), tmp_path / "killed", every=3)
+    assert again.done == 9
+    again.train(quiet)
+    whole = finished(tmp_path / "whole", settings_of())
+    assert without_times(again) == without_times(whole)
+    (killed, rest), (expected, other) = end_of(tmp_path / "killed"), end_of(tmp_path / "whole")
+    assert rest == other
+    assert all(torch.equal(killed[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(tmp_path: Path):
+    finished(tmp_path, settings_of(epochs=1))
+    with pytest.raises(BadInput, match=r"of another run: how.epochs 1 then and 2 now \(give another --out"):
+        Run(settings_of(), pictures(), tmp_path, every=3)
+    content = (tmp_path / METRICS).read_bytes()
+    (tmp_path / METRICS).write_bytes(content[:-1])
+    with pytest.raises(BadInput, match="shorter than its checkpoint says"):
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=r"damaged, or no checkpoint: .*\(remove it") as told:
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    assert "\n" not in str(told.value)
+    torch.save({"network": {}}, path)
+    with pytest.raises(BadInput, match="no checkpoint of a run"):
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"network": 3}, {"network": {}}, {"epoch": 7}, {"epoch": -1}, {"position": 99}, {"metrics_bytes": -5}, {"random": None},
+        {"optimiser": []}, {"settings": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any], tmp_path: Path):
+    finished(tmp_path, settings_of(epochs=1))
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    torch.save(state | edit, tmp_path / CHECKPOINT)
+    with pytest.raises(BadInput, match=r"(damaged|no checkpoint of a run).*\(remove it") as told:
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]\n", b"{}\n", b"\xff"])
+def test_damaged_records_are_told_in_a_line(content: bytes, tmp_path: Path):
+    run = finished(tmp_path / "none" / "seed-3", settings_of(epochs=1))
+    for read, name in ((run.metrics, METRICS), (lambda: table.results_in(tmp_path, ["none"], [3]), RESULT)):
+        (run.folder / name).write_bytes(content)
+        with pytest.raises(BadInput, match="remove its folder to train this run anew"):
+            read()
+
+
+def test_the_untrained_network_is_the_one_that_the_run_began_with(tmp_path: Path):
+    run = Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+    first = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
+    run.train(quiet)
+    untrained, trained = run.untrained().state_dict(), run.network.state_dict()
+    assert all(torch.equal(tensor, untrained[name]) for name, tensor in first.items())
+    assert not torch.equal(trained["embed.weight"], untrained["embed.weight"])
+
+
+def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
+    spoiled = pictures()
+    spoiled.train[17] = np.nan
+    with pytest.raises(
+        Diverged, match=r"^covariance, seed 3: the loss is nan at step \d of epoch 1 \(try a smaller --rate\)$"
+    ):
+        Run(settings_of(), spoiled, tmp_path, every=3).train(quiet)
+
+
+# ---- measuring -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_tells_a_convolution_from_other_attention():
+    sharp = AttentionNet(VARIANTS["from-conv"], replace(SMALL, alpha=1024.0, heads=9), (1, 10, 8), 3)
+    for found in distances(sharp, 2):
+        assert found["distance"] < 1e-6
+        assert found["content"] == 0
+    content = AttentionNet(VARIANTS["absolute"], SMALL, PICTURE, 3)
+    assert all(found["distance"] > 0.1 and found["content"] > 0 for found in distances(content, 2))
+
+
+def test_centres_are_those_of_the_attention():
+    network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
+    (first, _) = attention_of(network, torch.randn(2, 1, 10, 12))
+    assert first.shape == (9, 30, 5, 6)
+    means, covariances = centres_of(first)
+    np.testing.assert_allclose(means, network.attentions()[0].centres()[1].numpy(), atol=1e-5)
+    np.testing.assert_allclose(covariances, 0, atol=1e-5)
+    padded = AttentionNet(VARIANTS["from-conv"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
+    means, _ = centres_of(attention_of(padded, torch.randn(2, 1, 10, 12))[1])
+    np.testing.assert_allclose(means, padded.attentions()[1].centres()[1].numpy(), atol=1e-5)
+
+
+def test_the_table_says_what_the_runs_say():
+    layers = [{"distance": 0.25, "interior": None, "content": 0.0}]
+    run = {
+        "test_accuracy": 0.9,
+        "seconds": 10.0,
+        "seed": 0,
+        "parameters": 1234,
+        "layers": layers,
+        "untrained": [layers[0] | {"distance": 0.125}],
+        "command": "c",
+        "machine": "m",
+    }
+    run |= {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00"}
+    other = run | {"test_accuracy": 0.92, "seed": 1, "layers": [layers[0] | {"distance": 0.75}]}
+    text = table.markdown({"local": [run, other], "resnet18": [run | {"layers": []}]})
+    assert "| quadratic, local start | 1,234 | 91.00 ± 1.41 | 10 | 0, 1 |" in text
+    assert "| quadratic, local start | 0.50 ± 0.35 |" in text
+    assert "| quadratic, local start | – |" in text
+    assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
+    assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text
+    assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
+
+
+def test_maps_and_centres_are_drawn_where_the_summary_has_them():
+    network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
+    looks = looks_of(network, torch.randn(2, 1, 10, 12))
+    assert (looks["grid"], looks["pictures"], len(looks["layers"])) == ([5, 6], 2, 2)
+    held = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
+    summary = {"commands": ["c"], "variants": {"local": held, "resnet18": {**held, "looks": None}}}
+    (image,) = plots.maps(summary, "local").axes[0].images
+    shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))
+    assert shown.shape == (2 * 6 - 1, 9 * 7 - 1)
+    for layer, head in (
+        (0, 0),
+        (1, 5),
+    ):  # sharp: one token is dark, and that is where the head looks from the query (2, 3)
+        tile = shown[6 * layer : 6 * layer + 5, 7 * head : 7 * head + 6]
+        shift = network.attentions()[layer].centres()[1][head].round().int().tolist()
+        assert np.argwhere(tile > 0.5).tolist() == [[2 + shift[0], 3 + shift[1]]]
+        assert np.isnan(shown[:, 6]).all()
+    first = plots.centres(summary, "local").axes[0]
+    dots = np.array(first.collections[0].get_offsets())
+    np.testing.assert_allclose(dots[:, ::-1], network.attentions()[0].centres()[1].numpy(), atol=1e-3)
+    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in plots.accuracy(summary).axes[0].lines}
+    assert [y.tolist() for y in lines.values()] == [[50, 75]] * 2
+    assert "ResNet-18" in lines
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_trains_measures_draws_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("examples.learned.command.digits", pictures)
+    sizes = "--epochs 1 --layers 2 --heads 4 --width 8 --batch 30".split()
+    words = ["--variants", "covariance", "resnet18", "--seeds", "0", "1", "--out", str(tmp_path), *sizes]
+    words += ["--jobs", "1"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert "| quadratic, learned Σ and τ (non-isotropic) |" in first
+    assert f"`python -m examples.learned --variants covariance resnet18 --seeds 0 1 --out {tmp_path}" in first
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == first.removesuffix("\n")
+    drawn = {"accuracy.svg", "seconds.svg", "centres-covariance.svg", "maps-covariance.svg"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == drawn | {"table.md", "summary.json"}
+    result = tmp_path / "covariance" / "seed-1" / RESULT
+    assert json.loads(result.read_text(encoding="utf-8"))["settings"]["seed"] == 1
+    written = result.stat().st_mtime_ns
+    assert main([*words, "--no-plots"]) == 0
+    assert capsys.readouterr().out == first
+    assert result.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
+        (["--rate", "nan"], 2, "error: --rate is nan, not a positive number"),
+        (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
+        (["--data", "nowhere"], 2, "error: nowhere: No such file"),
+        (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
+        (["--heads", "8"], 2, "error: 8 heads are no kernel"),
+        ("--rate 1e30 --variants quadratic --jobs 1".split(), 1, "error: quadratic, seed 0: the loss is nan at step"),
+        (
+            "--rate 1e38 --epochs 1 --variants quadratic --jobs 1".split(),
+            1,
+            "error: quadratic, seed 0: a step is longer than",
+        ),
+        (
+            "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots --jobs 1".split(),
+            1,
+            "error: quadratic, seed 0: outputs are no numbers after epoch 1",
+        ),
+        (["--seeds", "-1"], 2, "error: --seeds has -1, which is not from 0 to 2^32 - 1"),
+        (["--seeds", "4294967296"], 2, "error: --seeds has 4294967296, which"),
+        (["--threads", "99999999999"], 2, "error: --threads is 99999999999, more than"),
+        (["--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
+        (["--out", "taken", "--jobs", "1"], 2, "error: [Errno 20] Not a directory: 'taken/"),
+        (["--out", "taken", "--jobs", "2"], 2, "error: [Errno 20] Not a directory: 'taken/"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    code: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    ends_in_one_line(lambda: main(words), code, told, capsys)
+    assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
+
+
+def test_a_stopped_command_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def stop(self: Run, tell: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "train", stop)
+    assert main(["--out", str(tmp_path), "--jobs", "1"]) == 130
+    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+
+
+# ---- runs beside each other ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = (
+        "--variants quadratic --seeds 0 1 2 --epochs 1 --layers 1 --heads 1 --width 4 --batch 300 --no-plots".split()
+    )
+    for jobs in ("1", "2"):
+        assert main([*sizes, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        told = capsys.readouterr()
+        assert ("2 runs at once" in told.out) == (jobs == "2")
+    for seed in range(3):
+        folder = Path("quadratic") / f"seed-{seed}"
+        one, other = (
+            json.loads((tmp_path / jobs / folder / RESULT).read_text(encoding="utf-8")) for jobs in ("1", "2")
+        )
+        changing = {"command", "machine", "started", "ended", "seconds"}
+        assert {k: one[k] for k in one.keys() - changing} == {k: other[k] for k in other.keys() - changing}
+        (first, _), (second, _) = end_of(tmp_path / "1" / folder), end_of(tmp_path / "2" / folder)
+        assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+
+
+def squares() -> Callable[[int, Tell], None]:
+    """Of a process, for the tests below."""
+
+    def square(number: int, tell: Tell) -> None:
+        if number == 13:
+            raise BadInput("thirteen")
+        if number == 14:
+            os._exit(1)
+        if number == 15:
+            raise EOFError("fifteen")
+        tell(number, number**2, "squared")
+
+    return square
+
+
+def test_every_thing_is_done_once_and_told():
+    told: list[tuple[int, int, int]] = []
+
+    def tell(thing: int, done: int, steps: int, word: str, ended: bool) -> None:
+        if ended:
+            told.append((thing, done, steps))
+
+    beside_each_other(range(5), squares, 2, tell)
+    assert sorted(told) == [(n, n, n**2) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [(13, BadInput, "thirteen"), (14, BadInput, "^14: its process was killed"), (15, EOFError, "fifteen")],
+)
+def test_what_stops_one_of_them_stops_all(number: int, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        beside_each_other([1, number, *range(2, 9)], squares, 2, lambda *_: None)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.deep
+def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
+    words = "--variants quadratic --epochs 1000 --checkpoint-every 1".split()
+    command = [sys.executable, "-W", "error", "-m", "examples.learned", *words, "--jobs", "2", "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + 120
+    try:
+        while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
+        _, told = process.communicate(timeout=240)  # on a machine that does much else
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 130, told
+    assert b"the same command goes on from the last checkpoint" in told
+    assert b"Traceback" not in told
+    written = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))]
+    time.sleep(2)  # many checkpoints long
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))] == written
+
+
+def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    command = [sys.executable, "-W", "error", "-m", "examples.learned", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--checkpoint-every" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["learned", "--help"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples/learned"), run_name="__main__")
+    assert ended.value.code == 0
+    assert "--checkpoint-every" in capsys.readouterr().out
+
+
+def test_a_preset_takes_what_the_user_gives():
+    found = changed(PRESETS["paper"], epochs=3, heads=16, width=None)
+    assert (found.epochs, found.shape.heads, found.shape.width, found.rate) == (3, 16, 400, 0.1)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").glob("*.py")), ids=lambda path: path.stem)
+def test_its_files_are_short(path: Path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 300

@@ -1,0 +1,510 @@
+"""Teachers and students, and networks that go on from a CNN: what is counted, where they start, and what is told of bad input."""
+
+import copy
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from endings import ends_in_one_line
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # the examples are no installed package
+
+import construct  # noqa: E402
+import verify  # noqa: E402
+from construct.command.demo import PATH  # noqa: E402
+from examples import train_digits_cnn  # noqa: E402
+from examples.learned.data import BadInput  # noqa: E402
+from examples.learned.outcome import Diverged  # noqa: E402
+from examples.taught import finetuning, plots  # noqa: E402
+from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
+from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made  # noqa: E402
+from examples.taught.counting import NEAR, count  # noqa: E402
+from examples.taught.finetuning import Course, accuracy, day_one, gone_on, layers_of, shifted  # noqa: E402
+from examples.taught.parts import FOLDER, Part  # noqa: E402
+from examples.taught.patches import LEARNED, patches  # noqa: E402
+from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of  # noqa: E402
+from examples.taught.teaching import inside, measured, share_of_rate, taught, teach  # noqa: E402
+
+SETTING = Setting(9, 3, "paper", 1.0, 0.05, "noise", 6, 2, 30, 4, 0.02)
+COURSE = Course("same", 1, 16, 1e-3, 3e-3, 4.0, 5, ("shrink", "mix"))
+
+
+def quiet(done: int, word: str) -> None:
+    """Nobody listens."""
+
+
+# ---- counting ------------------------------------------------------------------------------------------------------------
+
+KERNELS = st.sampled_from((1, 3, 5))
+OFFSETS = st.floats(-NEAR, NEAR)
+
+
+@given(KERNELS, st.randoms(use_true_random=False), st.data())
+def test_any_order_of_the_shifts_within_the_tolerance_is_a_bijection(kernel: int, random: object, data: st.DataObject):
+    shifts = data.draw(st.permutations(shifts_of(kernel)))
+    centres = [[t + data.draw(OFFSETS) for t in shift] for shift in shifts]
+    found = count(centres, kernel)
+    assert (found.asked, found.found, found.covered) == ("bijection", True, kernel**2)
+    assert (found.shared, found.between, found.outside) == (0, 0, 0)
+    fewer = count(centres[1:], kernel)
+    if kernel > 1:
+        assert (fewer.asked, fewer.found) == ("injective", True)
+    more = count([*centres, data.draw(st.sampled_from([[0.5, 0.0], [99.0, 0.0], [0.0, 0.0]]))], kernel)
+    assert (more.asked, more.found) == ("cover", True)
+
+
+@given(st.lists(st.tuples(*[st.floats(-4, 4)] * 2), min_size=1, max_size=20), st.sampled_from((1, 3)))
+def test_every_head_is_counted_once(centres: list[tuple[float, float]], kernel: int):
+    """Against a count written the other way round: from shifts to heads."""
+    found = count(centres, kernel)
+    on = {
+        shift: sum(all(abs(t - s) <= NEAR for t, s in zip(tau, shift, strict=True)) for tau in centres)
+        for shift in shifts_of(kernel)
+    }
+    assert found.covered == sum(n > 0 for n in on.values())
+    assert found.shared == sum(n > 1 for n in on.values())
+    assert sum(on.values()) + found.between + found.outside == len(centres)
+
+
+@pytest.mark.parametrize(("at", "kind"), [((0.0, -1.0), "shared"), ((-1.0, -0.7), "between"), ((2.0, -1.0), "outside")])
+def test_one_head_gone_astray_is_no_bijection(at: tuple[float, float], kind: str):
+    centres: list[tuple[float, float]] = [(float(row), float(column)) for row, column in shifts_of(3)]
+    centres[0] = at
+    found = count(centres, 3)
+    assert not found.found
+    assert {name: getattr(found, name) for name in ("shared", "between", "outside")} == {
+        "shared": 0,
+        "between": 0,
+        "outside": 0,
+        kind: 1,
+    }
+    assert not count([*centres, (0.4, 0.0)], 3).found
+
+
+@pytest.mark.parametrize("nothing", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_a_centre_that_is_nowhere_is_between(nothing: float):
+    assert count([(nothing, 0.0)], 1).between == 1
+
+
+# ---- teachers and students -----------------------------------------------------------------------------------------------
+
+
+def test_held_out_patches_share_no_pixel_with_the_others():
+    found = patches("images", 7)
+    columns = [image.shape[2] for image in (*found.learn, *found.held)]
+    assert columns == [round(LEARNED * 640)] * 2 + [640 - round(LEARNED * 640)] * 2
+    drawn = found.draw(5, torch.Generator().manual_seed(0), held_out=True)
+    assert drawn.shape == (5, 3, 7, 7)
+    windows = [image.unfold(1, 7, 1).unfold(2, 7, 1) for image in found.held]  # (3, rows, columns, 7, 7)
+    for patch in drawn:
+        fits = [(w == patch[:, None, None]).all(-1).all(-1).all(0).any() for w in windows]
+        assert sum(map(bool, fits)) == 1
+    with pytest.raises(BadInput, match="--side is 161, and a held-out part is 427 × 160 pixels"):
+        patches("images", 161)
+
+
+@pytest.mark.parametrize(("kernel", "heads"), [(1, 1), (3, 9), (3, 12)])
+def test_a_student_can_be_its_teacher_exactly(kernel: int, heads: int):
+    """The theorem: heads on Δ_K with the teacher's taps; the loss is 0 but for rounding, on pictures and on noise."""
+    setting = replace(SETTING, kernel=kernel, heads=heads)
+    students, teachers = Students(setting, [3, 5]), teachers_of(setting, [3, 5])
+    students.put_on_solution(teachers, 1024.0)
+    for data in ("images", "noise"):
+        x = patches(data, 6).draw(8, torch.Generator().manual_seed(0))
+        errors = students.errors(teachers, x, scale_of(teachers, 2, x))
+        assert errors.max() < 1e-12
+    for place, (weight, bias) in enumerate(
+        zip(teachers.get_parameter("weight").split(2), teachers.get_parameter("bias").split(2), strict=True)
+    ):
+        conv = nn.Conv2d(3, 2, kernel)
+        conv.load_state_dict({"weight": weight, "bias": bias})
+        alone = students.alone(place)
+        if heads == kernel**2:
+            assert torch.equal(alone.weight, weight)
+            assert verify.certify(conv, alone, grid=(6, 6), input_bound=4.0).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="8 heads cannot stand on 9 shifts"):
+        Students(replace(SETTING, heads=8), [0]).put_on_solution(teachers, 8.0)
+
+
+def test_the_students_stand_side_by_side_and_learn_as_if_alone():
+    together, looks = taught(SETTING, [4, 7], patches("noise", 6), quiet)
+    alone, other = taught(SETTING, [7], patches("noise", 6), quiet)
+    torch.testing.assert_close(together.centres()[1][1], alone.centres()[1][0], atol=1e-3, rtol=1e-3)
+    assert looks[-1]["error"][1] == pytest.approx(other[-1]["error"][0], rel=1e-2)
+    assert looks[-1]["error"][1] < looks[0]["error"][1]
+    assert not together.layer.w_out.detach()[together.mask == 0].any()
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        both = together.layer(x)
+        parts = [together.alone(place)(x) for place in (0, 1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), both)
+
+
+def test_the_same_seed_gives_the_same_run():
+    first, again = (taught(replace(SETTING, steps=4), [2], patches("images", 6), quiet) for _ in range(2))
+    assert torch.equal(first[0].tau, again[0].tau)
+    assert [look["error"] for look in first[1]] == [look["error"] for look in again[1]]
+
+
+def test_a_student_on_the_solution_stays_there():
+    setting = replace(SETTING, steps=40)
+    students, teachers = Students(setting, [0, 1]), teachers_of(setting, [0, 1])
+    students.put_on_solution(teachers, 16.0)
+    looks = teach(students, teachers, patches("noise", 6), quiet)
+    # Adam moves every number by its rate at first, however small the gradient: it trembles, but goes nowhere.
+    assert max(looks[-1]["error"]) < 1e-3
+    for row in measured(students, looks):
+        assert row["count"] == row["first"]
+        assert row["count"]["found"]
+        assert row["kernel_apart"] < 0.02
+        assert row["inside"] > 0.999
+
+
+def test_alpha_is_driven_up_where_that_is_asked_for():
+    setting = replace(SETTING, steps=20, floor=32.0)
+    assert [setting.least_alpha(step) for step in (0, 10)] == [0, 0]
+    assert [setting.least_alpha(step) for step in (12, 20)] == pytest.approx([2.0, 32.0])
+    assert SETTING.least_alpha(SETTING.steps) == 0
+    students, looks = taught(setting, [0], patches("noise", 6), quiet)
+    assert students.centres()[0].min() > 31.9
+    assert max(looks[10]["alpha"][0]) < 2
+
+
+def test_measuring_tells_a_student_that_is_lost():
+    students, teachers = Students(SETTING, [0]), teachers_of(SETTING, [0])
+    students.put_on_solution(teachers, 1024.0)
+    with torch.no_grad():
+        students.tau[0] = students.tau[1]
+    looks = teach(students, teachers, patches("noise", 6), quiet)[:1]
+    (row,) = measured(students, looks)
+    assert (row["count"]["found"], row["count"]["shared"], row["count"]["covered"]) == (False, 1, 8)
+    assert row["kernel_apart"] > 0.1
+    looks[-1]["error"] = [float("nan")]
+    with pytest.raises(Diverged, match=r"seed 0: the held-out error is no number \(try a smaller --rate\)"):
+        measured(students, looks)
+
+
+def test_attention_inside_the_kernel():
+    tau = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0], [1.5, 0.0]])
+    sharp = torch.full((4,), 200.0)
+    assert inside(sharp[:2], tau[:2], 3, 7) == 1
+    assert inside(sharp[2:3], tau[2:3], 3, 7) < 1e-80
+    assert inside(sharp[3:], tau[3:], 3, 7) == pytest.approx(0.5)
+    assert inside(torch.full((1,), 1e-9), tau[:1], 3, 7) == pytest.approx(9 / 49)
+
+
+def test_a_loss_that_is_no_number_is_told_in_a_line():
+    students, teachers = Students(SETTING, [6, 8]), teachers_of(SETTING, [6, 8])
+    with torch.no_grad():
+        students.layer.b_out[3] = float("nan")
+    with pytest.raises(
+        Diverged, match=r"^9 heads, .*, seed 8: the loss is no number at step 1 \(try a smaller --rate\)$"
+    ):
+        teach(students, teachers, patches("noise", 6), quiet)
+
+
+def test_the_rate_rises_and_falls():
+    shares = [share_of_rate(step, 200) for step in range(200)]
+    assert shares[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
+    assert max(shares) == 1
+    assert shares[-1] < 1e-3
+    assert share_of_rate(0, 1) == 1
+
+
+# ---- from a CNN ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cnn() -> nn.Sequential:
+    return construct.load(PATH).eval()  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def parts() -> list[torch.Tensor]:
+    """Forty-eight pictures to learn from, sixty to test."""
+    x, test, labels, test_labels = train_digits_cnn.digits(0)
+    return [x[:48], test[:60], labels[:48], test_labels[:60]]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "cnn"])
+def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
+    """At full sharpness, gate and all, logits are the CNN's within rounding; the gate is closed at any sharpness."""
+    x = parts[1]
+    network = made(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
+    with torch.no_grad():
+        right, seen = cnn(x), network(x)
+        assert (seen - right).abs().max() < 1e-5 * right.abs().max()
+        assert torch.equal(seen.argmax(1), right.argmax(1))
+        if way == "content":
+            soft = [made(cnn, WAYS[some], 4.0, 5, 0, COURSE.content_layers)(x) for some in ("positions", "content")]
+            torch.testing.assert_close(*soft, atol=1e-4, rtol=1e-4)
+            assert (soft[0] - right).abs().max() > 0.1  # lowering α is what changes something
+
+
+def test_lowering_alpha_alone_is_told(cnn: nn.Sequential, parts: list[torch.Tensor]):
+    rows = day_one(cnn, parts[1], parts[3])
+    assert [row["alpha"] for row in rows] == [*finetuning.LADDER]
+    assert rows[0]["apart"] < 1e-5
+    assert rows[0]["predictions"] == 0
+    assert rows[0]["accuracy"] == accuracy(cnn, parts[1], parts[3])
+    assert [row["apart"] for row in rows] == sorted(row["apart"] for row in rows)
+    assert rows[-1]["apart"] > 0.1
+
+
+def test_what_learns(cnn: nn.Sequential):
+    counts = {}
+    for way in WAYS:
+        values, aims = learned_by(made(cnn, WAYS[way], 4.0, 5, 0, COURSE.content_layers))
+        counts[way] = (sum(p.numel() for p in values), sum(p.numel() for p in aims))
+    own = sum(p.numel() for p in cnn.parameters())
+    heads = 9 + 9 + 4 + 9 + 1 + 16
+    assert counts["cnn"] == counts["sharp"] == (own, 0)
+    assert counts["positions"] == (own, 3 * heads)  # α and τ
+    # W_qry, W_key (D_in × D_k), u (D_k) and a gate for each head of the two layers.
+    assert counts["content"] == (own, 3 * heads + (2 * 16 * 5 + 5 + 1) * 4 + (2 * 24 * 5 + 5 + 1))
+
+
+def test_sharp_attention_learns_as_the_cnn_does(cnn: nn.Sequential, parts: list[torch.Tensor]):
+    """The same pictures in the same order, the same optimiser: the same function after some steps, so the baseline is fair."""
+    ends = [gone_on(cnn, parts, way, COURSE, 0, quiet) for way in ("cnn", "sharp")]
+    with torch.no_grad():
+        before, plain, attention = cnn(parts[1]), *(network(parts[1]) for network, _ in ends)
+    assert (plain - before).abs().max() > 0.05
+    assert (plain - attention).abs().max() < 1e-3
+    assert ends[0][1][-1]["accuracy"] == ends[1][1][-1]["accuracy"]
+
+
+@pytest.mark.parametrize("task", [*finetuning.TASKS])
+def test_content_learns_and_the_first_network_is_not_changed(task: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
+    first = copy.deepcopy(cnn.state_dict())
+    network, rows = gone_on(cnn, parts, "content", replace(COURSE, task=task), 0, quiet)
+    assert [row["epoch"] for row in rows] == [0, 1]
+    assert all(torch.equal(tensor, first[name]) for name, tensor in cnn.state_dict().items())
+    layers = attentions(network)
+    for name, layer in layers.items():
+        gated = name in ("shrink.conv", "mix.conv")
+        assert layer.has_content() == gated, name
+        assert layer.centres()[0].ne(4.0).all()
+    seen = {row["layer"]: row for row in layers_of(network, parts[1][:8])}
+    assert [*seen] == ["stem", "context", "shrink", "depthwise", "mix", "head"]
+    assert seen["shrink"]["swayed"] > 0
+    assert seen["stem"]["swayed"] == seen["stem"]["content"] == 0
+    assert all(0 <= row["distance"] < 0.2 for row in seen.values())
+
+
+def test_sharp_layers_are_measured_as_convolutions(cnn: nn.Sequential, parts: list[torch.Tensor]):
+    for row in layers_of(as_attention(cnn), parts[1][:4]):
+        assert row["distance"] < 1e-6
+        assert row["content"] == row["swayed"] == row["between"] == 0
+        assert row["alpha"] == [1024.0, 1024.0]
+    assert inputs_of(cnn, parts[1][:4]) == {}
+
+
+def test_shifted_digits_are_digits_shifted(parts: list[torch.Tensor]):
+    x = parts[0]
+    found = shifted(x, torch.Generator().manual_seed(0))
+    padded, kinds = nn.functional.pad(x, (2,) * 4), set()
+    for picture, source in zip(found, padded, strict=True):
+        fits = [(r, c) for r, c in product(range(5), repeat=2) if torch.equal(source[:, r : r + 8, c : c + 8], picture)]
+        assert fits
+        kinds.update(fits)
+    assert len(kinds) > 10
+
+
+def test_training_that_diverges_is_told_in_a_line(cnn: nn.Sequential, parts: list[torch.Tensor]):
+    spoiled = [parts[0].clone(), *parts[1:]]
+    spoiled[0][:] = float("nan")
+    with pytest.raises(Diverged, match=r"^cnn, same, seed 0: the loss is nan at step 1 \(try a smaller --rate or"):
+        gone_on(cnn, spoiled, "cnn", COURSE, 0, quiet)
+
+
+# ---- the commands --------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "teacher": "--heads 4 10 --starts paper --seeds 0 1 --steps 3 --batch 2 --side 5 --out-channels 1".split(),
+    "cnn": "--seeds 0 --epochs 1 --train 16 --pretrained 1 --content-layers mix --ways cnn content".split(),
+}
+
+
+@pytest.mark.parametrize("name", [*SMALL])
+def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = [name, *SMALL[name], "--jobs", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert (tmp_path / TABLE).read_text(encoding="utf-8") == text
+    assert f"`python -m examples.taught {name} " in text
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text(encoding="utf-8").splitlines()]
+    summary = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))
+    assert {path.name for path in tmp_path.iterdir()} == {METRICS, SUMMARY, TABLE, FOLDER} | {
+        f"{figure}.svg" for figure in plots.FIGURES[name]
+    }
+    if name == "teacher":
+        assert [group["heads"] for group in summary["groups"]] == [4, 10, 4, 10]
+        assert {row["count"]["asked"] for group in summary["groups"] for row in group["students"]} == {
+            "injective",
+            "cover",
+        }
+        assert [line["step"] for line in lines if line["group"] == 0] == [0, 1, 2, 3]
+        assert "| images | 4 | paper | injective | 0 of 2 | " in text
+    else:
+        assert [(line["task"], line["way"], line["epoch"]) for line in lines] == [
+            (task, way, epoch) for task in finetuning.TASKS for way in ("cnn", "content") for epoch in (0, 1)
+        ]
+        assert "| same | the CNN itself |" in text
+        assert "| shifted | content | mix |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["teacher", "--heads", "0"], 2, "error: --heads is 0, not a positive number"),
+        (["teacher", "--kernel", "2"], 2, "error: --kernel is 2, and Δ_K has a middle for odd K alone"),
+        (["teacher", "--kernel", "7"], 2, "error: --side is 7: a patch has to be larger than the kernel of 7"),
+        (["teacher", "--alphas", "1", "inf"], 2, "error: --alphas is inf, not a positive number"),
+        (["teacher", "--rates", "nan"], 2, "error: --rates is nan, not a positive number"),
+        (["teacher", "--seeds", "-1"], 2, "error: --seeds has -1, not a whole number from 0 on"),
+        (["teacher", "--heads", "5", "--starts", "local"], 2, "error: 5 heads are no kernel"),
+        (["teacher", "--side", "400", "--data", "images"], 2, "error: --side is 400, and a held-out part is"),
+        ("teacher --value-rate 1e30 --steps 9 --jobs 1".split(), 1, "error: 4 heads, paper start"),
+        (["cnn", "--train", "1438"], 2, "error: --train is 1438, and there are 1437 train pictures"),
+        (["cnn", "--alpha", "0"], 2, "error: --alpha is 0.0, not a positive number"),
+        (["cnn", "--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
+        (["cnn", "--out", "taken"], 2, "error: --out taken: File exists"),
+        (["teacher", "--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
+        (["teacher", "--threads", "99999999999"], 2, "error: --threads is 99999999999, and more than 1024"),
+        (["teacher", "--sharpen", "1e38"], 2, "error: --sharpen is 1e+38, and more than 1048576 makes no difference"),
+        ("teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1".split(), 1, "error: 4 heads, paper start"),
+        ("cnn --rate 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1".split(), 1, "error: cnn, same, seed 0: a step"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    code: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    ends_in_one_line(lambda: main(words), code, told, capsys)
+    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # told before anything is begun
+
+
+def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("examples.taught.teacher.taught", stop)
+    assert main(["teacher", "--jobs", "1", "--out", str(tmp_path)]) == 130
+    assert "stopped; the same command does what is left" in capsys.readouterr().err
+
+
+def without_times(found: object) -> object:
+    """What a command found, but for how long it took, where and when."""
+    if isinstance(found, dict):
+        return {k: without_times(v) for k, v in found.items() if k not in {"seconds", "command", "machine", "started"}}
+    return [without_times(value) for value in found] if isinstance(found, list) else found
+
+
+def found_in(folder: Path) -> tuple[object, object]:
+    """The summary and the metrics."""
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return without_times(summary), without_times([json.loads(line) for line in lines])
+
+
+NOISE = ["--data", "noise"]
+"""Two parts."""
+
+
+@pytest.mark.parametrize("name", ["teacher", pytest.param("cnn", marks=pytest.mark.deep)])
+def test_parts_beside_each_other_are_those_of_one_after_the_other(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = [name, *SMALL[name], "--no-plots"]
+    words += ["--ways", "content", "--tasks", "same"] if name == "cnn" else NOISE
+    for jobs in ("1", "2"):
+        assert main([*words, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        assert (", 2 at once" in capsys.readouterr().out) == (jobs == "2")
+    assert found_in(tmp_path / "1") == found_in(tmp_path / "2")
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [{root!r}]
+from examples.taught import command, parts
+
+def tell(*_):
+    if len([*parts.Path({folder!r}).glob("parts/*.json")]) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+write = parts.replaced
+parts.replaced = lambda path, text: (write(path, text), tell())
+command.main({words!r})
+"""
+
+
+def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["teacher", *SMALL["teacher"], *NOISE, "--no-plots", "--jobs", "1"]
+    folder = tmp_path / "killed"
+    code = KILLED.format(root=str(ROOT), folder=str(folder), words=[*words, "--out", str(folder)])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    written = {path: path.stat().st_mtime_ns for path in (folder / FOLDER).glob("*.json")}
+    assert len(written) == 1
+    assert main([*words, "--out", str(folder)]) == 0
+    assert "s (1 of 2 parts are of an earlier run); " in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    assert found_in(folder) == found_in(tmp_path / "whole")
+    (*_, last) = sorted(written)
+    content = last.read_text(encoding="utf-8")
+    for damaged, told in (
+        (content[:-9], "damaged"),
+        (content.replace('"batch": 2', '"batch": 3', 1), "of another part"),
+    ):
+        last.write_text(damaged, encoding="utf-8")
+        capsys.readouterr()
+        ends_in_one_line(lambda: main([*words, "--out", str(folder)]), 2, f"error: {last}: {told}", capsys)
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_parts_of_other_settings_are_other_files(one: int, other: int):
+    first, second = (Part("told", 1, {"rate": n, "command": "teacher"}).path(Path()) for n in (one, other))
+    assert (first == second) == (one == other)
+
+
+def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    command = [sys.executable, "-W", "error", "-m", "examples.taught", "teacher", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--heads" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["taught", "cnn", "--help"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples/taught"), run_name="__main__")
+    assert ended.value.code == 0
+    assert "--content-layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/taught").glob("*.py")), ids=lambda path: path.stem)
+def test_its_files_are_short(path: Path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 300

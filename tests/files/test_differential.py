@@ -1,0 +1,205 @@
+"""Every mutant of a model file is refused, or read bit for bit as torch.load reads it: by the command and by the checker."""
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from construct.errors import BadModelFile
+from odd_files import (
+    FAMILIES,
+    NAMES_CHANGED,
+    THINGS_DONE,
+    files,
+    mutant,
+    odd_archive,
+    odd_model,
+    odd_pickle,
+    odd_program,
+    odd_records,
+    odd_state,
+)
+from readings import alike, by_checker, by_command, by_pickle, by_torch, differences, unwrapped
+from verify.recheck import archives, arrays, opcodes
+from verify.recheck.archives import Archive, Record
+from verify.recheck.arrays import Rejected
+from verify.recheck.opcodes import Made, Walk
+
+ROOT = Path(__file__).parents[2]
+
+
+def reading(read: Callable[[], Any]) -> Any:
+    """What a reader returns, or raises."""
+    try:
+        return read()
+    except Exception as error:
+        return error
+
+
+def wrong_in_checker(content: Any, data: bytes) -> list[str] | None:
+    """Where the checker reads a file in another way than torch; None if it refuses it."""
+    try:
+        layers = by_checker(data)
+    except Rejected as error:
+        return None if str(error).isprintable() else [f"the checker says {error!r}"]
+    content = content() if callable(content) and not isinstance(content, torch.nn.Module) else content
+    if isinstance(content, Exception) and data[:2] == b"PK":
+        content = reading(lambda: by_pickle(data))  # with classes that are in no list
+    if isinstance(content, Exception):
+        return [f"the checker read it, torch {content!r:.300}"]
+    try:
+        return differences(content, layers)
+    except BadModelFile as error:  # no model that the command would know
+        return [f"the checker has {[*layers]}, the command none: {error}"] if layers else []
+    except Exception as error:
+        return [f"the checker read it, and what torch made of it cannot be gone through: {error!r:.200}"]
+
+
+def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None:
+    """Where the command reads a file in another way than torch; None if it refuses it."""
+    try:
+        own = by_command(data, place)
+    except BadModelFile as error:
+        return None if str(error).isprintable() else [f"the command says {error!r}"]
+    same = not isinstance(content, Exception) and alike(own, unwrapped(content))
+    return [] if same else [f"the command read it, torch {content!r:.300}"]
+
+
+def search(count: int, seed: int, folder: Path) -> None:
+    """Judge that many mutants, in this process, with little memory; print how they were read."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.chdir(folder)
+    files()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))
+    rng, refused, wrong = random.Random(seed), Counter[str](), []
+    families: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
+    for index in range(count):
+        family, data = mutant(rng)
+        content = reading(lambda data=data: by_torch(data))
+        found = {
+            "command": wrong_in_command(content, data, Path("mutant.bin")),
+            "checker": wrong_in_checker(content, data),
+            "torch": None if isinstance(content, Exception) else [],
+        }
+        refused.update(reader for reader, odd in found.items() if odd is None)
+        families[family].update(["mutants", *(reader for reader, odd in found.items() if odd is not None)])
+        wrong += [f"{index} ({family}): {odd[0]}" for odd in found.values() if odd]
+    readers = {reader: refused[reader] for reader in ("torch", "command", "checker")}
+    told = "; ".join(f"{reader}: {number} refused, {count - number} read" for reader, number in readers.items())
+    lines = [f"{count} mutants, {len(wrong)} read differently from torch; {told}", *wrong[:50]]
+    lines += [f"{family}: {dict(tally)}" for family, tally in families.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.deep)])
+def test_a_mutant_is_refused_or_read_as_torch_reads_it(count: int, tmp_path: Path) -> None:
+    folders = [str(Path(__file__).parent), str(ROOT / "tests/support")]
+    code = f"import sys; sys.path += {folders}; from test_differential import Path, search; search({count}, 1, Path({str(tmp_path)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60 + count / 20, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    assert done.stdout.startswith(f"{count} mutants, 0 read differently from torch; "), done.stdout[:3000]
+    tallies = {family: done.stdout.partition(f"\n{family}: ")[2].partition("\n")[0] for family in FAMILIES}
+    assert all("'mutants'" in tally for tally in tallies.values())
+    # Where nothing is read, nothing is compared.
+    read = [family for family, tally in tallies.items() if "'command'" in tally]
+    assert len(read) > len(FAMILIES) - (3 if count < 10_000 else 1), tallies
+
+
+# ---- the search finds what it is for ---------------------------------------------------------------------------------------
+
+
+def found_by_zipfile(file: Any) -> Archive:
+    """The records as Python's zipfile finds them, which is how the checker once read."""
+    with contextlib.suppress(zipfile.BadZipFile, NotImplementedError):
+        archive = zipfile.ZipFile(file)
+        records = {}
+        for entry in archive.infolist():
+            with archive.open(entry) as stream:
+                start = getattr(stream, "_orig_compress_start")  # noqa: B009  where zipfile goes on reading
+            records[entry.filename.partition("/")[2]] = Record(start, entry.file_size, 0, True)
+        if "data.pkl" in records:
+            return Archive(file, {name: record for name, record in records.items() if name != ".format_version"})
+    raise Rejected("no zip")
+
+
+def any_storage(walk: Walk, described: Any) -> Made:
+    _, kind, key, _, count = described
+    walk.storages.setdefault(key, (kind.args, count))
+    return Made("storage", described)
+
+
+def any_state(_: Walk, target: Any, state: Any) -> None:
+    target.state = state
+
+
+def name_with_escapes(walk: Walk) -> str:
+    end = walk._pickle.index(b"\n", walk._at)
+    return walk._take(end + 1 - walk._at)[:-1].decode("unicode_escape")
+
+
+def split(name: str) -> tuple[str, str]:
+    path, _, last = name.rpartition(".")
+    return path, last
+
+
+def second_directory(rng: random.Random) -> bytes:
+    return odd_archive(rng, "a second directory")
+
+
+def names_changed(rng: random.Random) -> bytes:
+    return odd_pickle(rng, NAMES_CHANGED)
+
+
+def things_done(rng: random.Random) -> bytes:
+    return odd_pickle(rng, THINGS_DONE)
+
+
+PLANTED: dict[str, tuple[Any, str, Any, Callable[[random.Random], bytes]]] = {
+    "the directory that zipfile finds": (arrays, "archive_in", found_by_zipfile, second_directory),
+    "whatever says how to read": (archives, "_judge", lambda archive: None, odd_records),
+    "the last type of a storage": (Walk, "_storage", any_storage, odd_program),
+    "what is done to storages and tensors": (Walk, "_give", lambda *_: None, things_done),
+    "attributes of a dict": (Walk, "_fill", any_state, odd_program),
+    "arguments of values": (opcodes, "_makes_a_value", lambda *_: True, odd_pickle),
+    "arguments of tensors": (Walk, "_rebuilds", lambda *_: True, odd_pickle),
+    "escapes in names": (Walk, "_line", name_with_escapes, names_changed),
+    "any name of a child": (arrays, "_check_names", lambda *_: None, odd_model),
+    "any name of a tensor": (arrays, "_path_of", split, odd_state),
+}
+"""What is passed over, where, how, and the mutants among which it shows."""
+
+
+def differing(make: Callable[[random.Random], bytes], count: int) -> Iterator[str]:
+    rng = random.Random(1)
+    for _ in range(count):
+        data = make(rng)
+        yield from wrong_in_checker(lambda data=data: reading(lambda: by_torch(data)), data) or ()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_reader_that_passes_something_over_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name, instead, make = PLANTED[fault]
+    assert not list(differing(make, 40))
+    monkeypatch.setattr(place, name, instead)
+    assert next(differing(make, 2000), None) is not None
+
+
+if __name__ == "__main__":
+    search(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

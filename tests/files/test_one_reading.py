@@ -1,0 +1,630 @@
+"""A file has one reading, or none: whatever two readers could take for two things is refused in one line.
+
+Rows 59 to 63 of the inputs to survive.  Each file here was once read by the checker as something that torch.load does not
+return, or was passed over by it.
+"""
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.serialization import config
+
+from archives import (
+    EMPTY_ORDERED,
+    Piece,
+    called,
+    joined,
+    legacy,
+    named,
+    number,
+    packed,
+    program,
+    records_in,
+    repaired,
+    row,
+    saved,
+    storage,
+    table,
+    taken_apart,
+    tensor,
+    text,
+    with_pickle,
+)
+from construct.errors import BadModelFile, UnsupportedLayer
+from construct.files.archives import directory, records
+from construct.files.reading import read
+from construct.network import convert
+from readings import alike, by_checker, by_command, by_torch, differences
+from verify.recheck.archives import archive_in
+from verify.recheck.arrays import Rejected, layers_in, numbers
+
+FOUR = struct.pack("<4f", 1, 2, 3, 4)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "m.pt"
+
+
+def refused(data: bytes, place: Path, checker: str, command: str | None = None) -> None:
+    """Neither reader takes it, each says why in one line, and not that it is truncated."""
+    with pytest.raises(Rejected, match=checker) as caught:
+        by_checker(data)
+    with pytest.raises(BadModelFile, match=command or checker) as told:
+        by_command(data, place)
+    for message in (str(caught.value), str(told.value)):
+        assert message.isprintable()
+        assert "truncated" not in message
+
+
+def read_alike(data: bytes, place: Path) -> None:
+    """Both readers make of it what torch does."""
+    content = by_torch(data)
+    assert differences(content, by_checker(data)) == []
+    assert alike(by_command(data, place), content)
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((1, 1, 2, 2), value)}
+
+
+# ---- archives ----------------------------------------------------------------------------------------------------------
+
+
+def split(archive: bytes) -> tuple[list[Piece], list[Piece], list[Piece]]:
+    pieces = taken_apart(archive)
+    kinds = [("local", "descriptor"), ("central",), ("zip64", "locator", "end")]
+    return tuple([p for p in pieces if p.kind in some] for some in kinds)  # type: ignore[return-value]
+
+
+def directories(zip64_first: bool, offset: int) -> bytes:
+    """Two models in one archive: the zip64 record names one directory, the 32-bit end record the other."""
+    (a_records, a_entries, a_ends), (b_records, b_entries, b_ends) = (
+        split(saved(state(1.0))),
+        split(saved(state(1001.0))),
+    )
+    if not zip64_first:
+        a_records, a_entries, a_ends, b_records, b_entries, b_ends = (
+            *(b_records, b_entries, b_ends),
+            *(a_records, a_entries, a_ends),
+        )
+    shift = len(joined(b_records))
+    for entry in a_entries:
+        entry.fields["at"] += shift
+    body = joined([*b_records, *a_records])
+    a_ends[2].fields |= {"at": len(body), "size": len(joined(a_entries))}
+    b_ends[0].fields |= {"at": len(body) + len(joined(a_entries)), "size": len(joined(b_entries))}
+    a_ends[1].fields["at"] = offset
+    return body + joined([*a_entries, *b_entries, b_ends[0], a_ends[1], a_ends[2]])
+
+
+@pytest.mark.parametrize("zip64_first", [True, False])
+@pytest.mark.parametrize("offset", [1, 0, 100])
+def test_row_59_two_central_directories(zip64_first: bool, offset: int, place: Path) -> None:
+    """zipfile takes the zip64 record before the locator, whatever the locator says; torch follows the locator."""
+    data = directories(zip64_first, offset)
+    assert by_torch(data)["weight"].flatten()[0] == (1.0 if zip64_first else 1001.0)
+    refused(data, place, "zip64|directory")
+
+
+def changed(kind: str, which: int = 0, content: Any = None, **fields: Any) -> bytes:
+    """An ordinary file with fields of one of its headers changed, and nothing else."""
+    pieces = taken_apart(saved(content or state(1.0)))
+    [p for p in pieces if p.kind == kind][which].fields.update(fields)
+    return joined(pieces)
+
+
+@pytest.mark.parametrize(
+    ("kind", "which", "fields"),
+    [
+        ("end", 0, {"at": 7}),
+        ("end", 0, {"count": 3}),
+        ("end", 0, {"here": 3}),
+        ("end", 0, {"size": 99}),
+        ("end", 0, {"disk": 1, "first": 1}),
+        ("end", 0, {"notes": 4}),
+        ("locator", 0, {"at": 0}),
+        ("locator", 0, {"disks": 2}),
+        ("locator", 0, {"sig": b"PK\6\0"}),
+        ("zip64", 0, {"count": 3}),
+        ("zip64", 0, {"length": 45}),
+        ("zip64", 0, {"disk": 1, "first": 1}),
+        ("zip64", 0, {"sig": b"PK\6\0"}),
+        ("central", 0, {"at": 64}),
+        ("central", 4, {"size": 15, "packed": 15}),
+        ("central", 4, {"method": 8}),
+        ("central", 4, {"flags": 0x809}),
+        ("central", 4, {"flags": 0x828}),
+        ("central", 4, {"outer": 0x10}),  # a folder, so that torch reads no bytes and returns whatever was in memory
+        ("central", 4, {"disk": 1}),
+        ("central", 4, {"notes": 2}),
+        ("central", 4, {"crc": 5}),
+        ("local", 4, {"flags": 0x800}),
+        ("local", 4, {"method": 8}),
+        ("local", 4, {"size": 16}),
+        ("local", 4, {"crc": 1}),
+        ("local", 4, {"names": 13}),
+        ("local", 4, {"extras": 30}),
+        ("local", 4, {"sig": b"PK\3\0"}),
+        ("descriptor", 4, {"size": 15}),
+        ("descriptor", 4, {"crc": 15}),
+        ("descriptor", 4, {"sig": b"PK\7\0"}),
+    ],
+)
+def test_row_59_headers_that_contradict_each_other(kind: str, which: int, fields: dict[str, Any], place: Path) -> None:
+    refused(changed(kind, which, **fields), place, "zip|CRC|record|archive", "archive|zip|CRC|record")
+
+
+def test_row_59_every_byte_is_accounted_for(place: Path) -> None:
+    """Nothing may lie between, before or behind the records but what torch.save puts there."""
+    pieces = taken_apart(saved(state(1.0)))
+    for at in range(len(pieces) + 1):
+        for filling in (b"\0", b"PK\3\4", bytes(pieces[0])):
+            data = joined(pieces[:at]) + filling + joined(pieces[at:])
+            with pytest.raises(Rejected):
+                by_checker(data)
+            with pytest.raises(BadModelFile):
+                by_command(data, place)
+    for at, piece in enumerate(pieces):
+        if piece.kind in ("local", "central"):
+            extra = [*pieces[:at], piece.copy(), *pieces[at + 1 :]]
+            extra[at].extra = b"XX\2\0hi" + piece.extra
+            refused(joined(repaired(extra)), place, "extra|alignment")
+            extra[at].extra = b"FB\2\0hi"
+            refused(joined(repaired(extra)), place, "extra|alignment")
+
+
+def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None:
+    records, entries, ends = split(saved(state(1.0)))
+    data = joined([*records, *entries[::-1], *ends])
+    assert torch.equal(by_torch(data)["weight"], state(1.0)["weight"])
+    refused(data, place, "one after another")
+    data = joined(repaired([*records, *entries[:-1], *ends]))
+    refused(data, place, "one after another|directory|zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("DATA/0", FOUR),
+        ("data/0 ", FOUR),
+        ("data/", b""),
+        ("Version", b"3\n"),
+        ("code/more.py", b"pass"),
+        (".data/version", b"3\n"),
+        ("data/0\0", FOUR),
+    ],
+)
+def test_row_59_a_record_that_torch_save_does_not_write(name: str, content: bytes, place: Path) -> None:
+    held = records_in(saved(state(1.0)))
+    refused(packed([(f"archive/{n}", d) for n, d in {**held, name: content}.items()]), place, "record")
+
+
+def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
+    records = [(f"archive/{name}", data) for name, data in records_in(saved(state(1.0))).items()]
+    other = [("archive/data/0", b"\0" * 16), ("ARCHIVE/data/0", b"\0" * 16), ("b/data/0", b"\0" * 16), ("data/0", FOUR)]
+    for more in other:
+        refused(packed([*records, more]), place, "record|folder", "record|folder|not a model")
+        refused(packed([more, *records]), place, "record|folder", "record|folder|not a model")
+    refused(
+        packed([(name.replace("archive", ""), data) for name, data in records]), place, "folder", "folder|not a model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("version", None),
+        ("version", b"3 or 4"),
+        ("version", b"99\n"),
+        ("byteorder", b"big"),
+        ("byteorder", b"middle"),
+        (".storage_alignment", b"6_4"),
+        (".format_version", b"2"),
+        (".data/serialization_id", b"\xff"),
+    ],
+)
+def test_row_59_what_says_how_to_read(name: str, content: bytes | None, place: Path) -> None:
+    records = records_in(saved(state(1.0)))
+    records = {n: d if n != name else content for n, d in records.items()}  # type: ignore[misc]
+    refused(
+        packed([(f"archive/{n}", d) for n, d in records.items() if d is not None]),
+        place,
+        name.rpartition("/")[2].strip(".") + "|little",
+    )
+
+
+def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On request, torch works out where storages lie, by their order in the pickle, and does not look."""
+    content = {"a.weight": state(1.0)["weight"], "b.weight": state(2.0)["weight"]}
+    records = records_in(saved(content))
+    swapped = {
+        n: records[n] for n in ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "data/1", "data/0")
+    }
+    data = packed([(f"archive/{n}", d) for n, d in {**swapped, **records}.items()])
+    place.write_bytes(data)
+    with config.patch("load.calculate_storage_offsets", True):  # type: ignore[attr-defined]
+        other = torch.load(place, mmap=True, weights_only=True)
+    assert not torch.equal(other["b.weight"], by_torch(data)["b.weight"])
+    refused(data, place, "where torch works out")
+    del records[".format_version"]  # as older versions of torch wrote, in any order
+    read_alike(packed([(f"archive/{n}", d) for n, d in {**records, **dict(sorted(records.items()))}.items()]), place)
+
+
+@pytest.mark.parametrize("align", [1, 8, 64, 4096])
+def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1).half())
+    with config.patch("save.storage_alignment", align):  # type: ignore[attr-defined]
+        for content in (net, net.state_dict(), {"weight": torch.ones(0, 1, 3, 3)}):
+            read_alike(saved(content), place)
+            torch.save(content, place)  # in a folder named after the file
+            read_alike(place.read_bytes(), place)
+
+
+@pytest.mark.parametrize("leave", [(), ("byteorder",), (".data/serialization_id", "byteorder")])
+def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...], place: Path) -> None:
+    """Without the records that came later, storages in the order of their names as texts, and other versions of the format."""
+    state_dict = nn.Sequential(*(nn.Conv1d(1, 1, 1) for _ in range(6))).state_dict()
+    records = records_in(saved(state_dict))
+    early = [name for name in records if not name.startswith(".") or name == ".data/serialization_id"]
+    order = [name for name in sorted(early) if name not in leave]
+    assert order.index("data/10") < order.index("data/2")
+    for version in (b"1\n", b"2\n", b"3\n"):
+        read_alike(packed((f"net/{n}", version if n == "version" else records[n]) for n in order), place)
+
+
+def test_a_file_without_checksums_is_told_as_such(place: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        refused(saved(state(1.0)), place, "without checksums")
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+class Sparse:
+    """A file that torch writes to, in which zeros take no room."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("wb")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), 2**24):
+            block = bytes(view[start : start + 2**24])
+            self.file.seek(len(block), 1) if not any(block[:: len(block) // 64 + 1]) and not any(
+                block
+            ) else self.file.write(block)
+        return len(view)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("sizes", [(3, 2**30 + 5, 7), (2**30 - 1, 5, 7)])
+def test_archives_of_more_than_4_gib_are_read(sizes: tuple[int, ...], place: Path) -> None:
+    """With zip64 fields for large records, for records behind 4 GiB, and at the edge of it."""
+    stream: Any = Sparse(place)
+    tensors = {f"{n}.weight": torch.zeros(1, 1, size) for n, size in enumerate(sizes)}
+    tensors["0.weight"][..., 0], tensors["2.weight"][..., :] = 5.0, torch.arange(7.0)
+    torch.save(tensors, stream)
+    stream.flush()
+    stream.file.close()
+    assert place.stat().st_blocks * 512 < 2**26 < 2**32 <= place.stat().st_size
+    with place.open("rb") as file:
+        layers = layers_in(file, "f")
+        assert numbers(layers["2"].tensors["weight"].read(), "float32").flatten().tolist() == [*range(7)]
+        if sizes[0] == 3:
+            assert numbers(layers["0"].tensors["weight"].read(), "float32").flatten().tolist() == [5, 0, 0]
+        entries, first = directory(file, place.stat().st_size)
+        assert [*records(file, entries, first, sums=False)] == [
+            f"archive/{name}".encode() for name in archive_in(file).records
+        ]
+        assert sum(bool(entry.large) for entry in entries) >= 2
+
+
+@pytest.mark.deep
+def test_archives_of_more_than_65535_records_are_read(place: Path) -> None:
+    writer = torch._C.PyTorchFileWriter(str(place))
+    writer.write_record("data.pkl", b"\x80\2}.", 4)
+    for n in range(66_000):
+        writer.write_record(f"data/{n}", b"1234", 4)
+    writer.write_end_of_file()
+    with place.open("rb") as file:
+        entries, first = directory(file, place.stat().st_size)
+        assert len(records(file, entries, first)) == len(archive_in(file).records) == len(entries) > 66_000
+
+
+# ---- pickles -----------------------------------------------------------------------------------------------------------
+
+
+def test_row_60_one_storage_with_two_types_or_sizes(place: Path) -> None:
+    """torch keeps the first, whatever the second says."""
+    two = [(text("a.weight"), tensor(storage(kind="Half"))), (text("b.weight"), tensor(storage(kind="BFloat16")))]
+    data = with_pickle(program(table(*two)), FOUR[:8])
+    assert by_torch(data)["b.weight"].dtype == torch.float16
+    refused(data, place, "storage '?0'? .*two")
+    two = [(text("a.weight"), tensor(storage(count=4))), (text("b.weight"), tensor(storage(count=8)))]
+    refused(with_pickle(program(table(*two)), FOUR), place, "storage '?0'? .*two|bytes")
+
+
+def test_row_60_the_storages_are_those_of_the_tensors(place: Path) -> None:
+    one = program(table((text("weight"), tensor(storage()))))
+    read_alike(with_pickle(one, FOUR), place)
+    refused(with_pickle(one, FOUR, FOUR), place, "data/1")
+    refused(with_pickle(one), place, "storage '?0'?.*")
+    refused(with_pickle(one, FOUR + b"\0"), place, "storage '?0'?.*")
+    for key in ("00", "x", "", "0 ", "../0", "0\n"):
+        refused(with_pickle(program(table((text("weight"), tensor(storage(key))))), FOUR), place, "storage")
+
+
+def with_child(name: str) -> nn.Module:
+    """Two convolutions under one path."""
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 2, bias=False)))
+    model[0]._modules[name] = nn.Conv2d(1, 1, 2, bias=False)  # type: ignore[index]
+    return model
+
+
+def test_row_61_two_layers_under_one_path(place: Path) -> None:
+    dotted = nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 2)))
+    dotted._modules["0.0"] = nn.Conv2d(1, 1, 2)
+    root: nn.Module = nn.Conv2d(1, 1, 2)
+    for model in (dotted, with_child(""), with_child("."), with_child("a."), with_child("a.b")):
+        refused(saved(model), place, "named")
+    root = nn.Sequential(nn.Conv2d(1, 1, 2))
+    root._modules[""] = nn.Conv2d(1, 1, 2)
+    assert len([path for path, module in root.named_modules() if path == ""]) == 2
+    refused(saved(root), place, "named")
+
+
+@pytest.mark.parametrize("part", ["_parameters", "_buffers"])
+@pytest.mark.parametrize("name", ["", "0.weight", "a."])
+def test_row_61_a_tensor_that_takes_the_name_of_anothers(part: str, name: str, place: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 2))
+    getattr(model, part)[name] = nn.Parameter(torch.zeros(1, 1, 2, 2))
+    refused(saved(model), place, "named")
+
+
+def test_row_61_one_name_for_two_things(place: Path) -> None:
+    for part in ("_parameters", "_buffers"):
+        model = nn.Sequential(nn.Conv2d(1, 1, 2))
+        getattr(model, part)["0"] = nn.Parameter(torch.zeros(1))
+        refused(saved(model), place, "two things|twice")
+    model = nn.Sequential(nn.Conv2d(1, 1, 2), nn.Conv2d(1, 1, 2))
+    vars(model)["0"] = model[1]  # what self.0 would be
+    refused(saved(model), place, "two things|twice")
+
+
+@pytest.mark.parametrize("other", [".weight", "a..weight", ".a.weight", "", "a.", "."])
+def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
+    """Of "weight" and ".weight" one hid the other."""
+    refused(saved({"a.weight": state(1.0)["weight"], other: state(2.0)["weight"]}), place, "name")
+
+
+def test_row_61_a_name_that_a_dict_is_given_twice(place: Path) -> None:
+    """Of a network inside a checkpoint, that once hid all of it."""
+    twice = b"}(" + text("weight") + tensor(storage()) + b"u(" + text("weight") + tensor(storage()) + b"u"
+    refused(with_pickle(program(twice), FOUR), place, "one key twice")
+    refused(
+        with_pickle(program(table((text("state_dict"), twice), (text("epoch"), b"K\1"))), FOUR), place, "one key twice"
+    )
+
+
+def test_row_61_a_convolution_with_children(place: Path) -> None:
+    """What it never calls is neither converted nor lost: the convolution stays as it is."""
+    conv = nn.Conv2d(1, 1, 2)
+    conv.add_module("more", nn.Conv2d(1, 1, 2))
+    with pytest.raises(Rejected, match="modules of its own"):
+        by_checker(saved(nn.Sequential(conv)))
+    with pytest.raises(
+        UnsupportedLayer, match=r"0: Conv2d: it holds a module of its own \(more\), which a convolution never"
+    ):
+        convert(by_command(saved(nn.Sequential(conv)), place))  # type: ignore[arg-type]
+
+
+def on_a(thing: bytes, act: bytes) -> bytes:
+    """A state dict of one tensor; then something is done to a storage or tensor that was named before."""
+    return program(thing + b"q\0" + b"0" * 0, b"q\1", act)
+
+
+ZERO = struct.pack("<4f", 0, 0, 0, 0)
+ITEM = number(0) + b"G" + struct.pack(">d", 1000.0) + b"s"
+ACTS = {
+    "an item": (b"h\0" + ITEM, "item|into"),
+    "items": (b"h\0(" + ITEM[:-1] + b"u", "item|into"),
+    "state of its class": (named("torch.nn.modules.conv", "Conv2d") + table((text("_modules"), b"}")) + b"b", "state"),
+    "state": (b"h\0" + table((text("dtype"), number(1))) + b"b", "state"),
+    "an element": (b"h\0" + number(1) + b"a", "item"),
+    "elements": (b"h\0(" + number(1) + b"e", "item"),
+    "a call": (called(named("torch", "Tensor"), b"h\0"), "call|tensor|Tensor"),
+    "a call of it": (b"h\0" + row(number(1)) + b"R", "call"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("what", ["storage", "tensor"])
+def test_row_62_nothing_is_done_to_a_storage_or_tensor(name: str, what: str, place: Path) -> None:
+    act, told = ACTS[name]
+    if what == "storage":
+        value = tensor(storage() + b"q\0")
+    else:
+        value = tensor(storage()) + b"q\0"
+    pickle = program(table((text("weight"), value), (text("epoch"), act)))
+    refused(with_pickle(pickle, FOUR), place, told)
+
+
+SWAP = named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor")
+
+
+def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
+    """torch's own functions for subclasses of tensors can set the data of a tensor that stands elsewhere, already."""
+    weight, other = tensor(storage()) + b"q\0", tensor(storage("1")) + b"q\1"
+    same = row(b"h\0", named("torch", "float32"), text("cpu"), b"\x89")
+    act = called(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        SWAP,
+        named("torch", "Tensor"),
+        same,
+        table((text("data"), b"h\1")),
+    )
+    data = with_pickle(
+        program(table((text("model"), table((text("weight"), weight))), (text("other"), other), (text("act"), act))),
+        ZERO,
+        FOUR,
+    )
+    assert by_torch(data)["model"]["weight"].sum() == 10
+    refused(data, place, "_rebuild_from_type_v2", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils")
+
+
+def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> None:
+    """To set ``real`` of a tensor is to set every number of its storage, which others share."""
+    weight = tensor(storage()) + b"q\0"
+    act = called(
+        named("torch._utils", "_rebuild_parameter_with_state"),
+        *(b"h\0", b"\x89", EMPTY_ORDERED, table((text("real"), b"G" + struct.pack(">d", 1000.0)))),
+    )
+    data = with_pickle(program(table((text("model"), table((text("weight"), weight))), (text("act"), act))), FOUR)
+    assert by_torch(data)["model"]["weight"].sum() == 4000
+    refused(data, place, "_rebuild_parameter_with_state", "attribute that every tensor has")
+
+
+def test_row_62_a_dict_whose_own_attributes_hide_its_items(place: Path) -> None:
+    for name in ("items", "keys", "__class__"):
+        shadow = EMPTY_ORDERED + b"q\0" + b"(" + text("weight") + tensor(storage()) + b"u"
+        shadow += table((text(name), named("collections", "OrderedDict"))) + b"b"
+        data = with_pickle(program(shadow), FOUR)
+        refused(data, place, "_metadata|attribute")
+    if name != "__class__":
+        assert list(by_torch(data).items()) == []
+
+
+def test_row_62_a_layer_that_is_made_with_arguments(place: Path) -> None:
+    """Called, its class makes parameters that the state need not name."""
+    conv = saved(nn.Conv2d(1, 1, 2))
+    records = records_in(conv)
+    new = b"ctorch.nn.modules.conv\nConv2d\nq\0)\x81"
+    assert new in records["data.pkl"]
+    for other in (row(number(1), number(1), number(2)) + b"R", row(number(1)) + b"\x81", b")R"):
+        pickle = records["data.pkl"].replace(new, new[:-2] + other)
+        data = packed((f"archive/{name}", d) for name, d in {**records, "data.pkl": pickle}.items())
+        refused(data, place, "Conv2d")
+
+
+def test_a_name_is_read_letter_by_letter(place: Path) -> None:
+    """pickletools would take ``\\x43onv2d`` for Conv2d."""
+    records = records_in(saved(nn.Conv2d(1, 1, 2)))
+    pickle = records["data.pkl"].replace(b"\nConv2d\n", b"\n\\x43onv2d\n")
+    data = packed((f"archive/{name}", d) for name, d in {**records, "data.pkl": pickle}.items())
+    with pytest.raises(pickle_error()):
+        by_torch(data)
+    assert [layer.kind for layer in by_checker(data).values()] != ["Conv2d"]
+
+
+def pickle_error() -> type[Exception]:
+    return pickle.UnpicklingError
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        program(b"}" + text("a") + b"N" + text("a") + b"K\1" + b"u") if False else program(b"K\1", b"K\2"),
+        b"\x80\2K\1.K\2.",
+        b"\x80\4" + program(b"}")[2:],
+        program(b"\x80\2", b"}"),
+        b"}.",
+        program(b"}", b"0", b"}"),
+        program(b"}(K\1."),
+    ],
+)
+def test_a_pickle_is_the_kind_of_program_that_torch_save_writes(content: bytes, place: Path) -> None:
+    refused(with_pickle(content), place, "pickle")
+
+
+# ---- old files ---------------------------------------------------------------------------------------------------------
+
+
+def python_2(values: dict[str, torch.Tensor], end: bytes = b"") -> bytes:
+    """A state dict as Python 2 wrote it: byte strings, and an OrderedDict that is called on a list of pairs."""
+
+    def short(value: str) -> bytes:
+        return b"U" + bytes([len(value)]) + value.encode()
+
+    pairs, storages = b"", []
+    for key, value in values.items():
+        name = str(9000 + len(storages))
+        kept = row(
+            short("storage"), named("torch", "FloatStorage"), short(name), short("cuda:0"), number(value.numel()), b"N"
+        )
+        pairs += b"](" + short(key) + tensor(kept + b"Q", tuple(value.shape)) + b"e"
+        storages.append((name, value.numel(), value.numpy().tobytes()))
+    content = program(named("collections", "OrderedDict"), b"](", pairs, b"e\x85R")
+    return legacy(content, *storages[::-1], end=end)
+
+
+def test_row_63_a_state_dict_of_python_2(place: Path) -> None:
+    values = {"lin0.weight": torch.rand(1, 6, 1, 1), "lin0.bias": torch.rand(1), "lin1.weight": torch.rand(1, 3, 1, 1)}
+    data = python_2(values)
+    assert alike(by_torch(data), values)
+    assert alike(by_command(data, place), values)
+    with pytest.raises(Rejected, match=r"before 1.6, which is not rechecked"):
+        by_checker(data)
+
+
+def test_row_63_an_old_file_has_one_reading_too(place: Path) -> None:
+    values = {"weight": torch.rand(1, 1, 2, 2)}
+    pairs = [
+        (
+            text("weight"),
+            tensor(
+                row(text("storage"), named("torch", "FloatStorage"), text("7"), text("cpu"), number(4), b"N") + b"Q"
+            ),
+        )
+    ]
+    content = program(table(*pairs))
+
+    def told(data: bytes) -> str:
+        with pytest.raises(BadModelFile) as caught:
+            by_command(data, place)
+        return str(caught.value)
+
+    assert alike(by_command(legacy(content, ("7", 4, values["weight"].numpy().tobytes())), place), values)
+    whole = legacy(content, ("7", 4, FOUR))
+    for length in range(len(whole)):
+        assert (
+            "truncated" in told(whole[:length])
+            or "not a model" in told(whole[:length])
+            or "empty" in told(whole[:length])
+        )
+    for odd, words in {
+        whole + b"\0": "follow",
+        legacy(content, ("7", 3, FOUR)): "storage",
+        legacy(content, ("7", 4, FOUR), ("7", 4, FOUR)): "list of storages",
+        legacy(content, ("8", 4, FOUR)): "list of storages",
+        legacy(content): "list of storages",
+        whole.replace(b"M\xe9\3", b"M\xea\3", 1): "torch.save",
+    }.items():
+        assert words in told(odd)
+        assert "truncated" not in told(odd)
+    view = row(text("8"), number(0), number(4))
+    odd = content.replace(b"NtQ", view + b"tQ")
+    assert odd != content
+    assert "view" in told(legacy(odd, ("7", 4, FOUR)))
+
+
+def test_row_63_truncated_is_what_lacks_its_end(place: Path) -> None:
+    for whole in (saved(state(1.0)), saved(nn.Conv2d(1, 1, 2)), python_2(state(1.0))):
+        for length in (*range(40, len(whole) - 1, 97), len(whole) - 1):
+            place.write_bytes(whole[:length])
+            with pytest.raises(BadModelFile, match="truncated"):
+                read(place)
+            if whole[:2] == b"PK":
+                with pytest.raises(Rejected, match="truncated"):
+                    by_checker(whole[:length])
+        place.write_bytes(whole + b"more")
+        with pytest.raises(BadModelFile, match="follow"):
+            read(place)

@@ -1,0 +1,896 @@
+"""The independent checker: it confirms what holds, without torch; and no edited file and no edited certificate passes."""
+
+import ast
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+import construct
+import verify
+from construct.attention import EXECUTIONS
+from verify import checker
+from verify.argument.certification import certify
+from verify.argument.documents import indented, write_document
+from verify.layers.fields import digest, stated_geometry
+from verify.layers.reading import GridRefused
+from verify.recheck.arrays import TENSORS, Rejected, layers_in
+from verify.recheck.exact import NoAim, aim_of, exponential, product_gap, selected, tail
+from verify.recheck.pairs import Pair
+from verify.recheck.statements import read_document, record_digest
+from verify.strategies import convolutions, sizes_for
+
+ROOT = Path(__file__).parents[2]
+CHECKER = (
+    "checker",
+    "archives",
+    "unwrapping",
+    "pairs",
+    "grids",
+    "exact",
+    "documents",
+    "statements",
+    "arrays",
+    "opcodes",
+    "verdict",
+    "__main__",
+    "__init__",
+)
+
+LAYERS = {
+    "2-D": (lambda: nn.Conv2d(2, 3, 3, padding=1), (5, 6), {}, {}),
+    "1-D even, strided, dilated, reflected": (
+        *(
+            lambda: nn.Conv1d(2, 3, 4, stride=2, dilation=2, padding=3, padding_mode="reflect", bias=False),
+            (19,),
+            {},
+            {},
+        ),
+    ),
+    "same, circular, groups": (
+        *(lambda: nn.Conv2d(4, 6, (3, 2), padding="same", padding_mode="circular", groups=2), (6, 5), {}, {}),
+    ),
+    "3-D, replicated": (lambda: nn.Conv3d(1, 2, 2, padding=1, padding_mode="replicate"), (3, 4, 3), {}, {}),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (5, 5), {}, {}),
+    "transposed": (
+        *(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (4, 3), {}, {}),
+    ),
+    "transposed, cropped": (lambda: nn.ConvTranspose1d(2, 2, 3, padding=4), (12,), {}, {}),
+    "float64": (lambda: nn.Conv2d(2, 3, 3, padding=1).double(), (5, 6), {}, {}),
+    "float16": (lambda: nn.Conv2d(2, 3, 3, padding=1).half(), (5, 6), {}, {}),
+    "bfloat16": (lambda: nn.Conv1d(2, 3, 3, padding=1).bfloat16(), (9,), {}, {}),
+    "parabola": (lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2), (5, 6), {"encoding": "parabola"}, {}),
+    "padded heads": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"head_dim": 5}, {}),
+    "soft": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"alpha": 5.0}, {"within": 1.0}),
+    "soft parabola": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"alpha": 5.0, "encoding": "parabola"}, {"within": 1.0}),
+    "softest": (lambda: nn.Conv1d(2, 3, 3), (5,), {"alpha": 1e-7}, {"within": 100.0}),
+    "truncated": (lambda: nn.Conv2d(4, 4, 3), (5, 6), {"head_dim": 2}, {"within": 100.0}),
+}
+
+
+def made(name):
+    make, grid, built, claimed = LAYERS[name]
+    torch.manual_seed(0)
+    conv = make().requires_grad_(False)
+    return conv, construct.conv_to_mhsa(conv, **built).requires_grad_(False), grid, claimed
+
+
+@cache
+def certified(name):
+    conv, mhsa, grid, claimed = made(name)
+    return certify(conv, mhsa, grid=grid, **claimed)
+
+
+class Files:
+    """A certificate and its two weight files in a folder, to be tampered with."""
+
+    def __init__(self, folder):
+        self.certificate, self.conv, self.mhsa = (
+            folder / "model.mhsa.json",
+            folder / "model.pt",
+            folder / "model.mhsa.pt",
+        )
+
+    def write(self, layers, conv, mhsa):
+        torch.save(conv, self.conv)
+        torch.save(mhsa, self.mhsa)
+        write_document(self.certificate, layers, self.conv, self.mhsa)
+        return self
+
+    def check(self):
+        return verify.check(self.certificate, self.conv, self.mhsa)
+
+    def edit(self, change, sign=True):
+        document = json.loads(self.certificate.read_text())
+        change(document)
+        if sign:
+            document["record_sha256"] = record_digest(document)
+        self.certificate.write_text(json.dumps(document))
+
+    def forge(self, conv, mhsa):
+        """Put other layers in the place of those that were certified, and make every digest agree."""
+        torch.save(conv, self.conv)
+        torch.save(mhsa, self.mhsa)
+
+        def change(document):
+            (record,) = document["layers"]
+            document["conv_file"] = document["mhsa_file"] = None
+            record["conv_geometry"], record["mhsa_geometry"] = stated_geometry(conv), stated_geometry(mhsa)
+            for key, layer in (("conv_sha256", conv), ("mhsa_sha256", mhsa)):
+                record[key] = digest(layer, TENSORS if hasattr(layer, "w_val") else ("weight", "bias"))
+
+        self.edit(change)
+
+    def refused(self, words="."):
+        with pytest.raises(Rejected, match=words) as caught:
+            self.check()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path)
+
+
+def command(files):
+    arguments = ("check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
+    process = [sys.executable, "-W", "error", "-m", "verify", *map(str, arguments)]
+    return subprocess.run(process, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+# ---- what holds is confirmed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_was_proved_is_confirmed(name, files):
+    conv, mhsa, _, _ = made(name)
+    assert certified(name).verdict.name == "PROVED"
+    result = files.write([("", certified(name))], conv, mhsa).check()
+    assert result.verdict.name == "PROVED", str(result)
+    assert result.layers[""].name == "PROVED"
+    assert not result.uncovered
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()), nn.ConvTranspose2d(4, 2, 2, stride=2)]
+        )
+        self.again = self.stem
+
+
+@cache
+def network():
+    torch.manual_seed(0)
+    net = Net()
+    mhsa = construct.convert(net)
+    layers = [
+        (name, certify(m, mhsa.get_submodule(name), grid=(5, 6)))
+        for name, m in net.named_modules()
+        if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)
+    ]
+    return net, mhsa, layers
+
+
+def test_a_network_is_confirmed_layer_by_layer(files):
+    net, mhsa, layers = network()
+    result = files.write(layers, net, mhsa).check()
+    assert result.verdict.name == "PROVED"
+    assert list(result.layers) == ["stem", "blocks.0.0", "blocks.1"]
+    assert "what runs of the whole network showed is not repeated" in str(result)
+
+
+def test_a_layer_that_no_certificate_covers_is_not_passed_over(files):
+    net, mhsa, layers = network()
+    result = files.write(layers[:-1], net, mhsa).check()
+    assert result.verdict.name == "UNDECIDED"
+    assert result.uncovered == ("blocks.1",)
+    assert "no certificate covers 'blocks.1'" in str(result)
+    assert files.write([], net, mhsa).check().verdict.name == "UNDECIDED"
+    assert files.write([], nn.ReLU(), nn.ReLU()).check().verdict.name == "UNDECIDED"
+
+
+def alone(model):
+    """The state dict without the second name of the shared module."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if not name.startswith("again")}
+
+
+def test_state_dicts_and_safetensors_are_confirmed(files):
+    net, mhsa, layers = network()
+    result = files.write(layers, net.state_dict(), mhsa.state_dict()).check()
+    assert result.uncovered == ("again",)  # a state dict does not say that this is the stem
+    result = files.write(layers, alone(net), alone(mhsa)).check()
+    assert result.verdict.name == "PROVED"
+    assert sum("states no geometry; assumed" in note for note in result.notes) == 2 * len(layers)
+    # Nobody should take such a verdict for more than it is.
+    assert "of 3 the files state no geometry" in result.verdict.sentence
+    assert all("with the geometry that the certificate states" in str(v) for v in result.layers.values())
+    for path, model in ((files.conv, net), (files.mhsa, mhsa)):
+        described = {
+            name: {"kind": type(model.get_submodule(name)).__name__, **stated_geometry(model.get_submodule(name))}
+            for name, _ in layers
+        }
+        save_file(alone(model), path, {"geometry": json.dumps(described)})
+    write_document(files.certificate, layers, files.conv, files.mhsa)
+    result = files.check()
+    assert result.verdict.name == "PROVED"
+    assert not any("assumed" in note for note in result.notes)
+    assert "geometry" not in str(result)
+
+
+def test_the_command_needs_neither_torch_nor_the_builder(files):
+    name = "soft"
+    conv, mhsa, _, _ = made(name)
+    files.write([("", certified(name))], conv, mhsa)
+    code = f"""
+import runpy, sys
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "construct", "mpmath", "sympy", "safetensors", "hypothesis", "scipy"):
+            raise AssertionError(f"the checker imports {{name}}")
+sys.meta_path.insert(0, Forbidden())
+sys.argv = ["verify", "check", {str(files.certificate)!r}, "--conv", {str(files.conv)!r}, "--mhsa", {str(files.mhsa)!r}]
+runpy.run_module("verify", run_name="__main__", alter_sys=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("PROVED: 1 of 1 layers PROVED and recomputed")
+
+
+def test_the_checker_imports_nothing_of_the_certifier():
+    for name in CHECKER:
+        tree = ast.parse((ROOT / "verify" / f"{name}.py").read_text())
+        lazily = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.If)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in lazily:
+                names = (
+                    [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                )
+                for imported in names:
+                    first, _, rest = imported.partition(".")
+                    assert first in sys.stdlib_module_names | {"numpy", "verify"}, imported
+                    assert first != "verify" or rest in CHECKER, imported
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_exit_codes(files):
+    conv, mhsa, grid, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    assert command(files).returncode == 0
+    other = copy.deepcopy(mhsa)
+    other.w_out[0, 0, 0, 0] += 1
+    files.write([("", certify(conv, other, grid=grid))], conv, other)
+    done = command(files)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "REFUTED" in done.stdout
+    files.mhsa.write_bytes(b"")
+    done = command(files)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
+def test_bad_arguments_are_told_in_one_line(arguments):
+    process = [sys.executable, "-W", "error", "-m", "verify", *arguments]
+    done = subprocess.run(process, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "\x1b" not in done.stderr
+
+
+# ---- weight files that are not those that were certified ---------------------------------------------------------------
+
+
+def ulp(tensor):
+    """The last non-zero number moved to the next one of its type."""
+    flat = tensor.view(-1)
+    place = int(flat.nonzero()[-1]) if flat.any() else 0
+    flat[place] = torch.nextafter(flat[place], torch.tensor(torch.inf, dtype=tensor.dtype))
+
+
+@pytest.mark.parametrize("tensor", ["weight", "bias", *TENSORS])
+def test_one_number_changed_by_an_ulp_is_rejected(tensor, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    ulp(getattr(conv if tensor in ("weight", "bias") else mhsa, tensor))
+    torch.save(conv, files.conv)
+    torch.save(mhsa, files.mhsa)
+    files.refused("sha256 differs")
+    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+    files.refused("numbers of the .* are not those that were certified")
+
+
+@pytest.mark.parametrize("tensor", ["weight", "bias", "w_val", "w_out", "b_out"])
+@pytest.mark.parametrize("name", ["2-D", "transposed", "float64", "float16", "padded heads", "depthwise"])
+def test_an_ulp_is_seen_even_if_every_digest_is_forged(name, tensor, files):
+    conv, mhsa, _, _ = made(name)
+    if tensor == "bias" and conv.bias is None:
+        pytest.skip("no bias")
+    files.write([("", certified(name))], conv, mhsa)
+    ulp(getattr(conv if tensor in ("weight", "bias") else mhsa, tensor))
+    files.forge(conv, mhsa)
+    files.refused("its taps is below|below what its weights give")
+
+
+GEOMETRIES = {
+    "padding": {"padding": (0, 1)},
+    "stride": {"stride": (2, 1)},
+    "dilation": {"dilation": (1, 2)},
+    "padding_mode": {"padding_mode": "replicate"},
+    "groups": {"groups": 2},
+    "transposed": {"transposed": True},
+}
+
+
+@pytest.mark.parametrize("side", ["conv", "mhsa"])
+@pytest.mark.parametrize("change", GEOMETRIES.values(), ids=GEOMETRIES.keys())
+def test_another_geometry_is_rejected(change, side, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    for name, value in change.items():
+        if side == "conv":
+            vars(conv)[name] = value
+        else:
+            object.__setattr__(mhsa.geometry, name, value)
+    torch.save(conv, files.conv)
+    torch.save(mhsa, files.mhsa)
+    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+    files.refused("geometry of the .* is not the one")
+    files.forge(conv, mhsa)
+    files.refused()
+
+
+def test_pads_that_contradict_the_geometry_are_rejected(files):
+    conv, mhsa, _, _ = made("1-D even, strided, dilated, reflected")
+    files.write([("", certified("1-D even, strided, dilated, reflected"))], conv, mhsa)
+    conv._reversed_padding_repeated_twice = (3, 2)
+    files.forge(conv, mhsa)
+    files.refused("torch would pad by")
+
+
+def test_heads_moved_or_made_soft_are_rejected(files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    for change, words in (
+        (lambda a: a.v.data.copy_(a.v[[1, 0, *range(2, 9)]]), "below what"),  # two heads exchange their places
+        (lambda a: a.v.data.mul_(0.05), "below what"),  # α = 51
+        (lambda a: a.v[0].mul_(-1), "has no sharpness"),
+        (lambda a: a.v[0, 1:].add_(1024.0), "has a gap of 0"),  # half-way
+        (lambda a: a.v[0, 1:].sub_(2048.0), "off the grid"),
+        (lambda a: (a.u[0, 0].add_(1), a.w_key[0, 0, 0].add_(1)), "by content"),
+        (lambda a: a.w_val.mul_(float("nan")), "not finite"),
+        (lambda a: a.w_out.mul_(1e38), "overflow"),
+    ):
+        other = copy.deepcopy(mhsa)
+        change(other)
+        files.forge(conv, other)
+        files.refused(words)
+
+
+def test_silent_changes_stay_proved(files):
+    """Whole heads permuted, factors rescaled by powers of two, heads that carry nothing: the same function."""
+    conv, mhsa, grid, _ = made("2-D")
+    order = torch.randperm(9)
+    for name in TENSORS[:-1]:
+        getattr(mhsa, name).data = getattr(mhsa, name)[order]
+    mhsa.w_val[0] *= 4
+    mhsa.w_out[0] /= 4
+    twice = [torch.cat([getattr(mhsa, name), getattr(mhsa, name)[:2]]) for name in TENSORS[:-1]]
+    for name, tensor in zip(TENSORS[:-1], twice, strict=True):
+        getattr(mhsa, name).data = tensor
+    mhsa.heads = 11
+    mhsa.w_val[9] = 0
+    mhsa.v[9, 1] = 1e5
+    mhsa.w_val[10] /= 2
+    mhsa.w_val[1] /= 2  # two heads at one shift, half each
+    certificate = certify(conv, mhsa, grid=grid)
+    assert certificate.verdict.name == "PROVED"
+    result = files.write([("", certificate)], conv, mhsa).check()
+    assert result.verdict.name == "PROVED"
+    assert any("exact integer products" in note for note in result.notes)
+
+
+def test_files_exchanged_or_damaged_are_rejected(files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.conv, files.mhsa = files.mhsa, files.conv
+    files.refused("sha256 differs")
+    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+    files.refused()
+    files.conv, files.mhsa = files.mhsa, files.conv
+    content = files.mhsa.read_bytes()
+    files.mhsa.write_bytes(content[:-30])
+    files.refused("truncated")
+    place = content.index(mhsa.w_out.numpy().tobytes())
+    files.mhsa.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    files.refused("CRC")
+    files.mhsa.unlink()
+    files.refused("No such file")
+
+
+def test_a_layer_of_another_class_is_rejected(files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.forge(mhsa, mhsa)
+    files.refused()
+    files.forge(conv, conv)
+    files.refused()
+
+
+# ---- certificates that were edited -------------------------------------------------------------------------------------
+
+
+def one(document):
+    return document["layers"][0]
+
+
+def scaled(name, factor):
+    def change(document):
+        values = one(document)[name]
+        values[-1] = (float.fromhex(values[-1]) * factor).hex()
+
+    return change
+
+
+def put(**fields):
+    return lambda document: one(document).update(fields)
+
+
+CALLS = {"same": True, "difference": None, "compared": 14, "converted": 2, "unseen": []}
+NUMBERS = {
+    **{"verdict": "CHECKED", "sentence": "", "original": 1e-7, "converted": 2e-7, "limit": 1e-5, "largest": "nan"},
+    **{"predictions": {"agree": None, "of": 0}, "no_float64": ""},
+}
+
+
+def figures(**changes):
+    """What the command says of a network, with changes."""
+    plain = {
+        **{"input_size": [1, 8, 8], "inputs": "a sample", "calls": CALLS, "numbers": NUMBERS, "max_abs": 1e-7},
+        **{"convolution_calls": {"original": 2, "converted": 0}, "convolutions": {"executed": 2, "converted": 2}},
+        "same_expression": True,
+    }
+    return plain | changes
+
+
+def test_figures_of_a_network_are_looked_at_and_not_rechecked(files):
+    net, mhsa, layers = network()
+    files.write(layers, net, mhsa)
+    document = json.loads(files.certificate.read_bytes())
+    document["network"] = figures()
+    document["record_sha256"] = record_digest(document)
+    files.certificate.write_text(json.dumps(document))
+    assert files.check().verdict.name == "PROVED"
+
+
+EDITS = {
+    "an extra field": (lambda d: d.update(more=1), "missing or unknown: more"),
+    "an extra field of a layer": (put(more=1), "missing or unknown: more"),
+    "an extra field of a step": (lambda d: one(d)["steps"][0].update(more=1), "missing or unknown: more"),
+    "a missing field": (lambda d: d.pop("network"), "missing or unknown: network"),
+    "a missing field of a layer": (lambda d: one(d).pop("taps"), "missing or unknown: taps"),
+    "another format": (lambda d: d.update(format="something"), "no certificate"),
+    "another version": (lambda d: d.update(version=1), "no certificate of version 3"),
+    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
+    "another version of a layer": (put(version=1), "version"),
+    "an unknown field of the network": (lambda d: d.update(network=figures(more=1)), "missing or unknown: more"),
+    "an unknown verdict of the network": (
+        lambda d: d.update(network=figures(numbers={**NUMBERS, "verdict": "PROVED"})),
+        "unknown verdict 'PROVED'",
+    ),
+    "calls that differ, and the same expression": (
+        lambda d: d.update(network=figures(calls={**CALLS, "same": False, "difference": "add"})),
+        "the same expression, but not the same calls",
+    ),
+    "calls that are the same and differ": (
+        lambda d: d.update(network=figures(calls={**CALLS, "difference": "add"})),
+        "contradict each other",
+    ),
+    "something unseen, and the same expression": (
+        lambda d: d.update(network=figures(calls={**CALLS, "unseen": ["a thread"]})),
+        "the same expression, but not the same calls",
+    ),
+    "a figure that is none": (
+        lambda d: d.update(network=figures(numbers={**NUMBERS, "limit": "small"})),
+        "'small' is no figure",
+    ),
+    "a figure below 0": (lambda d: d.update(network=figures(max_abs=-1.0)), "-1.0 is no figure"),
+    "a count that is none": (
+        lambda d: d.update(network=figures(convolutions={"executed": 1, "converted": -1})),
+        "no counts",
+    ),
+    "another name of a step": (lambda d: one(d)["steps"][2].update(name="taps"), "a step of its own fails"),
+    "observed with a space": (
+        lambda d: one(d).update(observed=[f"{x} " for x in one(d)["observed"]]),
+        "no number that belongs there",
+    ),
+    "no layers": (lambda d: d.update(layers=None), "odd"),
+    "a layer twice": (lambda d: d["layers"].append(one(d)), "stands twice"),
+    "an unknown layer": (put(name="other"), "missing in a weight file"),
+    "another verdict": (put(verdict="CHECKED"), "unknown verdict"),
+    "a verdict that is no word": (put(verdict=1), "wrong type"),
+    "a bound that is no number": (put(bound=["nan"] * 3), "no number"),
+    "an infinite bound": (put(bound=["inf"] * 3), "no number"),
+    "a bound written otherwise": (put(bound=["1.0"] * 3), "no number"),
+    "a negative bound": (put(bound=["-0x1.0p+0"] * 3), "no number"),
+    "a bound of decimals": (put(bound=[1.0] * 3), "odd"),
+    "a missing channel": (lambda d: one(d)["bound"].pop(), "different lengths"),
+    "missing channels": (
+        lambda d: [one(d)[k].pop() for k in ("bound", *checker_parts(), "observed")],
+        "what its weights",
+    ),
+    "bound lowered": (scaled("bound", 0.9999), "bound is below"),
+    "bound raised": (scaled("bound", 1.01), "bound is not what"),
+    "rounding lowered": (scaled("rounding", 0.9999), "rounding is below"),
+    "rounding raised": (scaled("rounding", 1.01), "rounding is not what"),
+    "leakage invented": (put(leakage=[(0.1).hex()] * 3), "leakage is not what"),
+    "taps invented": (put(taps=[(0.1).hex()] * 3), "taps is not what"),
+    "a larger input": (put(input_bound=(2.0).hex()), "below what"),
+    "no input": (put(input_bound=(0.0).hex()), "no number"),
+    "another claim": (put(claim="difference within"), "contradict"),
+    "another tolerance": (put(claim="difference within", within=(1e-9).hex()), "does not follow"),
+    "another type": (put(dtype="float64"), "not float64"),
+    "an unknown type": (put(dtype="float8"), "not float8"),
+    "another number of heads": (put(heads=8), "there are not 8 heads"),
+    "a grid of one axis": (put(grid=[5]), "does not fit"),
+    "a grid too small": (put(grid=[5, 0]), "no counts"),
+    "a grid of other numbers": (put(grid=[5.0, 6]), "no counts"),
+    "a step that fails": (lambda d: one(d)["steps"][4].update(holds=False), "a step of its own fails"),
+    "a step left out": (lambda d: one(d)["steps"].pop(3), "a step of its own fails"),
+    "a run over the bound": (lambda d: one(d)["probes"][0].update(ratio=1.5), "a run exceeds"),
+    "a run that is no number": (lambda d: one(d)["probes"][0].update(ratio="nan"), "a run exceeds"),
+    "observed over the bound": (put(observed=[(1.0).hex()] * 3), "a run exceeds"),
+    "another tightness": (put(tightness=(3.0).hex()), "its tightness is not"),
+    "a tightness that is no number": (put(tightness="x"), "odd"),
+    "a run over the bound that is none": (put(overrun={}), "missing or unknown"),
+    "another digest of the layer": (put(conv_sha256="0" * 64), "numbers of the Conv2d"),
+    "another digest of the file": (lambda d: d["conv_file"].update(sha256="0" * 64), "sha256 differs"),
+    "another geometry": (lambda d: one(d)["conv_geometry"].update(stride=[2, 2]), "geometry of the Conv2d"),
+    "an extra field of the geometry": (lambda d: one(d)["mhsa_geometry"].update(more=1), "geometry of the MHSA"),
+}
+
+
+def checker_parts():
+    return ("rounding", "leakage", "taps")
+
+
+@pytest.mark.parametrize(("change", "words"), EDITS.values(), ids=EDITS.keys())
+def test_an_edited_certificate_is_rejected(change, words, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.edit(change, sign=False)
+    files.refused("edited|missing or unknown|no certificate")
+    files.edit(lambda document: None)  # now it is signed
+    files.refused(words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"version"', '"version": 1, "version"'), ("null", "NaN"), ("1,", "1e999,"), ("{", "")]
+)
+def test_a_certificate_that_is_no_strict_json_is_rejected(old, new, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    text = files.certificate.read_text()
+    assert old in text
+    files.certificate.write_text(text.replace(old, new, 1))
+    files.refused("no strict JSON")
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"x"'])
+def test_a_certificate_that_is_no_object_is_rejected(text, files):
+    conv, mhsa, _, _ = made("2-D")
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.certificate.write_text(text)
+    files.refused("no certificate, as it holds no JSON object")
+
+
+@pytest.mark.parametrize("power", [-110, -60, 40, 90, 100])
+@pytest.mark.parametrize("name", ["2-D", "soft"])
+@pytest.mark.parametrize("bound", [1.0, 2.0**-20])
+def test_layers_rescaled_by_powers_of_two_are_judged_alike(power, name, bound, files):
+    """η beside W_out of 2^100 is no trifle: both count what underflows in the same way."""
+    conv, mhsa, grid, claimed = made(name)
+    mhsa.w_val.mul_(2.0**power)
+    mhsa.w_out.mul_(2.0**-power)
+    certificate = certify(conv, mhsa, grid=grid, input_bound=bound, **claimed)
+    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == certificate.verdict.name
+
+
+def test_a_refutation_of_a_difference_that_the_claim_allows_is_rejected(files):
+    conv, mhsa, grid, _ = made("2-D")
+    mhsa.b_out[0] += 1e-6
+    refutation = certify(conv, mhsa, grid=grid).record()["counterexample"]
+    for within, words in ((1.0, "by no more than what the claim allows"), (2.0**-40, "")):
+        files.write([("", certify(conv, mhsa, grid=grid, within=within))], conv, mhsa)
+        files.edit(lambda d: one(d).update(verdict="REFUTED", counterexample=refutation))
+        if words:
+            files.refused(words)
+        else:
+            assert files.check().verdict.name == "REFUTED"
+
+
+@pytest.mark.parametrize("part", ["leakage", "taps", "bound"])
+def test_the_parts_of_a_soft_claim_are_recomputed(part, files):
+    for name in ("soft", "truncated"):
+        conv, mhsa, _, _ = made(name)
+        files.write([("", certified(name))], conv, mhsa)
+        if float.fromhex(certified(name).record()[part][-1]):
+            files.edit(scaled(part, 0.9999))
+            files.refused(f"{part} is below")
+
+
+# ---- REFUTED and UNDECIDED ---------------------------------------------------------------------------------------------
+
+
+def refuted(files):
+    """Certified with a counterexample: one weight is off by an ulp."""
+    conv, mhsa, grid, _ = made("2-D")
+    ulp(mhsa.w_out)
+    certificate = certify(conv, mhsa, grid=grid)
+    assert certificate.verdict.name == "REFUTED"
+    return files.write([("", certificate)], conv, mhsa)
+
+
+def test_a_counterexample_is_evaluated_again(files):
+    result = refuted(files).check()
+    assert (result.verdict.name, result.layers[""].name) == ("REFUTED", "REFUTED")
+    for change in (
+        lambda c: c.update(attention=c["convolution"]),
+        lambda c: c.update(convolution="1/3"),
+        lambda c: c.update(output=[0, 4, 4] if c["output"] != [0, 4, 4] else [0, 0, 0]),
+        lambda c: c.update(output=[9, 9, 9]),
+        lambda c: c["input"][0].__setitem__(1, "2"),
+        lambda c: c["input"][0].__setitem__(0, [9, 9, 9]),
+        lambda c: c.update(more=1),
+        lambda c: c.update(attention="1.5"),
+    ):
+        refuted(files).edit(lambda document, change=change: change(one(document)["counterexample"]))
+        files.refused()
+
+
+def test_a_bias_that_differs_is_refuted_again(files):
+    conv, mhsa, grid, _ = made("transposed")
+    ulp(mhsa.b_out)
+    assert files.write([("", certify(conv, mhsa, grid=grid))], conv, mhsa).check().verdict.name == "REFUTED"
+
+
+def test_layers_that_read_elsewhere_are_refuted_again(files):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    mhsa = construct.conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"))
+    mhsa.load_state_dict(dict(construct.conv_to_mhsa(conv).state_dict()))
+    certificate = certify(conv, mhsa, grid=(4, 5))
+    assert certificate.verdict.name == "REFUTED"
+    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == "REFUTED"
+
+
+def test_what_is_not_proved_stays_so(files):
+    conv, mhsa, grid, _ = made("soft")
+    certificate = certify(conv, mhsa, grid=grid)
+    assert certificate.verdict.name == "UNDECIDED"
+    files.write([("", certificate)], conv, mhsa)
+    assert files.check().verdict.name == "UNDECIDED"
+    files.edit(put(verdict="PROVED"))
+    files.refused()
+    files.edit(lambda document: [step.update(holds=True) for step in one(document)["steps"]])
+    files.refused("does not follow")
+
+
+def test_a_refuted_layer_cannot_be_called_proved(files):
+    refuted(files).edit(put(verdict="PROVED", counterexample=None))
+    files.refused()
+    files.edit(lambda document: [step.update(holds=True) for step in one(document)["steps"]])
+    files.refused("does not follow")
+    files.edit(put(verdict="REFUTED"))
+    assert files.check().verdict.name == "UNDECIDED"  # no counterexample, no refutation
+
+
+def test_a_difference_in_shape_is_worked_out_again(files):
+    for conv, other, sizes in (
+        (nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3), ((5, 5), (3, 3))),
+        (nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 3, dilation=4), ((3, 3), None)),
+    ):
+        mhsa = construct.conv_to_mhsa(other)
+        certificate = certify(conv, mhsa, grid=(5, 5))
+        assert certificate.verdict.name == "REFUTED"
+        assert certificate.counterexample is not None
+        assert certificate.counterexample.shapes == sizes
+        assert str(sizes[0]) in str(certificate)
+        found = files.write([("", certificate)], conv, mhsa).check().verdict
+        assert found.name == "REFUTED"
+        for wrong in ([[5, 5], [5, 5]], [[4, 4], [3, 3]], [None, [3, 3]]):
+            files.write([("", certificate)], conv, mhsa)
+            files.edit(lambda d, wrong=wrong: one(d)["counterexample"].update(shapes=wrong))
+            files.refused("names other sizes")
+    conv, mhsa, _, _ = made("2-D")  # no refutation of layers of one geometry
+    files.write([("", certified("2-D"))], conv, mhsa)
+    shapes = {"input": [], "output": [], "convolution": "None", "attention": "None", "shapes": [[5, 6], [5, 5]]}
+    files.edit(put(verdict="REFUTED", counterexample=shapes))
+    files.refused("names other sizes")
+
+
+def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch):
+    conv, mhsa, grid, _ = made("2-D")
+    right = EXECUTIONS["dense"]
+    wrong = replace(right, run=lambda *args: right.run(*args) * (1 + 2.0**-8))
+    with monkeypatch.context() as patch:
+        patch.setitem(EXECUTIONS, "dense", wrong)
+        certificate = certify(conv, mhsa, grid=grid)
+    over = certificate.overrun
+    assert certificate.verdict.name == "REFUTED"
+    assert over is not None
+    assert over.execution == "dense"
+    x = torch.from_numpy(over.input)
+    exact = conv.double()(x[None])[(0, *over.output)]
+    conv.float()
+    assert float(over.convolution) == pytest.approx(float(exact), rel=1e-12)
+    assert over.found == pytest.approx(float(exact) * (1 + 2.0**-8), rel=1e-5)
+    assert abs(over.found - over.convolution) > 0.9 * certificate.bound[over.output[0]]
+    files.write([("", certificate)], conv, mhsa)
+    assert files.check().verdict.name == "UNDECIDED"  # a run takes torch to repeat
+    for change in ({"output": [0]}, {"input": ["0x1p+9"] * over.input.size}, {"grid": [4, 9]}, {"convolution": "x"}):
+        files.write([("", certificate)], conv, mhsa)
+        files.edit(lambda d, change=change: one(d)["overrun"].update(change))
+        files.refused()
+
+
+def test_the_tightness_is_in_the_record_and_said_to_be_measured():
+    certificate = certified("2-D")
+    record = certificate.record()
+    assert float.fromhex(record["tightness"]) == certificate.tightness
+    assert 1 <= certificate.tightness < np.inf
+    assert "measured, not proved" in str(certificate)
+
+
+# ---- two implementations, one number -----------------------------------------------------------------------------------
+
+
+@st.composite
+def pairs(draw):
+    """A convolution and its attention, sharp or soft, whole or truncated, and a grid."""
+    conv = draw(convolutions())
+    grid = draw(sizes_for(conv, 40))
+    encoding = draw(st.sampled_from(["quadratic", "parabola"]))
+    alpha = draw(st.sampled_from([1024.0, 1024.0, 600.0, 90.0, 3.0, 0.01, 1e-5]))
+    head_dim = draw(st.sampled_from([None, None, 1, 7]))
+    return conv, tuple(grid), construct.conv_to_mhsa(conv, alpha=alpha, encoding=encoding, head_dim=head_dim)
+
+
+@settings(max_examples=60)
+@given(pair=pairs(), bound=st.sampled_from([1.0, 1e-3, 77.7]))
+def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory):
+    conv, grid, mhsa = pair
+    within = 1e6
+    try:
+        certificate = certify(conv, mhsa, grid=grid, input_bound=bound, within=within)
+    except (GridRefused, ValueError):
+        assume(False)
+        return
+    files = Files(tmp_path_factory.mktemp("pair")).write([("", certificate)], conv, mhsa)
+    result = files.check()
+    assert result.verdict.name == ("PROVED" if certificate.verdict.name == "PROVED" else "UNDECIDED")
+    (claim,) = read_document(files.certificate).claims
+    with files.conv.open("rb") as one_file, files.mhsa.open("rb") as other_file:
+        pair = Pair.read(claim, layers_in(one_file, "conv")[""], layers_in(other_file, "mhsa")[""])
+    if certificate.verdict.name == "PROVED":
+        own, _ = checker.parts_of(pair)
+        for name in ("rounding", "leakage", "taps", "bound"):
+            claimed = getattr(certificate, name)
+            assert (claimed >= own[name]).all()
+            assert (claimed <= 1.001 * own[name] + 1e-25).all()
+
+
+# ---- the parts ---------------------------------------------------------------------------------------------------------
+
+
+@given(x=st.fractions(0, 800, max_denominator=10**6), bits=st.integers(64, 1400))
+def test_exponentials_are_above_and_close(x, bits):
+    found = exponential(x, bits)
+    with mpmath.workprec(bits + 2000):
+        true = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** bits
+        assert found >= true
+        assert found <= true * (1 + mpmath.mpf(2) ** -50) + 2
+
+
+@settings(max_examples=20)
+@example(alpha=0.5, offset=Fraction(3, 20))
+@given(alpha=st.floats(1e-9, 700), offset=st.fractions(0, Fraction(49, 100), max_denominator=1000))
+def test_tails_are_above_and_close(alpha, offset):
+    a = Fraction(alpha)
+    found = tail(a, offset, 1300)
+    with mpmath.workprec(1600):
+        x, f = mpmath.mpf(alpha), mpmath.mpf(offset.numerator) / offset.denominator
+        if alpha > 0.5:
+            true = sum(mpmath.exp(-x * (n * n + 2 * s * n * f)) for n in range(1, 60) for s in (1, -1))
+        else:  # Poisson's formula turns the slow sum over all n into a fast one: Jacobi's theta function
+            theta = mpmath.jtheta(3, mpmath.pi * f, mpmath.exp(-(mpmath.pi**2) / x))
+            true = mpmath.exp(x * f * f) * mpmath.sqrt(mpmath.pi / x) * theta - 1
+        found = mpmath.mpf(found.numerator) / found.denominator
+        assert found >= true
+        assert found / (1 + found) <= true / (1 + true) * (1 + mpmath.mpf(2) ** -21)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_products_are_judged_exactly(data):
+    size = st.integers(1, 4)
+    g, i, e, o = (data.draw(size) for _ in range(4))
+    number = st.one_of(st.floats(-1e3, 1e3), st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0**-300, 3.0, 1e-30]))
+
+    def draw(*shape):
+        return np.array(
+            data.draw(st.lists(number, min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
+        ).reshape(shape)
+
+    a, b, tap = draw(g, i, e), draw(g, e, o), draw(g, i, o)
+    if data.draw(st.booleans()):
+        a = a * np.eye(i, e)
+    exact = np.array(
+        [
+            [[sum(Fraction(a[n, r, k]) * Fraction(b[n, k, c]) for k in range(e)) for c in range(o)] for r in range(i)]
+            for n in range(g)
+        ],
+        dtype=object,
+    )
+    product = selected(a, b)
+    if product is not None:
+        assert all(Fraction(float(p)) == x for p, x in zip(product.flat, exact.flat, strict=True))
+    gap = product_gap([(a, b)], tap)
+    for found, x, t in zip(gap.flat, exact.flat, tap.flat, strict=True):
+        true = abs(x - Fraction(float(t)))
+        assert (found == 0) == (true == 0)
+        assert true <= Fraction(float(found)) <= true * (1 + Fraction(1, 2**51)) + Fraction(1, 2**1073)
+
+
+def test_a_head_is_read_back():
+    aim = aim_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
+    assert aim[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
+    with pytest.raises(NoAim, match="gap of 0"):
+        aim_of(np.array([-8.0, 8.0, 0.0]), np.eye(3), None, [3, 3])
+    aim = aim_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
+    assert aim[:4] == ((2, -3), 8, (0,), 8)
+    for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
+        with pytest.raises(NoAim, match="radix"):
+            aim_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.lists(st.text()) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_documents_are_written_as_json_writes_them(value):
+    assert indented(value) == json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def test_documents_hold_no_infinity():
+    with pytest.raises(ValueError, match="JSON"):
+        indented({"a": [float("inf")]})

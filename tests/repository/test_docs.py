@@ -1,0 +1,137 @@
+"""Every code block of docs/*.md runs and prints what stands under it; every figure is what its script draws."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "examples/README.md"])
+FIGURES = sorted((DOCS / "figures").glob("*.svg"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDED = {
+    "theory",
+    "numerics",
+    "finetune",
+    "teaching",
+    "is_it_a_convolution",
+    "formats",
+    "claims",
+    "sharpness",
+    "head_width",
+}
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def python(code: str, where: str, names: dict[str, Any]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        exec(compile(code, where, "exec"), names)
+    return told.getvalue()
+
+
+def shell(lines: str) -> str:
+    """Commands of Python, one a line, in the folder at hand."""
+    told = ""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    for line in lines.splitlines():
+        first, *words = shlex.split(line)
+        assert first == "python"
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, encoding="utf-8", check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        told += done.stdout
+    return told
+
+
+def test_the_pages_are_there():
+    assert {page.stem for page in PAGES} >= NEEDED
+
+
+SLOW = {"teaching", "formats", "numerics", "finetune"}
+"""Pages whose blocks take a quarter of a minute and more; the continuous integration runs them too."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=name(p), marks=[pytest.mark.deep] * (p.stem in SLOW)) for p in PAGES if blocks(p)],
+)
+def test_every_block_runs_and_prints_what_stands_there(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
+    told = None
+    with torch.random.fork_rng(devices=[]):
+        for number, (language, code) in enumerate(blocks(page), start=1):
+            where = f"{page.name}, block {number}"
+            if language == "python":
+                told = python(code, where, names)
+            elif language == "sh":
+                told = shell(code)
+            else:
+                assert language == "text", f"{where}: a block of {language!r} is run by nobody"
+                if page.name == "README.md":  # a command of another project
+                    continue
+                assert told is not None, f"{where} stands under no code"
+                assert told == code, where
+                told = None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_every_figure_is_shown_and_made_by_the_script(tmp_path):
+    shown = {
+        link for page in PAGES for link in re.findall(r"\]\(figures/(\w+)\.svg\)", page.read_text(encoding="utf-8"))
+    }
+    assert shown == {path.stem for path in FIGURES}
+    assert sum(path.stat().st_size for path in (DOCS / "figures").iterdir()) < 1_000_000
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(DOCS / "figures.py"), str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in FIGURES}
+    drawn_with = {re.search(r"Matplotlib v([\w.]+)", path.read_text(encoding="utf-8"))[1] for path in FIGURES}  # type: ignore[index]
+    assert len(drawn_with) == 1
+    if drawn_with != {version("matplotlib")}:
+        pytest.skip(f"the figures were drawn with matplotlib {drawn_with}, which places things otherwise")
+    for path in FIGURES:
+        words, numbers = content(path)
+        words_again, numbers_again = content(tmp_path / path.name)
+        assert words == words_again, path.name
+        np.testing.assert_allclose(numbers, numbers_again, atol=0.1, err_msg=path.name)
+
+
+def content(path: Path) -> tuple[list[str], np.ndarray]:
+    """What a figure says, and where its lines run; the ids of its parts are not looked at, nor what a raster is packed as."""
+    root = ET.fromstring(path.read_bytes())
+    words = [text for element in root.iter() if (text := "".join(element.itertext()).strip()) and "text" in element.tag]
+    lines = [element.get("d", "") for element in root.iter() if element.tag.endswith("path")]
+    return words, np.array([float(x) for line in lines for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line)])

@@ -1,0 +1,151 @@
+"""Every example runs, with warnings as errors, ends in an assertion, and prints what it is there to show."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SCRIPT = "train_digits_cnn"
+"""The one that is a command of its own, and no notebook."""
+SHOWS = {
+    "alpha_too_small": [
+        r"^  46\.0 +4\.21e-20 +4\.21e-20 +4\.21e-20    1\.05e\+10$",
+        r"^ 104\.0 +2\.\d+e-45 +2\.\d+e-45 +0    1$",
+        "α = 46 is no threshold in float32",
+    ],
+    "by_hand": [
+        r"^the head with weight 1 looks at \(-1, -1\): v = \[-1024\.0, -2048\.0, -2048\.0\]$",
+        r"^weight 9 × token \(2, 2\) = 6, attended with probability 1\.0$",
+        r"^their sum is 111$",
+    ],
+    "conv3d": [r"18 heads, .* D_p = 4$", r"^attention weights that occur: \[0\.0, 1\.0\]$"],
+    "failing_cases": [
+        r"^α = 4: UNDECIDED, leakage up to 0\.\d+ for \|x\| ≤ 1; on this image the difference is 0\.\d+$",
+        r"^no padding tokens: \de-0\d from the convolution inside, 0\.\d+ at the border; \de-0\d from",
+        r"^one infinite pixel: 27 of 36 outputs of the convolution are finite, 0 of the attention$",
+    ],
+    "finetune": [
+        r"^the CNN reads (9\d|100)\.\d% upright, [12]?\d\.\d% mirrored$",
+        r"^the attention network's logits differ by at most \de-0[5-9]$",
+        r"^after 2 epochs it reads [6-9]\d\.\d% mirrored$",
+    ],
+    "lemma2_symbolic": [r"Lemma 2 \(d = 1\)", r"Lemma 2 \(d = 2\)", r"Lemma 2 \(d = 3\)"],
+    "network": [r"^convolutions executed: \{.*\} before, \{\} after; the logits differ by (\d\.\de-0[7-9]|0\.0e\+00)$"],
+    "photograph": [
+        r"^layer 4: 81 heads, difference .*e-0[6-9], rounding allows .*: CHECKED$",
+        r"^the two networks differ by \d\.\de-0[6-9], of values up to 0\.86$",
+    ],
+    "text_1d": [
+        r"^the head that wants 't' looks -1 from the query$",
+        r"^\^     \^      \^     \^    \^       \^      \^           \^$",
+        r"^'the' begins at \[0, 6, 13, 19, 24, 32, 39, 51\]$",
+    ],
+    "three_kinds": [r"^██░░░Q█░$", r"^░░█░░Q░░$", r"^░░░░░Q▓░$"],
+    "train_digits_cnn": [r"^train accuracy .*, test accuracy 9\d\.\d\d% "],
+    "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
+}
+"""What stands in the output of each, as regular expressions of whole lines or parts."""
+SLOW = {"finetune", SCRIPT}
+"""Those that train for some seconds."""
+ARGUMENTS = {"train_digits_cnn": ["trained.pt"]}  # written into the test's own folder, not over the one that ships
+
+
+def name(path):
+    return path.stem
+
+
+def run(path, folder):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(path), *ARGUMENTS.get(path.stem, [])]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)
+
+
+def asserts_at_its_end(source):
+    """Whether the script's last statement is an assertion, or else the body of the function that it calls has one."""
+    tree = ast.parse(source)
+    last = tree.body[-1]
+    if isinstance(last, ast.If):  # if __name__ == "__main__": main()
+        called = last.body[-1]
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if not (isinstance(called, ast.Expr) and isinstance(called.value, ast.Call)):
+            return False
+        assert isinstance(called.value.func, ast.Name)
+        return any(isinstance(node, ast.Assert) for node in functions[called.value.func.id].body)
+    return isinstance(last, ast.Assert)
+
+
+def test_the_examples_are_there_and_in_their_list():
+    assert {path.stem for path in EXAMPLES} == SHOWS.keys()
+    listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(SHOWS)
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != SCRIPT], ids=name)
+def test_an_example_opens_as_a_notebook(path):
+    """Prose in cells of Markdown, first of all the docstring; and at least two cells of code, each whole by itself."""
+    source = path.read_text(encoding="utf-8")
+    notebook = jupytext.reads(source, "py:percent")
+    nbformat.validate(notebook)
+    first, *others = notebook.cells
+    assert first.cell_type == "markdown"
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    assert first.source.split() == docstring.split() != []
+    codes = [cell.source for cell in others if cell.cell_type == "code"]
+    assert len(codes) >= 2
+    for code in codes:
+        tree = ast.parse(code)
+        assert tree.body, "a cell of comments alone"
+        # Prose that introduces a cell is a cell of its own; a comment may stand beside the line that it is about.
+        assert not code.startswith("#")
+    for cell in others:
+        if cell.cell_type == "markdown":
+            assert not re.search(r'^#|"""', cell.source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=name(p), marks=[pytest.mark.deep] * (p.stem in SLOW)) for p in EXAMPLES]
+)
+def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
+    source = path.read_text(encoding="utf-8")
+    assert asserts_at_its_end(source)
+    assert len(source.splitlines()) <= (80 if path.stem != SCRIPT else 100)
+    done = run(path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in SHOWS[path.stem]:
+        assert re.search(line, done.stdout, re.MULTILINE), f"{line!r} is not in what it prints:\n{done.stdout}"
+    assert [written.name for written in tmp_path.iterdir()] == ARGUMENTS.get(path.stem, [])
+    if path.stem == SCRIPT:
+        check_trained(tmp_path / "trained.pt")
+
+
+def check_trained(path):
+    """What the training writes is what ships: the same names and shapes.  (Its bits depend on the machine.)"""
+    trained, ships = (torch.load(p, weights_only=False) for p in (path, ROOT / "construct/demo/digits_cnn.pt"))
+    assert {k: t.shape for k, t in trained.state_dict().items()} == {k: t.shape for k, t in ships.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "source", ["x = 1\nprint(x)", "def main():\n    pass\n\nif True:\n    main()", "f = 1\nf == 1"]
+)
+def test_a_script_without_an_assertion_is_seen(source):
+    assert not asserts_at_its_end(source)
+
+
+def test_a_failing_example_is_seen(tmp_path):
+    source = (ROOT / "examples/conv3d.py").read_text(encoding="utf-8")
+    broken = source.replace("seen = verify.compare(", "layer.b_out.data += 1e-3\nseen = verify.compare(")
+    assert broken != source
+    script = tmp_path / "broken.py"
+    script.write_text(broken, encoding="utf-8")
+    done = run(script, tmp_path)
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr

@@ -1,0 +1,412 @@
+"""The house: who imports whom, what loads what, and that what the README shows runs."""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import construct
+import verify
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("construct", "verify")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+README = ROOT / "README.md"
+
+ORDER = {
+    "construct": (
+        *("errors", "geometry", "heads", "tokens", "encoding", "weights", "attention", "execution", "modules"),
+        *("builder", "network", "files", "stock", "command", "from_conv"),
+    ),
+    "verify": (
+        *("verdict", "oracle", "recheck", "checker", "layers", "rounding", "samples", "argument"),
+        *("theory", "strategies", "report", "plots", "experiment", "__main__"),
+    ),
+}
+"""The files and folders at the top of each package, read downwards: none imports one that stands later."""
+
+MOST_ENTRIES = 16
+"""In a folder."""
+
+LONGER = {"construct/attention.py": 445, "construct/files/pickle_walk.py": 480, "construct/command/table.py": 420}
+"""Files that may have more than 400 lines, and how many."""
+
+FORBIDDEN = re.compile(
+    r"(_?conv(_transpose)?[123]d|_?conv_tbc|\w*conv_depthwise\w*|conv_transpose\w*|im2col|col2im|unfold|fold|as_strided"
+    r"|correlate\w*|\w*fft\w*|aten|_VF|_nn|torch_function)"
+)
+"""Names by which one reaches a convolution, a sliding window or a Fourier transform."""
+
+
+def ids(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+CONSTRUCT = [path for path in SOURCES if ids(path).startswith("construct/")]
+VERIFY = [path for path in SOURCES if ids(path).startswith("verify/")]
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every module that the code below a node imports, at the top or inside functions: (dotted name, line)."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Import):
+            yield from ((alias.name, inner.lineno) for alias in inner.names)
+        elif isinstance(inner, ast.ImportFrom):
+            assert inner.level == 0, f"line {inner.lineno}: imports are written in full"
+            for alias in inner.names:
+                submodule = f"{inner.module}.{alias.name}"
+                yield (submodule if submodule in MODULES else str(inner.module)), inner.lineno
+        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name | ast.Attribute):
+            name = inner.func.id if isinstance(inner.func, ast.Name) else inner.func.attr
+            first = inner.args[0] if inner.args else None
+            if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield str(first.value), inner.lineno
+
+
+def fresh(code, *options):
+    """Run code in a new process from the repository's root, warnings as errors, and return what it printed."""
+    command = [sys.executable, "-W", "error", *options, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_walk_sees_the_house():
+    assert {"construct.attention", "construct.execution.dense", "verify.oracle", "verify"} <= MODULES.keys()
+    code = (
+        "def f():\n    from construct import geometry, MHSA\n    import verify.oracle\nimport_module('verify.checker')"
+    )
+    found = [name for name, _ in imported(ast.parse(code))]
+    assert sorted(found) == ["construct", "construct.geometry", "verify.checker", "verify.oracle"]
+
+
+# ---- who imports whom --------------------------------------------------------------------------------------------------
+
+
+def top(name):
+    """The entry at the top of its package in which a module lies: ``construct.files.reading`` → ("construct", "files")."""
+    package, _, rest = name.partition(".")
+    return package, rest.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_entry_has_its_place(package):
+    entries = {top(name)[1] for name in MODULES if name.startswith(f"{package}.")}
+    assert entries == set(ORDER[package])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_is_crowded(package):
+    folders = [folder for folder in (ROOT / package).rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
+    for folder in (ROOT / package, *folders):
+        if folder.name == "execution":  # until its kernels are four
+            continue
+        entries = [entry for entry in folder.iterdir() if entry.name != "__pycache__"]
+        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in (*CONSTRUCT, *VERIFY) if p.parent.parent != ROOT or p.stem != "__init__"], ids=ids
+)
+def test_imports_only_go_up_the_page(path):
+    package, entry = top(module_name(path))
+    order, wrong = ORDER[package], []
+    for target, line in imported(tree_of(path)):
+        if target == package:
+            wrong.append(f"{ids(path)}:{line} imports from the package itself, which imports everything")
+        elif target.startswith(f"{package}.") and order.index(top(target)[1]) > order.index(entry):
+            wrong.append(f"{ids(path)}:{line} imports {target}, which stands later")
+    assert not wrong, wrong
+
+
+def test_no_import_goes_in_a_circle():
+    graph = {
+        name: {target for target, _ in imported(tree_of(path)) if target in MODULES and target not in PACKAGES}
+        for name, path in MODULES.items()
+        if path.stem != "__init__"
+    }
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_errors_imports_nothing_heavy():
+    top_level = [
+        node for node in tree_of(ROOT / "construct/errors.py").body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    names = {name.split(".")[0] for node in top_level for name, _ in imported(node)}
+    assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", VERIFY, ids=ids)
+def test_verify_knows_of_construct_only_the_layer_that_it_runs(path):
+    allowed = ("construct.attention", "construct.stock")
+    if ids(path).startswith("verify/theory/symbolic/"):
+        allowed += ("construct.encoding",)  # what is proved is the code that runs
+    names = [(name, line) for name, line in imported(tree_of(path)) if name.split(".")[0] == "construct"]
+    assert not [(name, line) for name, line in names if not f"{name}.".startswith(tuple(f"{a}." for a in allowed))]
+
+
+@pytest.mark.parametrize("path", CONSTRUCT, ids=ids)
+def test_construct_knows_verify_only_in_its_command(path):
+    if not ids(path).startswith("construct/command/"):
+        assert not [line for name, line in imported(tree_of(path)) if name.split(".")[0] == "verify"]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in VERIFY if ids(p).startswith(("verify/recheck/", "verify/checker"))], ids=ids
+)
+def test_the_checker_shares_no_code_with_what_it_checks(path):
+    own = ("verify.recheck", "verify.verdict")
+    for name, line in imported(tree_of(path)):
+        package = name.split(".")[0]
+        assert package in {"numpy", *sys.stdlib_module_names} or name.startswith(own), f"{ids(path)}:{line}: {name}"
+
+
+# ---- what loads what ---------------------------------------------------------------------------------------------------
+
+
+def loaded_by(code):
+    """The top-level modules in memory after running some code in a fresh process, and all dotted names."""
+    return set(fresh(f"{code}\nimport sys; print(*sys.modules, sep='\\n')").split())
+
+
+def test_importing_verify_loads_nothing_heavy():
+    main = "import verify.__main__\n" if (ROOT / "verify/__main__.py").exists() else ""
+    loaded = loaded_by(f"import verify\n{main}")
+    assert "verify" in loaded
+    assert not loaded & {"torch", "construct", "numpy", "sympy", "hypothesis", "rich"}
+
+
+def test_importing_construct_loads_little_more_than_torch():
+    more = loaded_by("import construct") - loaded_by("import torch")
+    assert "construct.attention" in more
+    assert "construct.from_conv" not in more
+    assert "verify" not in more
+    heavy = {"sympy", "mpmath", "hypothesis", "pytest", "rich", "sklearn", "scipy", "jinja2", "matplotlib", "onnx"}
+    assert not more & heavy
+
+
+def test_the_command_line_starts_without_a_warning():
+    """``python -m`` warns about a module that its own package has imported before."""
+    run = "runpy.run_module('construct.from_conv', run_name='__main__')"
+    assert "usage" in fresh(f"import runpy, sys; sys.argv = ['from_conv', '--help']; {run}")
+
+
+# ---- public names ------------------------------------------------------------------------------------------------------
+
+# A call of every public function, for a process that has `conv`, `layer`, `path` and `torch`.
+CALLS = {
+    "construct.conv_to_mhsa": "construct.conv_to_mhsa(conv)",
+    "construct.convert": "construct.convert(conv)",
+    "construct.save": "construct.save(layer, path + '.saved')",
+    "construct.load": "construct.save(layer, path + '.loaded'); construct.load(path + '.loaded')",
+    "construct.to_torch_mha": "construct.to_torch_mha(layer, grid=(4,))",
+    "construct.from_torch_mha": "construct.from_torch_mha(construct.to_torch_mha(layer, grid=(4,)))",
+    "verify.compare": "verify.compare(conv, layer, torch.ones(1, 1, 4))",
+    "verify.check": "with contextlib.suppress(ValueError): verify.check(path, path, path)  # nothing is written there",
+    "verify.audit": "verify.audit(layer, (4,))",
+    "verify.claims": "verify.claims(only=())",
+    "verify.certify": "verify.certify(conv, layer, grid=(4,), input_bound=1.0)",
+    "verify.prove_lemma1": "verify.prove_lemma1(dims=1)",
+    "verify.prove_lemma2": "verify.prove_lemma2(dims=1)",
+    "verify.prove_theorem": "verify.prove_theorem(dims=1)",
+    "verify.write_report": "verify.write_report(path + '.html', conv, layer)",
+}
+EVERY_SUBMODULE = """
+import importlib, pkgutil
+import construct, verify
+imported = 0
+for package in (construct, verify):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+            imported += 1
+assert imported > 20
+"""
+
+
+def public_functions():
+    return [
+        f"{package.__name__}.{name}"
+        for package in (construct, verify)
+        for name in package.__all__
+        if not isinstance(getattr(package, name), type)
+    ]
+
+
+def test_public_names_are_those_of_the_package():
+    for package in (construct, verify):
+        assert len(set(package.__all__)) == len(package.__all__)
+        assert all(callable(getattr(package, name)) for name in package.__all__)
+
+
+def test_no_module_bears_the_name_of_a_public_name():
+    public = {name.split(".")[-1] for name in public_functions()} | {*construct.__all__, *verify.__all__}
+    assert not {name.split(".")[-1] for name in MODULES} & public
+
+
+def test_every_public_function_can_be_called_twice_with_every_submodule_loaded(tmp_path):
+    functions = public_functions()
+    assert set(functions) <= CALLS.keys(), "give the new ones a call in CALLS"
+    prepare = f"""
+{EVERY_SUBMODULE}
+import contextlib, torch
+conv = torch.nn.Conv1d(1, 2, 3)
+layer = construct.conv_to_mhsa(conv)
+path = {str(tmp_path / "layer")!r}
+"""
+    calls = "\n".join(f"{CALLS[name]}\n{CALLS[name]}" for name in functions)
+    assert fresh(f"{prepare}\n{calls}\nprint('called')").endswith("called\n")
+
+
+# ---- every file --------------------------------------------------------------------------------------------------------
+
+
+def test_no_utils():
+    assert not [path for folder in (*PACKAGES, "tests", "examples") for path in (ROOT / folder).rglob("util*.py")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_files_stay_short(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGER.get(ids(path), 400), "split it, or list it in LONGER"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_library_code_does_not_print(path):
+    if path.stem in ("from_conv", "__main__"):
+        pytest.skip("a command line prints")
+    calls = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not calls, calls
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_what_is_public_has_a_docstring(path):
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), "the module says what it is for"
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    for holder in [node for node in public if isinstance(node, ast.ClassDef)]:
+        public += [node for node in holder.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    others = [  # of which the getter, or the last one, speaks
+        node
+        for node in public
+        for mark in node.decorator_list
+        if (isinstance(mark, ast.Attribute) and mark.attr == "setter")
+        or (isinstance(mark, ast.Name) and mark.id == "overload")
+    ]
+    assert not [node.name for node in public if node not in others and not ast.get_docstring(node)]
+
+
+def forbidden(tree: ast.AST) -> list[str]:
+    """Names, attributes, imported names and whole strings by which one would reach a convolution."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.append(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.append(node.attr)
+            owner = node.value.id if isinstance(node.value, ast.Name) else None
+            if node.attr == "ops" or (owner == "torch" and node.attr == "convolution"):
+                found.append("aten")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found += [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value.removeprefix("fold"))  # to rich, "fold" is a way to wrap lines
+    return [name for name in found if FORBIDDEN.fullmatch(name)]
+
+
+VIEWS = {
+    f"construct/execution/{name}.py" for name in ("beside", "columns", "depthwise", "layout", "shifted", "stacked")
+}
+"""Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
+
+OPERATORS = "construct/execution/products.py"
+"""The one place that asks torch for an operator by its registered name: oneDNN's matrix product."""
+
+
+@pytest.mark.parametrize("path", CONSTRUCT, ids=ids)
+def test_nothing_in_construct_reaches_a_convolution(path):
+    allowed = {"as_strided"} if ids(path) in VIEWS else {"aten"} if ids(path) == OPERATORS else set()
+    assert set(forbidden(tree_of(path))) <= allowed
+
+
+def test_the_one_operator_that_has_no_name_in_torch_is_a_matrix_product():
+    text = (ROOT / OPERATORS).read_text(encoding="utf-8")
+    assert re.findall(r"\bops\b[^)]*", text) == ['ops.mkldnn, "_linear_pointwise", None']
+
+
+@pytest.mark.parametrize("code", [
+    "torch.conv2d(x, w)", "F.conv_transpose3d(x, w)", "nn.functional.unfold(x, 3)", "x.unfold(2, 3, 1)", "torch.fft.rfft(x)",
+    "from torch.fft import rfftn", "torch.ops.aten.convolution(x)", "torch.convolution(x)", "getattr(torch, 'conv1d')",
+    "from torch.nn.functional import conv2d as f", "x.as_strided((2,), (1,))", "np.correlate(a, b)", "torch._C._nn.im2col(x)",
+])  # fmt: skip
+def test_that_scan_sees(code):
+    assert forbidden(ast.parse(code))
+
+
+# ---- the README --------------------------------------------------------------------------------------------------------
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_every_python_block_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks("python")
+    assert found, "the README shows no Python"
+    for number, block in enumerate(found, start=1):
+        exec(compile(block, f"README.md, python block {number}", "exec"), {"__name__": f"readme_{number}"})
+
+
+def test_the_readme_has_the_two_commands():
+    lines = {" ".join(line.split()) for line in README.read_text(encoding="utf-8").splitlines()}
+    assert "pip install -c constraints.txt . && python -m construct.from_conv" in lines
+    assert 'pip install -c constraints.txt ".[test]" && pytest' in lines
+
+
+def test_every_file_that_the_readme_links_to_is_there():
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text(encoding="utf-8"))
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_readme_counts_what_the_checker_loads():
+    """Every file of ours that ``import verify.checker`` loads is named, and the lines of all together are as many as it says."""
+    code = "import sys, verify.checker; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('verify')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = [Path(name) for name in done.stdout.split()]
+    text = README.read_text(encoding="utf-8")
+    about = text[text.index("## Recheck a certificate") : text.index("## The route of the proof")]
+    named = {Path(link).name for link in re.findall(r"\]\((verify/[\w/]+\.py)\)", about)}
+    assert named == {path.name for path in loaded} - {"__init__.py"}
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded)
+    (told,) = re.findall(r"([\d,]+) lines in all", about)
+    assert abs(int(told.replace(",", "")) - lines) <= 60, lines
+    assert len((ROOT / "verify/checker.py").read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_the_readme_tells_of_the_report_and_the_plots():
+    text = README.read_text(encoding="utf-8")
+    assert "verify.write_report(" in text
+    assert "python -m verify plot" in text
+    assert 'pip install ".[viz]"' in text

@@ -1,0 +1,54 @@
+"""Every row of the list of inputs to survive has a test that runs in the ordinary suite.
+
+A test says which rows it shows by its name, ``test_row_13_...`` or ``test_row_18_and_19_...``, or by a mark,
+``@pytest.mark.nasty(31, 32)``.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROWS = range(1, 70)
+NAMED = re.compile(r"test_row_(\d+)((?:_and_\d+)*)_")
+
+
+def ordinary_tests(path: Path) -> Iterator[ast.FunctionDef]:
+    """The test functions of a file that the ordinary suite runs and nothing skips."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            marks = {ast.unparse(mark).removeprefix("pytest.mark.").partition("(")[0] for mark in node.decorator_list}
+            if not marks & {"deep", "skip", "skipif", "xfail"}:
+                yield node
+
+
+def rows_of(test: ast.FunctionDef) -> set[int]:
+    """The rows that a test says it shows."""
+    found = set()
+    if named := NAMED.match(test.name):
+        found |= {int(number) for number in re.findall(r"\d+", "".join(named.groups()))}
+    for mark in test.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.nasty":
+            found |= {ast.literal_eval(number) for number in mark.args}
+    return found
+
+
+def test_every_row_has_a_test() -> None:
+    shown: dict[int, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for test in ordinary_tests(path):
+            assert NAMED.match(test.name) or not test.name.startswith("test_row"), f"{test.name} has no number"
+            for row in rows_of(test):
+                shown.setdefault(row, []).append(f"{path.name}::{test.name}")
+    assert not [row for row in ROWS if row not in shown], "rows without a test"
+    assert not shown.keys() - set(ROWS), "there are no such rows"
+
+
+def test_the_scan_sees_names_and_marks() -> None:
+    code = "@pytest.mark.nasty(3, 4)\ndef test_a(): pass\ndef test_row_5_and_17_b(): pass\ndef test_arrow_6(): pass"
+    assert [rows_of(test) for test in ast.parse(code).body if isinstance(test, ast.FunctionDef)] == [
+        {3, 4},
+        {5, 17},
+        set(),
+    ]

@@ -1,0 +1,473 @@
+"""The report page: its numbers are the certificate's, nothing in it comes from elsewhere, no name in it is markup."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import construct
+import verify
+from construct.from_conv import main
+from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
+from verify.report import images
+from verify.report import page as pages
+from verify.report.attention import picture
+from verify.report.layer import Layer, NoPicture, in_words
+from verify.strategies import Case, cases
+
+
+class Document(HTMLParser):
+    """What a page consists of: its elements with their attributes, and the text within some of them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.inside: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag in ("script", "style", "title", "h1", "p", "li", "code"):
+            self.inside.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.texts[self.inside[-1]][-1] += data
+
+    def values(self, name: str) -> list[float]:
+        """The numbers of this name, exactly, in the order of the layers."""
+        return [float(a["value"]) for tag, a in self.elements if tag == "data" and a["class"] == name]
+
+    def data(self) -> dict[str, Any]:
+        """The pictures, as the script reads them."""
+        places = [a for tag, a in self.elements if tag == "script"]
+        return json.loads(self.texts["script"][[a.get("id") for a in places].index("data")])
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Sequential]:
+    """The page of that network."""
+    model = seeded(network)
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    verify.write_report(path, model, construct.convert(model), torch.ones(1, 3, 6, 7))
+    return path, model
+
+
+@pytest.fixture(scope="module")
+def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the network that ships with the project, beside its certificate."""
+    folder = tmp_path_factory.mktemp("demo")
+    assert main(["-o", str(folder / "demo.pt"), "--report", str(folder / "demo.html")]) == 0
+    return folder / "demo.html"
+
+
+def read(path: Path) -> Document:
+    return Document(path.read_text(encoding="utf-8"))
+
+
+# ---- one file, one source ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo_page", "hostile"])
+def test_the_page_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
+    made = request.getfixturevalue(name)
+    path = made if isinstance(made, Path) else made[0]
+    document = read(path)
+    for tag, attributes in document.elements:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form", "audio", "video")
+        assert "style" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+        for key in {"src", "href", "srcset", "action", "data", "poster"} & attributes.keys():
+            assert attributes[key].startswith("data:image/png;base64,")
+    assert not re.search(r"url\(|@import", document.texts["style"][0])
+    (policy,) = (a["content"] for _, a in document.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    for text in (document.texts["style"][0], document.texts["script"][-1]):
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+    script = document.texts["script"][-1]
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|innerHTML|\beval\(|import\(", script)
+    assert set(re.findall(r"https?://[^\"' ]+", script)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
+    document, record = read(demo_page), json.loads(demo_page.with_name("demo.json").read_text())
+    for key in ("bound", "observed", "rounding", "leakage", "taps"):
+        expected = [max(map(float.fromhex, layer[key])) for layer in record["layers"]]
+        found = document.values(key)
+        # The bound and what was observed stand in the summary and in the table: both from one source.
+        assert found == (expected if key not in ("bound", "observed") else [x for x in expected for _ in range(2)])
+    assert document.values("input_bound") == [float.fromhex(layer["input_bound"]) for layer in record["layers"]]
+    verdicts = [a["class"].split()[1] for tag, a in document.elements if a.get("class", "").startswith("verdict ")]
+    assert verdicts == [layer["verdict"] for layer in record["layers"]]
+    assert {assumption for layer in record["layers"] for assumption in layer["assumptions"]} <= {*document.texts["li"]}
+
+
+def test_the_demo_page_is_small(demo_page: Path) -> None:
+    assert demo_page.stat().st_size < 2**20 / 4
+    assert "a handwritten digit" in demo_page.read_text()
+
+
+def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
+    conv = seeded(lambda: nn.Conv2d(1, 2, 3))
+    layer = construct.conv_to_mhsa(conv)
+    certificate = verify.certify(conv, layer, grid=(7, 9), input_bound=3.0)
+    verify.write_report(tmp_path / "page.html", conv, layer, certificates=certificate, title="A <b>title</b>")
+    document = read(tmp_path / "page.html")
+    assert document.values("bound") == [float(certificate.bound.max())] * 2
+    assert document.values("input_bound") == [3.0]
+    assert document.texts["title"] == document.texts["h1"] == ["A <b>title</b>"]
+    (name,) = {a["value"] for tag, a in document.elements if a.get("class") == "interior"}
+    assert float(name) == verify.compare(conv, layer, seeded_input(conv)).interior
+
+
+def seeded_input(conv: nn.Conv2d) -> torch.Tensor:
+    from verify.samples.sampling import generated_inputs
+
+    return generated_inputs(conv, 1, 0)
+
+
+def test_a_bound_is_rounded_up_for_the_eye(demo_page: Path) -> None:
+    shown = re.findall(
+        r'<data class="(?:bound|rounding|leakage)" value="([^"]+)">([^<]+)</data>', demo_page.read_text()
+    )
+    assert len(shown) > 12
+    assert all(float(text) >= float(exact) for exact, text in shown)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_names_stay_text(hostile: tuple[Path, nn.Sequential]) -> None:
+    path, _ = hostile
+    text, document = path.read_text(encoding="utf-8"), read(path)
+    assert [tag for tag, _ in document.elements].count("script") == 2
+    assert not [tag for tag, _ in document.elements if tag == "svg"]
+    assert all(a["src"].startswith("data:") for tag, a in document.elements if tag == "img")
+    assert "{{ 7 * 7 }}" in text
+    assert "\u2028" not in text
+    assert "\u202e" not in text
+
+
+def test_data_cannot_end_its_script() -> None:
+    value = {"</script>": ["<!--", "]]>", "\u2028\u2029", "&lt;", "\ud800"]}
+    text = pages.in_script(value)
+    assert not set(text) & set("<>&\u2028\u2029")
+    assert text.isascii()
+    assert json.loads(text) == value
+    with pytest.raises(ValueError, match="JSON"):
+        pages.in_script([float("nan")])
+
+
+# ---- the picture is the layer's own softmax ------------------------------------------------------------------------------
+
+
+def rows_from(found: dict[str, Any], factor: float = 1.0) -> np.ndarray:
+    """The script's computation once more, in numpy: softmax(c·r), (heads, queries, keys)."""
+    keys = np.array([*product(*map(range, found["shape"]))], dtype=float)
+    queries = np.array([*product(*found["queries"])], dtype=float)
+    delta = keys[None] - queries[:, None]
+    if found["radix"] is not None:
+        delta = (delta @ np.array(found["radix"], dtype=float))[..., None]
+    r = np.concatenate([(delta**2).sum(-1, keepdims=True), delta], axis=-1)
+    scores = factor * np.einsum("hp,qkp->hqk", np.array(found["c"]), r)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_data_give_the_layers_own_attention(name: str) -> None:
+    layer, found = drawn(name)
+    np.testing.assert_allclose(rows_from(found), own_attention(layer, found), rtol=1e-12, atol=1e-300)
+    assert len(found["aims"]) == len(found["taps"]) == layer.heads
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
+    _, found = drawn(name)
+    queries = [*product(*found["queries"])]
+    seen = 0
+    for stop, factor in enumerate(found["factors"]):
+        rows = rows_from(found, factor)
+        for head, aim in enumerate(found["aims"]):
+            if aim is None:
+                assert found["bound_of"][head] is None
+                continue
+            for q, query in enumerate(queries):
+                key = tuple(x + t for x, t in zip(query, aim["shift"], strict=True))
+                if all(0 <= x < n for x, n in zip(key, found["shape"], strict=True)):
+                    leaked = np.delete(rows[head, q], np.ravel_multi_index(key, found["shape"])).sum()
+                    assert leaked <= found["bounds"][found["bound_of"][head]][stop] * (1 + 1e-9)
+                    seen += 1
+    assert seen > 100
+    assert found["factors"][found["own"]] == 1.0
+
+
+@settings(max_examples=40)
+@given(case=cases())
+def test_any_layer_can_be_drawn(case: Case) -> None:
+    layer = construct.conv_to_mhsa(case.conv, alpha=0.75)
+    found = picture(Layer("", case.conv, layer))
+    layer.double()
+    with torch.no_grad():
+        own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"], dtype=torch.float64))[0]
+    np.testing.assert_allclose(rows_from(found), own.numpy(), rtol=1e-12, atol=1e-300)
+    assert sorted(found["taps"]) == [*range(layer.heads)]
+
+
+def test_an_edited_v_shows() -> None:
+    conv, layer = seeded(edited_layer)
+    found = picture(Layer("", conv, layer))
+    assert found["aims"][0] == {"shift": [1, 2], "alpha": 2.0}
+    assert found["aims"][4] is None  # between two pixels
+    assert found["aims"][5] is None
+    assert found["taps"] == [None, 1, 2, 3, None, None, 6, 7, 8]
+
+
+def test_taps_beside_the_heads_that_carry_them() -> None:
+    conv, layer = seeded(SHOWN["transposed"])
+    found = picture(Layer("", conv, layer))
+    assert found["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
+    norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
+    np.testing.assert_allclose(found["kernel"]["norms"], norms, rtol=1e-12)
+    np.testing.assert_allclose(found["carried"], norms[found["taps"]], rtol=1e-6)
+
+
+def test_attention_to_content_is_shipped_as_it_is() -> None:
+    conv = seeded(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    layer = construct.conv_to_mhsa(conv, alpha=0.5)
+    with torch.no_grad():
+        layer.w_qry.normal_()
+        layer.w_key.normal_()
+    x = torch.randn(1, 2, 9, 9)
+    found = picture(Layer("", conv, layer, x=x))
+    shape = [layer.heads, *(len(axis) for axis in found["queries"]), *found["shape"]]
+    shipped = np.frombuffer(base64.b64decode(found["maps"]), "<u2").reshape(shape) / 65535
+    with torch.no_grad():
+        own = layer.attention_probabilities(x[:, :, : found["input"][0], : found["input"][1]])
+    assert np.abs(shipped.ravel() - own.numpy().ravel()).max() <= 0.5 / 65535 + 1e-12
+    assert "depends on the image" in found["told"]
+
+
+def test_learned_attention_alone(tmp_path: Path) -> None:
+    maps = torch.softmax(torch.randn(3, 4, 5, 20), -1).reshape(3, 4, 5, 4, 5)
+    verify.write_report(tmp_path / "page.html", attention={"block <1>": maps})
+    found = read(tmp_path / "page.html").data()["0"]
+    assert (found["shape"], found["heads"], found["aims"]) == ([4, 5], 3, [None] * 3)
+    for wrong, why in (
+        (maps * 2, "probabilities"),
+        (maps[0], "shape"),
+        (maps[:, :2], "shape"),
+        (maps * float("nan"), "prob"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            verify.write_report(tmp_path / "page.html", attention={"a": wrong})
+
+
+def test_what_cannot_be_drawn_says_why() -> None:
+    conv = nn.Conv2d(1, 1, 60, dilation=3)
+    layer = construct.conv_to_mhsa(conv)
+    with pytest.raises(NoPicture, match="too many to draw"):
+        picture(Layer("", conv, layer))
+    with pytest.raises(NoPicture, match="no attention layer"):
+        picture(Layer("", conv, conv))
+
+
+def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = nn.Conv2d(1, 1, 3)
+    layer = construct.conv_to_mhsa(conv)
+    monkeypatch.setattr(pages, "MOST_PICTURES", 5_000)
+    monkeypatch.setattr(pages, "MOST_IMAGES", 5_000)
+    layers = [Layer(f"layer{k}", conv, layer, x=torch.randn(1, 1, 20, 20)) for k in range(300)]
+    content = pages.page(layers, pages.Facts("Many"))
+    document = Document(content.decode())
+    assert len(content) < 2**20
+    assert [tag for tag, _ in document.elements].count("details") == 300
+    assert 1 <= len(document.data()) < 20
+    assert "Left out to keep the page small: pictures of attention, of 2" in content.decode()
+    opened = [a["id"] for tag, a in document.elements if tag == "details" and "open" in a]
+    assert opened == ["layer-0"]
+
+
+@pytest.mark.parametrize(
+    ("conv", "words"),
+    [
+        (
+            nn.Conv2d(4, 4, 3, 2, groups=4),
+            "3 × 3 convolution, 4 → 4 channels, each channel on its own, in steps of 2 × 2, no padding",
+        ),
+        (
+            nn.Conv1d(4, 2, 3, dilation=2, padding=1, groups=2),
+            "1-D convolution of 3 taps, 4 → 2 channels, in 2 groups, taps 2 apart, padded by 1 with zeros",
+        ),
+        (
+            nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular"),
+            "1-D convolution of 2 taps, 1 → 1 channels, padded by 0+1 around the circle",
+        ),
+        (
+            nn.ConvTranspose2d(1, 1, 3, 2, 1, 1),
+            "3 × 3 transposed convolution, 1 → 1 channels, inputs 2 × 2 apart, cropped by 1 × 1, 1 × 1 more at the far end",
+        ),
+    ],
+)
+def test_geometry_in_words(conv: nn.Module, words: str) -> None:
+    from verify.layers.fields import Geometry
+
+    assert in_words(Geometry.read(conv)) == words
+
+
+# ---- both layers at work -------------------------------------------------------------------------------------------------
+
+
+def pixels(image: images.Image) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image.uri.partition(",")[2]))))
+
+
+def test_the_strip_shows_both_outputs_on_one_scale() -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 2, 3, padding=1))
+    wrong = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        wrong.b_out[0] += 0.5
+    x = torch.rand(1, 3, 12, 11)
+    shown = images.strip(Layer("", conv, wrong, x=x))
+    assert shown is not None
+    assert [image.title for image in shown.images] == ["Input", "Convolution", "Attention", "Difference"]
+    assert "±0.5" in shown.images[3].scale
+    assert "own scale" in shown.images[3].scale
+    assert [pixels(image).shape for image in shown.images] == [(12, 11, 3)] * 4
+    low, high = float(x.min()), float(x.max())
+    expected = np.rint(255 * (x[0].permute(1, 2, 0).double().numpy() - low) / (high - low))
+    assert np.array_equal(pixels(shown.images[0]), expected)
+    conv.weight.data.fill_(float("nan"))
+    with pytest.raises(NoPicture, match="the convolution's output is not finite"):
+        images.strip(Layer("", conv, wrong, x=x))
+
+
+def test_large_pictures_keep_the_greatest_difference() -> None:
+    planes = np.zeros((200, 300))
+    planes[150, 7] = -5.0
+    small = images._small(planes, greatest=True)
+    assert max(small.shape) <= images.LARGEST
+    assert small.min() == -5.0
+    assert images._small(planes).min() > -1.0
+
+
+def test_three_channels_get_a_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 2, 3))
+    layer = construct.conv_to_mhsa(conv)
+    verify.write_report(tmp_path / "photo.html", conv, layer)
+    assert "a photograph of scikit-learn" in (tmp_path / "photo.html").read_text()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    verify.write_report(tmp_path / "plain.html", conv, layer)
+    told = "The input is random. Install scikit-learn for a real picture."
+    assert told in (tmp_path / "plain.html").read_text()
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    torch.save(seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 2))), "model.pt")
+    return tmp_path
+
+
+def failed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a refused command says; it has written nothing."""
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    assert main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+    return err
+
+
+def test_the_command_writes_the_page_and_says_so(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # its own earlier page is replaced
+        assert main(["model.pt", "--report", "page.html"]) == 0
+        assert "\nreport: page.html\n" in capsys.readouterr().out
+    assert main(["model.pt", "--report", "page.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == "page.html"
+    assert {path.name for path in saved.iterdir()} == {"model.pt", "model.mhsa.pt", "model.mhsa.json", "page.html"}
+
+
+def test_a_refuted_layer_is_shown_too(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model.pt", "--report", "page.html", "--alpha", "0.5", "--no-certify"]) == 1
+    assert {path.name for path in saved.iterdir()} == {"model.pt", "page.html"}
+    text = (saved / "page.html").read_text()
+    assert "REFUTED" in text
+    assert "verify check" not in text  # there are no files to recheck
+
+
+def test_where_the_page_may_not_go(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("foreign.html").write_text("<!doctype html><p>mine")
+    torch.save(torch.zeros(1, 1, 5, 5), "x.pt")
+    Path("net.py").write_text("")
+    refused = {
+        "model.pt": "is an input itself",
+        "./model.pt": "is an input itself",
+        "model.mhsa.pt": "is where other output goes",
+        "model.mhsa.json": "is where other output goes",
+        "x.pt": "is an input itself",
+        "foreign.html": "exists and is not our own output (give another name with --report, or --force)",
+        "nowhere/page.html": "there is no folder",
+        ".": "is there, and is not a file (give another name with --report)",
+        "/dev/full": "is there, and is not a file (give another name with --report)",
+    }
+    for name, why in refused.items():
+        if name == ".":
+            Path("folder").mkdir()
+            name = "folder"
+        assert why in failed(capsys, "model.pt", "--example-inputs", "x.pt", "--report", name), name
+    # Where no certificate is written, the name is still the next one's.
+    said = failed(capsys, "model.pt", "--no-certify", "--report", "model.mhsa.json")
+    assert "is where other output goes" in said
+    Path("link.html").symlink_to("model.pt")
+    assert "is an input itself" in failed(capsys, "model.pt", "--report", "link.html")
+    assert main(["model.pt", "--report", "foreign.html", "--force"]) == 0
+
+
+def test_without_jinja2(saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    said = failed(capsys, "model.pt", "--report", "page.html")
+    assert (
+        said
+        == "error: --report: the report takes jinja2, which is not there (pip install 'conv-as-attention[report]')\n"
+    )
+    with pytest.raises(ImportError, match="jinja2"):
+        verify.write_report(saved / "page.html", nn.Conv1d(1, 1, 1), construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)))
+
+
+def test_write_report_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    path = tmp_path / "page.html"
+    with pytest.raises(ValueError, match="both networks, or neither"):
+        verify.write_report(path, conv)
+    with pytest.raises(ValueError, match="no convolution of the original"):
+        verify.write_report(path, conv, conv)
+    with pytest.raises(ValueError, match="nothing to show"):
+        verify.write_report(path)
+    with pytest.raises(ValueError, match="no convolution in the original"):
+        verify.write_report(path, nn.Identity(), construct.conv_to_mhsa(conv))
+    assert not path.exists()

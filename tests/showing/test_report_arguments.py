@@ -1,0 +1,124 @@
+"""``verify.write_report`` is told wrong things: each is one error that says what, and nothing is written."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import construct
+import verify
+from report_layers import seeded
+
+
+def pair(**options: Any) -> tuple[nn.Conv2d, Any]:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    return conv, construct.conv_to_mhsa(conv, **options)
+
+
+def verdicts(path: Path) -> list[str]:
+    return re.findall(r'class="verdict (\w+)', path.read_text())
+
+
+# ---- certificates --------------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_of_numbers_that_have_changed_is_refused(tmp_path: Path) -> None:
+    conv, layer = seeded(pair)
+    old = verify.certify(conv, layer, grid=(8, 8))
+    with torch.no_grad():
+        layer.v[4] = layer.v[0]
+    with pytest.raises(ValueError, match=r"'the model' is of another attention layer: its digest is [0-9a-f]{12}…"):
+        verify.write_report(tmp_path / "page.html", conv, layer, certificates=old)
+    other, its = pair()
+    with pytest.raises(ValueError, match="is of another convolution"):
+        verify.write_report(tmp_path / "page.html", other, its, certificates={"": old})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
+    conv, layer = seeded(pair)
+    certificate = verify.certify(conv, layer, grid=(8, 8))
+    with pytest.raises(ValueError, match=r"a certificate of 'typo', but no such layer; there is ''"):
+        verify.write_report(tmp_path / "page.html", conv, layer, certificates={"typo": certificate})
+    with pytest.raises(ValueError, match=r"a certificate of '', but no such layer; there is '0', '1'"):
+        verify.write_report(
+            tmp_path / "page.html", nn.Sequential(conv, conv), nn.Sequential(layer, layer), certificates=certificate
+        )
+    for wrong in ("no", {"": "no"}, 3, [certificate]):
+        with pytest.raises(TypeError, match="certificate"):
+            verify.write_report(tmp_path / "page.html", conv, layer, certificates=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no layer at all"):
+        verify.write_report(tmp_path / "page.html", attention={"a": torch.ones(1, 2, 2) / 2}, certificates=certificate)
+
+
+def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
+    """A soft layer: what the certificate leaves open, the samples refute, whoever made it."""
+    conv, layer = seeded(lambda: pair(alpha=1.0))
+    certificate = verify.certify(conv, layer, grid=(16, 16))
+    assert certificate.verdict.name == "UNDECIDED"
+    verify.write_report(tmp_path / "own.html", conv, layer)
+    verify.write_report(tmp_path / "given.html", conv, layer, certificates=certificate)
+    assert verdicts(tmp_path / "own.html") == verdicts(tmp_path / "given.html") == ["REFUTED"]
+
+
+# ---- everything else -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"x": "hello"}, TypeError, "x is a str, no tensor"),
+        ({"x": [1.0]}, TypeError, "x is a list, no tensor"),
+        ({"x": torch.ones(2, 5, 9, 9)}, ValueError, "the network does not take x: .*channels"),
+        ({"x": torch.ones(1, 3, 9, 9).int()}, ValueError, "the network does not take x: "),
+        ({"attention": torch.ones(2, 4, 4)}, TypeError, "attention is a Tensor, no mapping"),
+        ({"attention": {3: torch.ones(2, 4, 4)}}, TypeError, "a name 3, which is a int"),
+        ({"attention": {"a": "text"}}, TypeError, "the attention of 'a' is no array of numbers"),
+        ({"attention": {"a": torch.ones(2, 4, 4)}}, ValueError, "'a'.*not made of probabilities"),
+        ({"attention": {"a": torch.ones(2, 4, 3) / 3}}, ValueError, r"'a'.*shape \(2, 4, 3\)"),
+        ({"converted": "net"}, TypeError, "the converted network is a str, no torch.nn.Module"),
+    ],
+)
+def test_one_error_says_what_is_wrong(
+    arguments: dict[str, Any], error: type[Exception], told: str, tmp_path: Path
+) -> None:
+    conv, layer = seeded(pair)
+    with pytest.raises(error, match=told) as raised:
+        verify.write_report(tmp_path / "page.html", **{"original": conv, "converted": layer} | arguments)
+    assert "\n" not in str(raised.value).split(": ")[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    _, layer = pair()
+    before, after = nn.Module(), nn.Module()
+    before.add_module("first", conv)
+    after.add_module("first", layer)
+    with pytest.raises(ValueError, match=r"layer 'first': the outputs have shapes"):
+        verify.write_report(tmp_path / "page.html", before, after)
+    before.first, after.first = nn.Conv2d(2, 4, 3, padding=1), layer
+    with pytest.raises(ValueError, match="layer 'first': "):
+        verify.write_report(tmp_path / "page.html", before, after)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_attention_of_any_format_is_taken(dtype: torch.dtype, tmp_path: Path) -> None:
+    maps = torch.full((2, 4, 4), 0.25, dtype=dtype).requires_grad_()
+    verify.write_report(tmp_path / "page.html", attention={"a": maps})
+    verify.write_report(tmp_path / "page.html", attention={"a": maps.tolist()})
+
+
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    maps = {"a": torch.ones(1, 2, 2) / 2}
+    with pytest.raises(FileNotFoundError, match=r"nowhere/page\.html") as raised:
+        verify.write_report(tmp_path / "nowhere" / "page.html", attention=maps)
+    assert ".tmp" not in str(raised.value)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder") as folder:
+        verify.write_report(tmp_path / "folder", attention=maps)
+    assert ".tmp" not in str(folder.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -1,0 +1,274 @@
+"""The report page shows what it was given, says what it leaves out, and prints a command that works."""
+
+import html
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import construct
+import verify
+from construct.from_conv import main
+from report_layers import seeded
+from verify.report import conversion, images, writing
+from verify.report.given import given_picture
+from verify.report.layer import Layer, NoPicture
+from verify.report.numbers import numbers_of, summary
+
+ROOT = Path(__file__).parents[2]
+
+
+def page_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+# ---- the command that is printed -----------------------------------------------------------------------------------------
+
+
+def run_printed(text: str) -> str:
+    """Run the line that the page prints, as it stands there, in the folder at hand."""
+    (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", text)
+    first, *words = shlex.split(html.unescape(line))
+    assert first == "python"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_printed_command_works_for_the_readmes_first_one(tmp_path: Path, monkeypatch: Any) -> None:
+    """The model lies in the package, not in the folder at hand."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["--report", "page.html"]) == 0
+    assert "PROVED" in run_printed(page_of(Path("page.html")))
+
+
+@pytest.mark.parametrize("options", [["-o", "sub dir/out.pt"], ["--format", "safetensors"], ["-o", "-out.pt"]])
+def test_the_printed_command_works_wherever_the_files_are(options: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub dir").mkdir()
+    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
+    words = ["-o=-out.pt"] if options[1] == "-out.pt" else options
+    assert main(["model.pt", *words, "--report", "page.html"]) == 0
+    assert "PROVED" in run_printed(page_of(Path("page.html")))
+
+
+def test_where_nothing_can_be_rechecked_it_says_why(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3)))
+    torch.save(model, "model.pt")
+    assert main(["model.pt", "--input-size", "1", "8", "--format", "pt2", "--report", "pt2.html"]) == 0
+    normed = "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(1, 2, 3)))"
+    Path("net.py").write_text(f"from torch import nn\n\ndef net():\n    return {normed}\n")
+    torch.save(eval(normed).state_dict(), "normed.pt")
+    assert main(["normed.pt", "--model-file", "net.py:net", "--report", "normed.html"]) == 0
+    for name, why in (
+        ("pt2", "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are."),
+        ("normed", "to recheck it takes a file that holds these."),
+    ):
+        text = page_of(Path(f"{name}.html"))
+        assert "<pre>" not in text
+        assert "These files are not rechecked" in text
+        assert why in text
+
+
+def test_the_page_of_formats_says_so_too() -> None:
+    assert "not rechecked" in page_of(ROOT / "docs/formats.md")
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------------
+
+
+def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
+    calls = {"same": True, "difference": None, "compared": 4, "converted": 1, "unseen": []}
+    numbers = {"verdict": "CHECKED", "sentence": "", "original": 3.7253e-09, "converted": 1.2341e-07, "largest": 0.5}
+    figures: Any = {
+        **{"inputs": "2 random inputs", "calls": calls, "numbers": numbers, "max_abs": 1e-7, "same_expression": True},
+        "convolution_calls": {"original": 1, "converted": 0},
+    }
+    sentences = conversion.network_sentences(figures)
+    found = [(n.text, n.exact) for told in sentences for n in told if not isinstance(n, str)]
+    assert found == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
+    assert "the same expression" in str(sentences[-1][0])
+    unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "no_float64": "why", "sentence": "so"}
+    other = {**calls, "same": False, "difference": "add goes on"}
+    changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}
+    text = " ".join(str(part) for told in conversion.network_sentences(changed) for part in told)
+    for words in (
+        "did not make the same calls: add goes on",
+        "no float64 run to hold them against: why",
+        "REFUTED: so",
+    ):
+        assert words in text
+    assert conversion.network_sentences(figures | {"numbers": None})
+
+
+def test_the_demo_has_the_networks_exact_distance(tmp_path: Path, capsys: Any) -> None:
+    assert main(["-o", str(tmp_path / "out.pt"), "--report", str(tmp_path / "page.html")]) == 0
+    exact = json.loads(page_of(tmp_path / "out.json"))["network"]["numbers"]
+    page = page_of(tmp_path / "page.html")
+    for name in ("original", "converted", "largest"):
+        (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
+        assert float(value) == exact[name] <= float(text)
+
+
+def test_there_is_no_border_where_nothing_is_padded(tmp_path: Path) -> None:
+    conv = seeded(lambda: nn.Conv2d(1, 2, 3))
+    verify.write_report(tmp_path / "page.html", conv, construct.conv_to_mhsa(conv))
+    text = page_of(tmp_path / "page.html")
+    assert re.search(r"the same, where some is</th><td class=\"number\">–</td>", text)
+    assert re.search(r'<data class="interior"', text)
+
+
+def test_a_refuted_row_does_not_look_like_success(tmp_path: Path) -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 4, 3, padding=1))
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.v[4] = layer.v[0]
+    verify.write_report(tmp_path / "page.html", conv, layer)
+    text = page_of(tmp_path / "page.html")
+    (row,) = re.findall(r'<span class="number difference">(.*?)</span>', text)
+    assert "≤" not in row
+    seen, allowed = re.findall(r'value="([^"]+)"', row)
+    assert " &gt; " in row
+    assert float(seen) > float(allowed)
+    within = verify.certify(conv, layer, grid=(8, 8), within=1e-3)
+    parts = summary(told := Layer("", conv, layer, None, within, within.verdict), numbers_of(told))
+    assert [part if isinstance(part, str) else part.exact for part in parts][1:] == [" > ", "0.001"]
+    assert "looks where the tap looks" not in text
+
+
+# ---- what is not drawn ---------------------------------------------------------------------------------------------------
+
+
+def missing_strips(text: str) -> list[str]:
+    return re.findall(r"<h4>Both layers at work</h4>\s*<p class=\"soft\">Not drawn: (.*?)</p>", text)
+
+
+class Forgetful(nn.Module):
+    """Has a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Conv1d(1, 1, 3), nn.Conv1d(1, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_every_missing_strip_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "page.html"
+    model = seeded(Forgetful)
+    verify.write_report(path, model, construct.convert(model), torch.ones(1, 1, 8))
+    assert missing_strips(page_of(path)) == ["the network did not call this layer."]
+    conv = seeded(lambda: nn.Conv2d(3, 4, 3, padding=1))
+    x = torch.ones(1, 3, 6, 6)
+    x[0, 0, 2, 2] = float("inf")
+    verify.write_report(path, conv, construct.conv_to_mhsa(conv), x)
+    assert missing_strips(page_of(path)) == ["the input is not finite everywhere."]
+    monkeypatch.setattr(writing, "MOST_DRAWN", 2)
+    net = nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(4)))
+    verify.write_report(path, net, construct.convert(net), torch.ones(1, 1, 8))
+    assert missing_strips(page_of(path)) == ["only the inputs of the first 2 layers are kept."] * 2
+
+
+def test_the_digit_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    known: Any = load_digits()
+    np.testing.assert_array_equal(images.digit(), known.images[0] / 16)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["-o", str(tmp_path / "out.pt"), "--report", str(tmp_path / "page.html")]) == 0
+    assert "What reaches this layer from a handwritten digit" in page_of(tmp_path / "page.html")
+    assert "Install scikit-learn" not in page_of(tmp_path / "page.html")
+    x = torch.ones(1, 3, 9, 9)
+    net = nn.Sequential(nn.Conv2d(3, 1, 3))
+    told = writing.pictured(net, {"0": net[0]}, x, (3, 9, 9))[1]
+    assert told.endswith("the first input of the check. Install scikit-learn for a real picture.")
+
+
+# ---- learned attention ---------------------------------------------------------------------------------------------------
+
+
+def attention(heads: int, *shape: int, layers: int = 1) -> dict[str, torch.Tensor]:
+    keys = int(np.prod(shape))
+    rows = seeded(lambda: torch.softmax(2 * torch.randn(layers, heads, keys, keys), -1))
+    return {f"layer {k}": one.reshape(heads, *shape, *shape) for k, one in enumerate(rows)}
+
+
+@pytest.mark.parametrize(("heads", "side", "layers"), [(9, 16, 6), (12, 14, 12)])
+def test_every_layer_of_learned_attention_is_drawn(heads: int, side: int, layers: int, tmp_path: Path) -> None:
+    """The paper's own network, and a ViT-B."""
+    verify.write_report(tmp_path / "page.html", attention=attention(heads, side, side, layers=layers))
+    text = page_of(tmp_path / "page.html")
+    assert len(re.findall(r'class="picture"', text)) == layers
+    assert "Not drawn" not in text
+    assert "Left out" not in text
+    assert len(text) < 10_000_000
+
+
+def numbers_in(found: dict[str, Any]) -> np.ndarray:
+    import base64
+
+    raw = np.frombuffer(base64.b64decode(found["maps"]), "<u2" if found["bits"] == 16 else "u1")
+    return raw / 65535 if found["bits"] == 16 else (raw / 255) ** 2
+
+
+def test_a_shade_of_what_is_shipped_is_right() -> None:
+    (maps,) = attention(3, 5, 5).values()
+    exact = maps.numpy().astype(float)
+    few = given_picture("a", exact, 10**9, 64)
+    many = given_picture("a", exact, exact.size, 64)
+    assert (few["bits"], many["bits"]) == (16, 8)
+    assert np.abs(numbers_in(few) - exact.ravel()).max() <= 0.51 / 65535
+    assert np.abs(np.sqrt(numbers_in(many)) - np.sqrt(exact.ravel())).max() <= 0.51 / 255
+    assert "rounded to what a shade can show" in many["told"]
+
+
+def test_too_much_attention_asks_from_fewer_positions() -> None:
+    (maps,) = attention(2, 6, 7).values()
+    found = given_picture("a", maps.numpy(), 2 * 42 * 12, 64)
+    assert found["queries"] == [[1, 3, 5], [1, 3, 5]]
+    expected = maps.numpy()[:, 1::2, 1::2].ravel()
+    assert np.abs(np.sqrt(numbers_in(found)) - np.sqrt(expected)).max() <= 0.51 / 255
+    assert "from 3 × 3 of the 6 × 7 positions" in found["told"]
+    with pytest.raises(NoPicture, match="too many"):
+        given_picture("a", maps.numpy(), 50, 64)
+
+
+# ---- content -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "conv", [nn.Conv2d(2, 2, (2, 3), dilation=2), nn.ConvTranspose1d(2, 2, 3, 2)], ids=["2-D", "T"]
+)
+def test_every_tap_is_found_by_its_shift(conv: Any) -> None:
+    from verify.layers.fields import Geometry
+    from verify.layers.reading import tap_of_shift
+    from verify.report.attention import picture
+
+    layer = construct.conv_to_mhsa(conv)
+    with torch.no_grad():
+        layer.w_qry.normal_()
+    found = picture(Layer("", conv, layer))
+    taps = [tap_of_shift(Geometry.read(conv), tuple(shift)) for shift in found["shifts"]]
+    assert taps == [*np.ndindex(*conv.kernel_size)]
+
+
+def test_a_patch_embedding_has_few_large_tokens() -> None:
+    from verify.report.attention import picture
+
+    conv = nn.Conv2d(3, 2, 16, 16)
+    found = picture(Layer("", conv, construct.conv_to_mhsa(conv)))
+    assert [len(axis) for axis in found["queries"]] == [2, 2]
+    assert found["shape"] == [32, 32]

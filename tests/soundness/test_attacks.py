@@ -1,0 +1,728 @@
+"""Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import parametrize
+
+from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct.attention import EXECUTIONS
+from construct.execution import chunked
+from truths import permuted
+from verify.argument.certification import certify
+from verify.argument.documents import save_certificate
+from verify.checker import check
+from verify.layers.bits import copied, unchanged
+from verify.layers.fields import TENSORS, Unreadable
+from verify.rounding.bounds import attention_bound
+
+
+def frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+# ---- the convolution is not what its fields say ------------------------------------------------------------------------------
+
+
+class Doubled(nn.Conv2d):
+    """Computes something else on one input in a million."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * (2 if bool((input == 0.123).any()) else 1)
+
+
+def _hooked() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+
+    def doubled(module: Any, args: Any, output: Any) -> Any:
+        return output * (2 if bool((args[0] == 0.123).any()) else 1)
+
+    conv.register_forward_hook(doubled)
+    return conv
+
+
+def _prehooked() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+    conv.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    return conv
+
+
+def _replaced() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3)
+
+    def doubled(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return nn.Conv2d._conv_forward(conv, input, weight, bias) * 2
+
+    conv._conv_forward = doubled
+    return conv
+
+
+def _padded_otherwise() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")
+    conv._reversed_padding_repeated_twice = [0, 2, 0, 2]
+    return conv
+
+
+def _called_transposed() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 1)
+    conv.transposed = True
+    return conv
+
+
+@pytest.mark.parametrize(
+    "conv", [Doubled(2, 2, 3), _hooked(), _prehooked(), _replaced(), _padded_otherwise(), _called_transposed()]
+)
+def test_a_module_that_computes_more_than_its_fields_say_is_refused(conv: Any):
+    plain = nn.Conv2d(2, 2, conv.kernel_size, padding=conv.padding, padding_mode=conv.padding_mode)
+    plain.load_state_dict(conv.state_dict())
+    with pytest.raises(Unreadable):
+        certify(conv, conv_to_mhsa(plain), grid=(4, 4))
+
+
+class Called(nn.Conv2d):
+    """Torch's forward, but another call of it."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().__call__(input) * 2
+
+
+class Mixin(nn.Module):
+    """Comes before torch's Module in the order of resolution."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().__call__(input) * 2
+
+
+class Mixed(nn.Conv2d, Mixin):
+    """As it stands, it overrides nothing itself."""
+
+
+class Stretched(nn.ConvTranspose2d):
+    """Another output padding than its field says."""
+
+    def _output_padding(self, *args: Any, **kwargs: Any) -> list[int]:
+        return [1, 1]
+
+
+class Renamed(nn.Conv2d):
+    """Harmless: it says something else of itself, and has a method that nothing calls."""
+
+    def extra_repr(self) -> str:
+        return "mine"
+
+    def helper(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [Called, Mixed])
+def test_a_subclass_that_any_call_may_run_is_refused(kind: type[nn.Conv2d]):
+    conv = kind(2, 2, 3)
+    plain = nn.Conv2d(2, 2, 3)
+    with pytest.raises(Unreadable, match="__call__"):
+        certify(conv, conv_to_mhsa(plain), grid=(4, 4))
+
+
+def test_a_transposed_one_with_another_output_padding_is_refused():
+    with pytest.raises(Unreadable, match="_output_padding"):
+        certify(Stretched(2, 2, 3, stride=2), conv_to_mhsa(nn.ConvTranspose2d(2, 2, 3, stride=2)), grid=(4, 4))
+
+
+def test_a_harmless_subclass_and_a_steady_parametrization_are_judged():
+    conv = Renamed(2, 2, 3)
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(conv, "bias", nn.Identity())
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
+
+
+class Moody(nn.Module):
+    """Steady, until the layer is trained."""
+
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        return 2 * w if self.training else w
+
+
+@pytest.mark.parametrize("moody", [Moody, nn.Identity])
+@pytest.mark.parametrize("name", ["w_val", "b_out", "v"])
+def test_an_attention_layer_that_is_worked_out_from_others_is_refused(name: str, moody: type[nn.Module]):
+    conv = nn.Conv2d(2, 2, 3)
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(layer, name, moody())
+    with pytest.raises(
+        Unreadable, match=f"{name} of ParametrizedMHSA is worked out from other parameters; settle it first"
+    ):
+        certify(conv, layer.eval(), grid=(4, 4))
+
+
+# ---- the attention layer is not what its fields say ---------------------------------------------------------------------------
+
+
+class OnOneImage(MHSA):
+    """Right on every batch but those of one image."""
+
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        return super().forward(input, output_size) + (len(input) == 1)
+
+
+def _subclass(layer: MHSA) -> None:
+    layer.__class__ = OnOneImage
+
+
+def _own_forward(layer: MHSA) -> None:
+    right = layer.forward
+    layer.forward = lambda input, output_size=None: right(input) + (len(input) == 1)
+
+
+def _own_scores(layer: MHSA) -> None:
+    right = layer.position_vector
+    layer.position_vector = lambda: right() * 1
+
+
+def _hook(layer: MHSA) -> None:
+    def doubled(module: Any, args: Any, output: Any) -> Any:
+        return output * (1 + (len(args[0]) == 1))
+
+    layer.register_forward_hook(doubled)
+
+
+def _prehook(layer: MHSA) -> None:
+    layer.register_forward_pre_hook(lambda module, args: (args[0].roll(1, -1) if len(args[0]) == 1 else args[0],))
+
+
+def _fewer_heads(layer: MHSA) -> None:
+    layer.heads -= 1
+
+
+def _another_anchor(layer: MHSA) -> None:
+    vars(layer.geometry)["anchor"] = (0, 0)
+
+
+class OtherTensor(torch.Tensor):
+    """May do anything at all."""
+
+
+def _other_tensor(layer: MHSA) -> None:
+    layer._parameters["w_val"] = layer.w_val.detach().as_subclass(OtherTensor)  # type: ignore[assignment]
+
+
+def _shadowed(layer: MHSA) -> None:
+    vars(layer)["b_out"] = layer.b_out.detach().clone()
+
+
+PLANTED = [
+    _subclass,
+    _own_forward,
+    _own_scores,
+    _hook,
+    _prehook,
+    _fewer_heads,
+    _another_anchor,
+    _other_tensor,
+    _shadowed,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    plant(layer)
+    with pytest.raises(Unreadable) as caught:
+        certify(conv, layer, grid=(4, 4))
+    assert "\n" not in str(caught.value)
+
+
+def test_global_hooks_are_refused():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        handle = register(lambda *args: None)
+        try:
+            with pytest.raises(Unreadable, match="global forward hooks"):
+                certify(conv, layer, grid=(4, 4))
+        finally:
+            handle.remove()
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
+
+
+class Drifting(nn.Module):
+    """Another number from the n-th reading on; or at every one."""
+
+    def __init__(self, after: int = 0):
+        super().__init__()
+        self.after, self.reads = after, 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.reads += 1
+        return value + 1e-6 * max(0, self.reads - self.after)
+
+
+class Stepping(Drifting):
+    """One number up to the n-th reading, another from then on."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.reads += 1
+        return value + (self.reads > self.after)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_that_changes_when_it_is_read_is_refused(name: str):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    drifting = Drifting()
+    parametrize.register_parametrization(layer, name, drifting)
+    with pytest.raises(Unreadable, match=f"{name} of ParametrizedMHSA is worked out"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_a_bias_that_changes_when_it_is_read_is_refused():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    parametrize.register_parametrization(conv, "bias", Drifting())
+    with pytest.raises(Unreadable, match="bias of ParametrizedConv2d is another"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """Or in between: what is hashed is what was judged, and still there after the last run."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    stepping = Stepping(after=10**6)
+    parametrize.register_parametrization(conv, "weight", stepping)
+    stepping.after = stepping.reads + 4
+    with pytest.raises(Unreadable, match="changed while"):
+        certify(conv, layer, grid=(4, 4))
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    plain = conv_to_mhsa(conv)
+    right = EXECUTIONS["dense"].run
+
+    def doubling(layer: MHSA, *args: Any) -> torch.Tensor:
+        found = right(layer, *args)
+        layer.w_val.data.mul_(1 + 2.0**-20)
+        return found
+
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=doubling))
+    with pytest.raises(Unreadable, match="changed while"):
+        certify(conv, plain, grid=(4, 4))
+
+
+# ---- the attention layer does not compute with its stored numbers --------------------------------------------------------------
+
+
+def test_numbers_that_the_layer_would_round_first_are_refused():
+    """W_out in float64 beside W_val in float32: the product of the stored numbers is the tap, that of the rounded ones 0."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(2.0**-40)
+    layer = conv_to_mhsa(conv)
+    layer.w_val = frozen(torch.full_like(layer.w_val, 2.0**110))
+    layer.w_out = frozen(torch.full(layer.w_out.shape, 2.0**-150, dtype=torch.float64))
+    with pytest.raises(Unreadable, match=r"w_out is torch\.float64"):
+        certify(conv, layer, grid=(4,))
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 1))
+    layer.b_out = frozen(layer.b_out.double())
+    with pytest.raises(Unreadable, match=r"b_out is torch\.float64"):
+        certify(nn.Conv1d(1, 1, 1), layer, grid=(4,))
+
+
+def test_content_terms_that_are_zero_times_infinity_are_refused():
+    """u of one head and W_key of another: every term is zero, but X W_key overflows on one input in a million."""
+    conv = nn.Conv1d(20, 1, 2, bias=False)
+    layer = conv_to_mhsa(conv)
+    signs = torch.where(torch.rand(20, generator=torch.Generator().manual_seed(5)) < 0.5, -1.0, 1.0)
+    layer.u.data[0], layer.w_key.data[1] = 1, 3e37 * signs[:, None]
+    with torch.no_grad():
+        assert bool(layer(signs[None, :, None].expand(1, 20, 4)).isnan().any())
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(4,))
+    layer.w_key.data /= 1e6  # harmless
+    assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    ("on", "loud"),
+    [
+        (["w_qry"], True),  # it meets the positions
+        (["w_qry", "w_key"], True),
+        (["u", "w_key"], True),
+        (["w_key"], False),
+        (["u"], False),
+    ],
+    ids=str,
+)
+def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud: bool):
+    """Of the second head alone; and what meets zeros only is silent."""
+    conv = nn.Conv1d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    for name in on:
+        getattr(layer, name).data[1] = 2.0**-40
+    verdict = certify(conv, layer, grid=(5,)).verdict
+    assert verdict.name == ("UNDECIDED" if loud else "PROVED")
+    assert loud == ("head 1 attends by content" in verdict.sentence)
+
+
+@pytest.mark.parametrize("name", ["w_val", "w_qry"])
+def test_what_overflows_on_the_way_is_refused(name: str):
+    """Values that w_out makes small again; queries of a head that carries nothing, which meet zeros only."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(name == "w_val")
+    layer = conv_to_mhsa(conv)
+    for part, power in (("w_val", 0), ("w_out", -120), (name, 120)):
+        getattr(layer, part).data.fill_(2.0**power)
+    if name == "w_qry":
+        layer.w_out.data.zero_()
+        layer.w_key_pos.data.zero_()
+    assert certify(conv, layer, grid=(2,), input_bound=2.0**6).verdict.name == "PROVED"
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**8)
+
+
+@pytest.mark.parametrize("power", [60, 64])
+def test_factors_that_overflow_when_they_are_folded_are_refused(power: int):
+    """Two heads that cancel: folded, each is a number beyond the largest, and their difference is none."""
+    conv = nn.Conv1d(1, 1, 1, bias=False)
+    conv.weight.data.fill_(0)
+    layer = permuted(conv_to_mhsa(conv), [0, 0])
+    layer.w_val.data[:] = 2.0**power
+    layer.w_out.data[:] = 2.0**power
+    layer.w_out.data[1] *= -1
+    if power == 60:
+        assert certify(conv, layer, grid=(2,), input_bound=2.0**-60).verdict.name == "PROVED"
+        return
+    with pytest.raises(ValueError, match="beyond the largest float32"):
+        certify(conv, layer, grid=(2,), input_bound=2.0**-60)
+
+
+def test_scores_that_overflow_are_undecided():
+    """α = 2^1010 is exact and one-hot, but α‖δ‖² is not finite on a long grid; small probes cannot see it."""
+    conv = nn.Conv1d(1, 1, 21, padding=10, dtype=torch.float64)
+    layer = conv_to_mhsa(conv, alpha=2.0**1010)
+    certificate = certify(conv, layer, grid=(4000,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "overflow" in certificate.verdict.sentence
+    assert certify(conv, conv_to_mhsa(conv, alpha=2.0**900), grid=(400,)).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    "change", [{"dilation": (4, 4)}, {"padding": (3, 3), "padding_mode": "reflect"}, {"stride": (2, 1)}]
+)
+def test_a_layer_that_cannot_run_is_judged_and_not_stumbled_over(change: dict):
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    layer.geometry = replace(layer.geometry, **change)
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "REFUTED"
+
+
+def test_an_execution_that_raises_leaves_it_undecided(monkeypatch: pytest.MonkeyPatch):
+    def raises(*args: Any) -> Any:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=raises))
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "step 6 (runs)" in certificate.verdict.sentence
+    assert "no kernel for this" in certificate.verdict.sentence
+
+
+def test_want_of_memory_is_noted_but_nothing_run_is_undecided(monkeypatch: pytest.MonkeyPatch):
+    def full(*args: Any) -> Any:
+        raise MemoryError("needs 1 TiB")
+
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=full))
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "PROVED"
+    assert any(probe["note"] == "needs 1 TiB" for probe in certificate.probes)
+    assert not any("dense" in assumption for assumption in certificate.assumptions)
+    for name in EXECUTIONS:
+        monkeypatch.setitem(EXECUTIONS, name, replace(EXECUTIONS[name], run=full))
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "UNDECIDED"
+
+
+def test_a_record_without_executions_is_undecided():
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv)
+    names = [
+        *dict(layer.named_parameters()),
+        "geometry",
+        "radix",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+    ]
+    names += ["padding", "padding_mode", "dilation", "groups", "transposed", "output_padding"]
+    bare = type("Bare", (), {name: getattr(layer, name) for name in names})()
+    certificate = certify(conv, bare, grid=(5,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "no executions" in certificate.verdict.sentence
+
+
+@pytest.mark.parametrize("radix", [(9,), (7.0, 1.0), (9, 1, 1), "91", (9, True)], ids=str)
+def test_a_radix_that_is_none_is_refused(radix: Any):
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(conv, encoding="parabola")
+    layer.radix = radix
+    with pytest.raises(Unreadable, match="radix"):
+        certify(conv, layer, grid=(4, 4))
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, 2])
+def test_a_head_too_many_counts_wherever_it_looks(shift: int):
+    """At a tap beside another, or between those of a dilated kernel; it has so little that no run shows it."""
+    conv = nn.Conv1d(2, 3, 3, dilation=2, padding=2)
+    plain = conv_to_mhsa(conv)
+    layer = permuted(plain, [*range(plain.heads), 1])  # the last one a copy of that in the middle
+    assert certify(conv, plain, grid=(7,)).verdict.name == "PROVED"
+    layer.v.data[-1, 1] = -2 * shift * layer.v.data[-1, 0]
+    layer.w_out.data[-1] *= 2.0**-40
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == "REFUTED"
+    assert certificate.counterexample is not None
+    difference = certify(conv, layer, grid=(7,), within=1.0).taps
+    assert (0 < difference).all()
+    assert (difference < 2.0**-36).all()
+
+
+@pytest.mark.parametrize(("alpha", "verdict"), [(1024.0, "REFUTED"), (1.0, "UNDECIDED")])
+def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, verdict: str):
+    """Off the kernel a sharp head reads one input; of a soft one, no output is a rational number."""
+    conv = nn.Conv1d(1, 1, 3)
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    layer.v.data[0, 1] = -2 * 3 * layer.v.data[0, 0]
+    certificate = certify(conv, layer, grid=(7,))
+    assert certificate.verdict.name == verdict
+    assert (certificate.counterexample is not None) == (verdict == "REFUTED")
+
+
+@pytest.mark.parametrize(("alpha", "found"), [(1024.0, True), (1.0, False)])
+def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, found: bool):
+    """On either side an output is a sum of all inputs, and no input is read."""
+    conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+    circular = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+    certificate = certify(conv, conv_to_mhsa(circular, alpha=alpha), grid=(7,))
+    assert certificate.verdict.name != "PROVED"
+    assert (certificate.counterexample is not None) == found
+
+
+@pytest.mark.parametrize(("on", "found"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)])
+def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], found: bool):
+    """Other padding is seen by heads that look at positions; of others nobody says what they read."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular"))
+    for name in on:
+        getattr(layer, name).data.fill_(1)
+    layer.b_out.data.copy_(conv.bias)  # type: ignore[arg-type]
+    assert (certify(conv, layer, grid=(7,)).counterexample is not None) == found
+
+
+def test_a_head_off_the_kernel_is_on_some_grids_only():
+    """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
+    conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
+    one = conv_to_mhsa(conv)
+    tensors = {n: t.detach().repeat(3, *[1] * (t.dim() - 1)) for n, t in one.named_parameters() if n != "b_out"}
+    layer = MHSA(one.geometry, MHSAWeights(**tensors, b_out=one.b_out.detach()))
+    layer.v.data[1:, 1] = 2 * 2 * 1024.0
+    layer.w_val.data[2] *= -1
+    certificate = certify(conv, layer, grid=(6,))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert "off the padded grid" in certificate.verdict.sentence
+
+
+def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch: pytest.MonkeyPatch):
+    """75 taps in bfloat16 allow for more rounding than the whole bias; but not on the zero input."""
+    right = EXECUTIONS["dense"]
+    conv = nn.Conv3d(1, 1, 5, padding=2, dtype=torch.bfloat16)
+    conv.bias.data.fill_(0.125)  # type: ignore[union-attr]
+    layer = conv_to_mhsa(conv)
+    assert certify(conv, layer, grid=(5, 5, 5)).bound.max() > 0.125
+    unbiased = replace(right, run=lambda layer, x, grid: right.run(layer, x, grid) - layer.b_out.to(x.dtype))
+    monkeypatch.setitem(EXECUTIONS, "dense", unbiased)
+    assert certify(conv, layer, grid=(5, 5, 5)).verdict.name == "REFUTED"
+
+
+def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
+    right = EXECUTIONS["auto"]
+    wrong = replace(right, run=lambda *args: right.run(*args) + 1)
+    monkeypatch.setitem(EXECUTIONS, "auto", wrong)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    assert certificate.verdict.name == "REFUTED"
+    assert "auto" in certificate.verdict.sentence
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
+def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+    """A block holds 32 MiB; on grids where everything fits into one, it is made smaller."""
+    right = chunked.some_heads
+
+    def late(w_val: Any, w_out: Any, scores: Any, heads: Any, queries: slice, values: Any) -> torch.Tensor:
+        back, stop = min(1, queries.start), min(queries.stop, scores.grid.asked)
+        return right(w_val, w_out, scores, heads, slice(queries.start - back, stop - back), values)
+
+    monkeypatch.setattr(chunked, "some_heads", late)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    assert certify(conv, conv_to_mhsa(conv), grid=grid).verdict.name == "REFUTED"
+
+
+# ---- heads that carry nothing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silent", ["w_val", "w_out"])
+@pytest.mark.parametrize("aimed", ["nowhere", "away", "off the grid"])
+def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, tmp_path: Path):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    conv.weight.data[:, :, 0, 0] = 0
+    layer = conv_to_mhsa(conv)
+    getattr(layer, silent).data[0] = 0
+    layer.v.data[0] *= {"nowhere": 0, "away": -1, "off the grid": 1}[aimed]
+    layer.v.data[0, 1] += {"nowhere": 0, "away": 0, "off the grid": 2**14}[aimed]
+    certificate = certify(conv, layer, grid=(4, 5))
+    assert certificate.verdict.name == "PROVED", certificate
+    torch.save(conv, tmp_path / "c.pt")
+    torch.save(layer, tmp_path / "m.pt")
+    save_certificate(tmp_path / "c.json", certificate)
+    assert check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt").verdict.name == "PROVED"
+    layer.v.data[0] = torch.finfo(torch.float32).max  # finite in float64; but not twice that far
+    layer.w_key_pos.data = layer.w_key_pos.data.double()
+    layer.w_key_pos.data[0] = 1e300
+    with np.errstate(all="ignore"):
+        assert certify(conv, layer, grid=(4, 5)).verdict.name == "UNDECIDED"
+
+
+# ---- the order of summation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
+    """The two factors folded first, one rounding in each: D_h + N_h·D_in/groups operations, in NumPy and one by one."""
+    rng = np.random.default_rng(0)
+    for d_in, d_h, d_out, heads in ((64, 2, 1, 3), (1, 32, 1, 9), (24, 24, 5, 1)):
+        conv = nn.Conv1d(d_in, d_out, heads, dtype=dtype, bias=False)
+        real = conv_to_mhsa(conv)
+        shape = {n: tuple(t.shape) for n, t in real.named_parameters()}
+        w_val = torch.from_numpy(rng.normal(size=(heads, 1, d_in, d_h))).to(dtype)
+        w_out = torch.from_numpy(rng.normal(size=(heads, 1, d_h, d_out))).to(dtype)
+        tensors = {n: t.detach().clone() for n, t in real.named_parameters()} | {"w_val": w_val, "w_out": w_out}
+        layer = MHSA(real.geometry, MHSAWeights(**tensors))
+        assert shape["w_key_pos"] == tuple(layer.w_key_pos.shape)
+        x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(1, d_in, heads))).to(dtype)
+        bound = attention_bound(layer, conv, x)[0, :, 0]
+        folded = torch.zeros(heads, d_in, d_out, dtype=dtype)
+        for k in range(d_h):  # one addition after another
+            folded = folded + w_val[:, 0, :, k, None] * w_out[:, 0, None, k]
+        y = torch.zeros(d_out, dtype=dtype)
+        for h in range(heads):
+            for i in range(d_in):
+                y = y + x[0, i, h] * folded[h, i]
+        exact = [
+            sum(
+                Fraction(float(x[0, i, h])) * Fraction(float(w_val[h, 0, i, k])) * Fraction(float(w_out[h, 0, k, o]))
+                for h in range(heads)
+                for i in range(d_in)
+                for k in range(d_h)
+            )
+            for o in range(d_out)
+        ]
+        for o in range(d_out):
+            assert abs(Fraction(float(y[o])) - exact[o]) <= Fraction(float(bound[o]))
+
+
+def test_underflow_in_a_folded_matrix_is_counted():
+    """Every product of the two factors is just below half of the smallest number, and B is large."""
+    conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float32)
+    conv.weight.data.fill_(0)
+    layer = conv_to_mhsa(conv, head_dim=64)
+    layer.w_val.data.fill_(2.0**-75)
+    layer.w_out.data.fill_(2.0**-75)
+    bound, size = 2.0**100, 64 * 2.0**-150 * 2.0**100
+    certificate = certify(conv, layer, grid=(1,), input_bound=bound, within=1.0)
+    assert certificate.verdict.name == "PROVED"
+    assert certificate.rounding[0] >= size  # what is folded to zero is lost
+
+
+# ---- the surroundings ------------------------------------------------------------------------------------------------------------
+
+
+def test_autocast_around_the_call_changes_nothing():
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        certificate = certify(conv, layer, grid=(4, 4))
+    assert certificate.verdict.name == "PROVED"
+    assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
+    """The assumption that nothing is flushed is tried out, not only printed."""
+    conv = nn.Conv1d(1, 1, 1, dtype=dtype)
+    layer = conv_to_mhsa(conv)
+    assert torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(ValueError, match="flushed to zero"):
+            certify(conv, layer, grid=(4,))
+    finally:
+        torch.set_flush_denormal(False)
+    assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
+
+
+def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """Sums in any order are covered, Winograd and FFT are not: NNPACK takes over where oneDNN is switched off."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    for conv, taken in ((nn.Conv2d(1, 1, 3), True), (nn.Conv1d(1, 1, 3), False), (nn.Conv2d(1, 1, 3).double(), False)):
+        layer = conv_to_mhsa(conv)
+        if taken and torch.backends.nnpack.is_available():
+            with pytest.raises(ValueError, match="NNPACK's Winograd"):
+                certify(conv, layer, grid=(4, 4))
+        with torch.backends.nnpack.flags(enabled=False):
+            assert certify(conv, layer, grid=(4,) * (conv.weight.dim() - 2)).verdict.name == "PROVED"
+
+
+def test_weights_that_are_kept_with_the_other_sign_are_read():
+    conv = nn.Conv2d(1, 2, 3)
+    conv.weight = nn.Parameter(torch.ops.aten._neg_view(conv.weight.detach()))
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+
+
+def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
+    switched = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, seen = torch.get_float32_matmul_precision(), []
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    right = EXECUTIONS["dense"]
+
+    def watched(*args: Any) -> torch.Tensor:
+        seen.append(switched.fp32_precision)
+        return right.run(*args)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        reduced = switched.fp32_precision
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(EXECUTIONS, "dense", replace(right, run=watched))
+            certificate = certify(conv, layer, grid=(4, 4))
+        assert switched.fp32_precision == reduced != "ieee"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"ieee"}
+    assert any("reduced precision switched off" in told for told in certificate.assumptions)
+
+
+def test_a_zero_that_changes_its_sign_is_a_change():
+    conv = nn.Conv1d(2, 2, 1, bias=False)
+    layer = conv_to_mhsa(conv)
+    before = copied(conv, layer)
+    assert unchanged(before, conv, layer)
+    with torch.no_grad():
+        layer.u.neg_()
+    assert bool((layer.u == 0).all())
+    assert not unchanged(before, conv, layer)
