@@ -524,7 +524,7 @@ def test_torch_s_own_export_takes_a_converted_network() -> None:
     x = torch.randn(1, 2, 7, 8)
     with torch.no_grad():
         expected = net(x)
-        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.export\.frozen_copy"):
+        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.files\.export\.frozen_copy"):
             torch.export.export(net, (x,))
         for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
             torch.testing.assert_close(program.module()(x), expected)

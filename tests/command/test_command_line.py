@@ -612,13 +612,13 @@ def test_own_output_is_replaced_and_foreign_files_need_force(run: Run, saved: Pa
 @pytest.mark.parametrize(
     ("place", "failure", "expected", "said"),
     [
-        ("construct.from_conv.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
+        ("construct.command.main.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
         ("os.fsync", OSError(28, "No space left on device"), 2, "out.pt: cannot be written: No space left on device"),
-        ("construct.from_conv.substitute", MemoryError(), 2, "out of memory"),
+        ("construct.command.main.substitute", MemoryError(), 2, "out of memory"),
         (
-            "construct.from_conv.substitute",
+            "construct.command.main.substitute",
             ZeroDivisionError("a bug"),
             2,
             "ZeroDivisionError: a bug (--debug shows where)",

@@ -68,7 +68,7 @@ def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_lon
     def long_work(*_: Any, **__: Any) -> Any:
         pytest.fail("the model was read before the folder was looked at")
 
-    monkeypatch.setattr("construct.from_conv.read", long_work)
+    monkeypatch.setattr("construct.command.main.read", long_work)
     assert "there is no folder none" in refusal(capsys, model, "-o", "none/o.pt")
     assert "there is no folder" in refusal(capsys, model, "-o", "m.pt/o.pt")
     opened = os.open
@@ -186,7 +186,7 @@ def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Pa
 
 WAIT = """
 import pathlib, time
-from construct import {module}
+from {package} import {module}
 real = {module}.{name}
 def slow(*a, **k):
     pathlib.Path("running").touch()
@@ -196,7 +196,12 @@ def slow(*a, **k):
 """
 
 
-STAGES = [("files", "unwrap"), ("from_conv", "conv_to_mhsa"), ("from_conv", "judged"), ("writing", "_save_into")]
+STAGES = [
+    ("construct.files.reading", "unwrap"),
+    ("construct.command.main", "conv_to_mhsa"),
+    ("construct.command.main", "judged"),
+    ("construct.files.writing", "_save_into"),
+]
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
@@ -204,7 +209,12 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str, str], model: Path) -> None:
     assert main(["m.pt"]) == 0
     before = {name: Path(name).read_bytes() for name in names()}
-    done = process("m.pt", "--alpha", "256", before=WAIT.format(module=place[0], name=place[1]))
+    done = process(
+        "m.pt",
+        "--alpha",
+        "256",
+        before=WAIT.format(package=place[0].rpartition(".")[0], module=place[0].rpartition(".")[2], name=place[1]),
+    )
     deadline = time.monotonic() + 60
     while not Path("running").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -269,14 +279,14 @@ def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
     """Both wait for each other just before they write, so that they write at one time."""
     meet = """
 import pathlib, time
-from construct import from_conv
-real = from_conv.put
+from construct.command import main as command
+real = command.put
 def together(*a):
     pathlib.Path(f"ready{os.getpid()}").touch()
     while len(list(pathlib.Path().glob("ready*"))) < 2:
         time.sleep(0.001)
     return real(*a)
-from_conv.put = together
+command.put = together
 """
     runs = [process("m.pt", "-o", "o.pt", "--alpha", alpha, before="import os" + meet) for alpha in (256, 512)]
     for run in runs:

@@ -341,7 +341,7 @@ def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
 
 KILLED = """
 import os, signal, sys, torch
-sys.path[:0] = [{tests!r}, {root!r}]
+sys.path[:0] = [{tests!r}, {support!r}, {root!r}]
 torch.set_num_threads(1)
 from pathlib import Path
 from test_learned import Run, pictures, settings_of
@@ -355,7 +355,12 @@ Run(settings_of(), pictures(), Path({folder!r}), every=3).train(tell)
 
 
 def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
-    code = KILLED.format(tests=str(Path(__file__).parent), root=str(ROOT), folder=str(tmp_path / "killed"))
+    code = KILLED.format(
+        tests=str(Path(__file__).parent),
+        support=str(ROOT / "tests/support"),
+        root=str(ROOT),
+        folder=str(tmp_path / "killed"),
+    )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -107,7 +107,8 @@ def search(count: int, seed: int, folder: Path) -> None:
 @pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.deep)])
 def test_a_mutant_is_refused_or_read_as_torch_reads_it(count: int, tmp_path: Path) -> None:
     folders = [str(Path(__file__).parent), str(ROOT / "tests/support")]
-    code = f"import sys; sys.path += {folders}; from test_differential import Path, search; search({count}, 1, Path({str(tmp_path)!r}))"
+    code = f"import sys; sys.path += {folders}; from test_differential import Path, search; "
+    code += f"search({count}, 1, Path({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60 + count / 20, check=False
     )

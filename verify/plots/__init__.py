@@ -5,12 +5,25 @@ certificate file; costs from times that were measured.  matplotlib is imported w
 pyplot, which keeps figures of its own, never.
 """
 
-from verify.plots.attention_maps import attention_figure
-from verify.plots.centres import centres_figure
-from verify.plots.costs import cost_figure
-from verify.plots.drawing import write_figure
-from verify.plots.errors import errors_figure
-from verify.plots.sharpness import leakage_figure
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verify.plots.attention_maps import attention_figure
+    from verify.plots.centres import centres_figure
+    from verify.plots.costs import cost_figure
+    from verify.plots.drawing import write_figure
+    from verify.plots.errors import errors_figure
+    from verify.plots.sharpness import leakage_figure
+
+_HOMES = {
+    "attention_figure": "attention_maps",
+    "centres_figure": "centres",
+    "cost_figure": "costs",
+    "errors_figure": "errors",
+    "leakage_figure": "sharpness",
+    "write_figure": "drawing",
+}
 
 __all__ = [
     "attention_figure",
@@ -20,3 +33,10 @@ __all__ = [
     "leakage_figure",
     "write_figure",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a figure where it lives, when it is first asked for: the command line starts without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'verify.plots' has no attribute {name!r}")
+    return getattr(import_module(f"verify.plots.{_HOMES[name]}"), name)
