@@ -29,6 +29,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """All tests, asked for without a number of workers, run in one worker a core, where pytest-xdist is installed."""
+    if hasattr(config, "workerinput"):  # a worker itself, which starts none
+        return
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if everything and config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses") is None:
+        if not (config.getoption("collectonly") or config.getoption("usepdb")):
+            config.option.numprocesses = "auto"
+            config.option.dist = "worksteal"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Torch warns about an even kernel under padding='same'; that is a remark on its own speed."""
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")
