@@ -261,7 +261,7 @@ class _Tracer:
     def named(self, value: Any) -> Any:
         """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
         if isinstance(value, Tensor):
-            origin, version = self._origins.get(value, (None, None))
+            origin, version = self._origins[value] if value in self._origins else (None, None)
             if version is not None and version != _version(value):
                 self.miss("a tensor is changed past the trace")
             if origin is not None:
