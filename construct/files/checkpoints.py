@@ -111,8 +111,12 @@ def _kind_of(thing: object) -> str:
     if isinstance(thing, Made) and isinstance(thing.state, Held) and "_modules" in thing.state.items[::2]:
         return f"module of class {thing.name.rpartition('.')[2]}"
     if isinstance(thing, Held) and thing.kind in _DICTS:
-        tensors = [isinstance(value, Made) and value.name == "tensor" for _, value in thing.pairs()]
-        return "state dict" if any(tensors) and all(isinstance(key, str) for key in thing.items[::2]) else ""
+        if not all(isinstance(key, str) for key in thing.items[::2]):
+            return ""
+        # By their names, for an optimizer's moments of one parameter are a dict of tensors, too.
+        names = [key for key, value in thing.pairs() if isinstance(value, Made) and value.name == "tensor"]
+        weights = [name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names]
+        return "state dict" if any("." in name for name in names) or any(weights) else ""
     return ""
 
 

@@ -61,7 +61,8 @@ def load(
         path: of a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv`` wrote.
         model: the network of a state dict, as it is before the conversion or after it; it is not changed.  A file that holds
             a whole module needs none.
-        layers: whether only the attention layers are wanted, which takes no network.
+        layers: whether only the attention layers are wanted, which takes no network; of a whole module, classes of its own
+            have to be allowed all the same.
         allow: what the file may name beyond torch.nn: classes by their exact names (``package.module.Class``), or packages,
             of which it may name every class that they define; these packages are imported.
         trust: whether the file may run code of its own.

@@ -184,6 +184,8 @@ class Walker:
             raise Odd("a storage is a view of another one, as early versions of torch wrote, which is not read")
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(location, str)):
             raise Odd("a storage has an odd name")
+        if location == "meta":
+            raise Odd("a storage is on the device meta, where torch.load gives it no numbers")
         counts("a storage", (count,))
         storage = self.storages.setdefault(key, Storage(key, count, kind.name))
         if (storage.count, storage.kind) != (count, kind.name):

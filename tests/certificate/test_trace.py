@@ -25,7 +25,7 @@ from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
 from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, traces
 from verify.samples.sampling import check_on_activations, evaluating
-from verify.samples.trace import Layer
+from verify.samples.trace import Layer, untraced
 
 SCALE = torch.tensor([2.0])
 
@@ -252,6 +252,68 @@ def test_other_calls_are_named(kind: str) -> None:
     assert not same_expression(calls, {}, {})
 
 
+class Odd(nn.Module):
+    """Python code that does something only where it counts a convolution."""
+
+    def __init__(self, then: Callable[..., Any]):
+        super().__init__()
+        self.conv, self.then = nn.Conv2d(2, 3, 3), then
+        self.weight = nn.Parameter(torch.ones(5000))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self, self.conv(x), sum(isinstance(module, nn.Conv2d) for module in self.modules()))
+
+
+def from_a_list(net: Any, y: Tensor, count: int) -> Tensor:
+    return y * (y.flatten()[:2] * 0 + torch.tensor([0.0, 1.0])).tolist()[count]
+
+
+def zero_of_a_sign(net: Any, y: Tensor, count: int) -> Tensor:
+    zero = (y.mean() * 0).abs().item()
+    return y / (zero if count else -zero)
+
+
+def changed_and_back(net: Any, y: Tensor, count: int) -> Tensor:
+    net.weight.mul_(1 + count)
+    z = y.mean() * net.weight
+    net.weight.div_(1 + count)
+    return z
+
+
+def of_everyone(net: Any, y: Tensor, count: int) -> Tensor:
+    return y.clamp(max=EVERYONES.fill_(20 + count))
+
+
+def beside_the_weight(net: Any, y: Tensor, count: int) -> Tensor:
+    return torch.add(y.mean(), net.conv.weight, alpha=1 + count)
+
+
+EVERYONES = torch.zeros(1)
+HIDDEN = [from_a_list, zero_of_a_sign, changed_and_back, of_everyone, beside_the_weight]
+
+
+@pytest.mark.parametrize("then", HIDDEN)
+def test_other_arguments_are_named_wherever_they_come_from(then: Callable[..., Any]) -> None:
+    difference = compared(Odd(then), noise(1, 2, 6, 6)).difference
+    assert difference is not None
+    assert "goes in" in difference
+
+
+def test_arrays_of_numbers_are_compared() -> None:
+    class Picks(nn.Module):
+        def __init__(self, other: bool):
+            super().__init__()
+            self.conv, self.other, self.places = nn.Conv2d(2, 3, 3), other, np.array([0, 2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return y[:, self.places + (self.other and isinstance(self.conv, nn.Conv2d)) * np.array([1, 0])]
+
+    calls = compared(Picks(False), noise(1, 2, 6, 6))
+    assert (calls.difference, calls.unseen) == (None, ())
+    assert compared(Picks(True), noise(1, 2, 6, 6)).difference is not None
+
+
 def small() -> tuple[nn.Sequential, Any, Tensor]:
     layers = [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.LeakyReLU(0.1), nn.Conv2d(3, 2, 2), nn.MaxPool2d(2)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3)).eval()
@@ -317,6 +379,84 @@ class Opaque:
         self.scores = scores
 
 
+class Place:
+    def __init__(self, place: int):
+        self.place = place
+
+    def __index__(self) -> int:
+        return self.place
+
+
+class Equal(float):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = float.__hash__
+
+
+class Scaled(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@torch.library.custom_op("conv_as_attention_tests::copied", mutates_args=())
+def copied(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def changed_in_a_thread(x: Tensor) -> Tensor:
+    thread = threading.Thread(target=lambda: x[0].mul_(2))
+    thread.start()
+    thread.join()
+    return x
+
+
+def changed_past_all_modes(x: Tensor) -> Tensor:
+    with untraced():
+        x.mul_(2)
+    return x
+
+
+UNSEEN |= {
+    "changed in a thread": (changed_in_a_thread, "changed past the trace"),
+    "changed past all modes": (changed_past_all_modes, "changed past the trace"),
+    "a Python function": (lambda x: x.clone().apply_(lambda value: value + 1), "of class function goes into apply_"),
+    "an index of its own": (lambda x: x[0][Place(0)], "of class Place goes into __getitem__"),
+    "a number of its own": (lambda x: x * Equal(2), "of class Equal goes into mul"),
+    "random numbers of its own": (
+        lambda x: x.clone().uniform_(generator=torch.Generator().manual_seed(0)),
+        "of class Generator goes into uniform_",
+    ),
+    "an own operator": (lambda x: copied(x), "copied.default is an operator beyond torch's own"),
+    "a class of tensors": (lambda x: x * Scaled(torch.ones(1)), "mul is worked out by the class Scaled"),
+}
+
+
+@pytest.mark.parametrize("how", ["hook", "every module's hook", "forward"])
+def test_what_a_layer_is_given_while_the_network_runs_is_said(how: str) -> None:
+    class Giving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if how == "forward":
+                self.conv.forward = type(self.conv).forward.__get__(self.conv)  # type: ignore[method-assign]
+                y = self.conv(x)
+                del self.conv.forward
+                return y
+            every = nn.modules.module.register_module_forward_hook
+            handle = (self.conv.register_forward_pre_hook if how == "hook" else every)(lambda *given: None)
+            y = self.conv(x)
+            handle.remove()
+            return y
+
+    calls = compared(Giving(), noise(1, 1, 5, 5))
+    assert calls.unseen == ("conv gets a hook, or a forward, while the network runs",)
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_goes_past_a_trace_is_said_and_no_difference(name: str) -> None:
     then, named = UNSEEN[name]
@@ -339,6 +479,7 @@ def test_a_method_of_a_layer_held_elsewhere_is_said_to_hide_the_rest() -> None:
     calls = compared(Held(), noise(1, 1, 5, 5))
     assert calls.difference is None
     assert "past a call of it" in " ".join(calls.unseen)
+    assert calls.compared == 0
 
 
 # ---- what a network returns, and its state ------------------------------------------------------------------------------------
@@ -518,6 +659,21 @@ def test_predictions_and_indices_are_counted() -> None:
     assert (numbers.agree, numbers.predictions, numbers.other) == (1, 2, 1)
     assert accuracy([[torch.ones(2, 1)]], [[torch.ones(2, 1)]], None).agree is None
     assert accuracy([[torch.tensor([3])]], [[torch.tensor([3])]], None).difference is None
+
+
+def test_a_float64_run_that_is_not_finite_is_no_yardstick() -> None:
+    model = After(lambda x: x * (float("nan") if x.dtype == torch.float64 else 1.0))
+    told = compare_numbers(*runs(model, [noise(1, 4, 9)]))
+    assert told is not None
+    assert (told.verdict.name, told.original) == ("UNDECIDED", None)
+
+
+def test_infinities_of_both_signs_and_complex_numbers_refute() -> None:
+    infinity, ones = torch.full((1, 3), float("inf")), torch.ones(1, 3, dtype=torch.complex64)
+    assert accuracy([[infinity]], [[-infinity]], [[infinity.double()]]).verdict.name == "REFUTED"
+    assert accuracy([[infinity]], [[infinity]], [[infinity.double()]]).verdict.name == "CHECKED"
+    assert accuracy([[ones]], [[ones * 1.01j]], [[ones.to(torch.complex128)]]).verdict.name == "REFUTED"
+    assert accuracy([[ones]], [[ones]], [[ones.to(torch.complex128)]]).verdict.name == "CHECKED"
 
 
 @pytest.mark.parametrize("leaking", [False, True])

@@ -194,6 +194,10 @@ def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, capsys: Any) -> 
     line = told({"nets": {"g": net.state_dict()}, "args": Namespace(lr=1)}, capsys=capsys)
     assert "its entry ['nets']['g'] holds a state dict" in line
     assert line.endswith("python -m construct.from_conv m.pt --allow argparse.Namespace)\n")
+    net(torch.ones(1, 1, 3, 3)).sum().backward()
+    adam.step()
+    line = told({"net": net.state_dict(), "optimizer": adam.state_dict(), "args": Namespace(lr=1)}, capsys=capsys)
+    assert "its entry ['net'] holds a state dict; the file holds classes" in line  # and no moments of the optimizer
     line = told({"epoch": 3, "gen": net, "disc": net}, capsys=capsys)
     assert "its entry ['gen'] holds a module of class Sequential; its entry ['disc'] holds a" in line
     line = told([net, {"lr": 1}], capsys=capsys)

@@ -4,6 +4,7 @@ Rows 59 to 63 of the inputs to survive.  Each file here was once read by the che
 return, or was passed over by it.
 """
 
+import io
 import pickle
 import struct
 from pathlib import Path
@@ -361,6 +362,12 @@ def test_row_60_the_storages_are_those_of_the_tensors(place: Path) -> None:
     refused(with_pickle(one, FOUR + b"\0"), place, "storage '?0'?.*")
     for key in ("00", "x", "", "0 ", "../0", "0\n"):
         refused(with_pickle(program(table((text("weight"), tensor(storage(key))))), FOUR), place, "storage")
+
+
+def test_a_storage_to_which_torch_gives_no_numbers(place: Path) -> None:
+    data = with_pickle(program(table((text("weight"), tensor(storage(location="meta"))))), FOUR)
+    assert torch.load(io.BytesIO(data), weights_only=True)["weight"].is_meta
+    refused(data, place, "on the device meta")
 
 
 def with_child(name: str) -> nn.Module:

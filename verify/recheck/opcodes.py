@@ -185,6 +185,8 @@ class Walk:
         word, kind, key, location, count = described
         if word != "storage" or type(kind) is not Made or kind.args not in STORAGES or type(location) is not str:
             raise Rejected("a tensor has no storage, or one of a type that is not known")
+        if location == "meta":
+            raise Rejected("a storage is on the device meta, where torch.load gives it no numbers")
         if type(key) is not str or not (key.isascii() and key.isdigit()) or not counts((count,)):
             raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
         if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):

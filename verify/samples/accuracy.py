@@ -89,11 +89,13 @@ def accuracy(
     agree = predictions = other = 0
     for index, (ours, theirs) in enumerate(zip(original, converted, strict=True)):
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if not a.is_floating_point():
+            if not (a.is_floating_point() or a.is_complex()):
                 other += int((a != b).sum())
                 continue
             if a.numel():
                 rows.append(_distances(a, b, None if reference is None else reference[index][place]))
+            if a.is_complex():
+                continue
             if a.dim() == 2 and a.shape[1] > 1:
                 agree += int((a.argmax(1) == b.argmax(1)).sum())
                 predictions += len(a)
@@ -105,7 +107,7 @@ def accuracy(
     broken = sum(row.broken for row in rows)
     measured = reference is not None
     if broken:
-        verdict = Verdict("REFUTED", f"{broken} outputs are finite on one side only")
+        verdict = Verdict("REFUTED", f"{broken} outputs are finite on one side only, or not finite in two ways")
     elif not measured:
         verdict = Verdict("UNDECIDED", f"there is no float64 run to compare with: {no_float64}")
     elif leaking:
@@ -134,11 +136,11 @@ def accuracy(
 
 def _distances(a: Tensor, b: Tensor, reference: Tensor | None) -> _Distances:
     epsilon = torch.finfo(a.dtype).eps
-    a, b = (t.detach().cpu().double().flatten() for t in (a, b))
+    a, b = (_flat(t) for t in (a, b))
     here, there = a.isfinite(), b.isfinite()
-    broken = int((here != there).sum())
+    broken = int((~(here & there) & (a != b) & ~(a.isnan() & b.isnan())).sum())
     both = here & there
-    exact = None if reference is None else reference.detach().cpu().double().flatten()
+    exact = None if reference is None else _flat(reference)
     if exact is not None:
         both &= exact.isfinite()
     a, b = a[both], b[both]
@@ -148,6 +150,12 @@ def _distances(a: Tensor, b: Tensor, reference: Tensor | None) -> _Distances:
     exact = exact[both]
     own, theirs, largest = _most(a - exact), _most(b - exact), _most(exact)
     return _Distances(difference, largest, own, theirs, FACTOR * own + FLOOR * epsilon * largest, broken)
+
+
+def _flat(numbers: Tensor) -> Tensor:
+    """All numbers in float64; of complex ones both parts."""
+    numbers = numbers.detach().cpu()
+    return (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers).double().flatten()
 
 
 def _most(values: Tensor) -> float:

@@ -4,6 +4,7 @@ Of a network nothing is claimed for all inputs: Python code between the layers m
 here it is observed that, on these inputs, nothing else differs.
 """
 
+import enum
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Calls:
     """What the calls of two networks on the same inputs show.
 
     Attributes:
-        compared: how many calls the original made on the first input.
+        compared: how many calls of the original were compared on the first input.
         converted: how many of these were convolutions that became attention.
         layers: the paths of all convolutions that were called and became attention, on any input.
         executed: convolution operators that the original executed on the first input.
@@ -75,27 +76,36 @@ def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> Call
     called = [[call.function.path for call in run.calls if isinstance(call.function, Layer)] for run in original]
     layers = [[path for path in paths if path in run.layers] for paths, run in zip(called, original, strict=True)]
     return Calls(
-        compared=len(original[0].calls) if original else 0,
+        compared=compared[0][2] if compared else 0,
         converted=len(layers[0]) if layers else 0,
         layers=tuple(dict.fromkeys(path for paths in layers for path in paths)),
         executed=original[0].convolutions if original else 0,
         left=converted[0].convolutions if converted else 0,
-        difference=next((difference for difference, _ in compared if difference is not None), None),
-        unseen=tuple(dict.fromkeys(what for _, unseen in compared for what in unseen)),
+        difference=next((difference for difference, *_ in compared if difference is not None), None),
+        unseen=tuple(dict.fromkeys(what for _, unseen, _ in compared for what in unseen)),
     )
+
+
+WIDE = (torch.float64, torch.complex128)
 
 
 def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str:
     """Why the float64 run of a network is no yardstick for the original; empty if it is one."""
-    if all(t.dtype == torch.float64 for run in original for t in run.outputs if t.is_floating_point()):
+    if all(t.dtype in WIDE for run in original for t in run.outputs if t.is_floating_point() or t.is_complex()):
         return "the network computes in float64 itself"
     for ours, exact in zip(original, reference, strict=True):
         if [(made.path, made.name) for made in ours.calls] != [(made.path, made.name) for made in exact.calls]:
             return "the network makes other calls in float64"
         if [t.shape for t in ours.outputs] != [t.shape for t in exact.outputs]:
             return "the network returns other sizes in float64"
+        if any(bool((t.isfinite() & ~e.isfinite()).any()) for t, e in zip(ours.outputs, exact.outputs, strict=True)):
+            return "the float64 run has outputs that are not finite where the original's are"
         for made in exact.calls:
-            narrow = [dtype for _, dtype in made.results if dtype.is_floating_point and dtype != torch.float64]
+            narrow = [
+                dtype
+                for _, dtype in made.results
+                if (dtype.is_floating_point or dtype.is_complex) and dtype not in WIDE
+            ]
             if narrow:
                 return f"{made.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
     return ""
@@ -145,10 +155,15 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])  # noqa: NPY002
 
 
+_PLAIN = frozenset(
+    {bool, int, float, complex, str, bytes, range, type(None), type(...), Activation, Constant, Number, torch.Size}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
 # ---- two traces beside each other -----------------------------------------------------------------------------------------
 
 
-def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str]]:
+def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
     """Compare two traces call by call.
 
     Args:
@@ -156,38 +171,37 @@ def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str]]:
         theirs: of the converted network.
 
     Returns:
-        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; and what cannot
-        be seen of them, a clause each.
+        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; what cannot
+        be seen of them, a clause each; and how many calls were compared.
     """
-    unseen = [*ours.unseen, *theirs.unseen]
+    unseen, most = [*ours.unseen, *theirs.unseen], len(ours.calls)
     for number, (a, b) in enumerate(zip(ours.calls, theirs.calls, strict=False), start=1):
-        unseen += [
-            f"a tensor of unknown origin goes into {a.name}"
-            for x, y in zip(a.arguments, b.arguments, strict=False)
-            if _is_unknown(x, y)
-        ]
+        for x, y in zip(a.arguments, b.arguments, strict=False):
+            if _is_unknown(x, y):
+                unseen.append(f"a tensor of unknown origin goes into {a.name}")
+            if not (_is_plain(x) and _is_plain(y)):
+                unseen.append(f"an object of class {type(x).__name__} goes into {a.name}")
         what = _call_difference(a, b)
         if (
             what is not None and a.past is not None
         ):  # a method of the layer that is held elsewhere is no call of the layer
-            return None, [
-                *unseen,
-                f"{a.name} runs {a.past or 'the layer'} past a call of it; what follows is not compared",
-            ]
+            past = f"{a.name} runs {a.past or 'the layer'} past a call of it; what follows is not compared"
+            return None, [*unseen, past], number - 1
         if what is not None:
-            return f"call {number} of {len(ours.calls)}, {a.name}: {what}", unseen
+            return f"call {number} of {most}, {a.name}: {what}", unseen, most
     if len(ours.calls) != len(theirs.calls):
         longer, who = (ours, "original") if len(ours.calls) > len(theirs.calls) else (theirs, "converted network")
         fewer = min(len(ours.calls), len(theirs.calls))
-        return f"after {fewer} calls, the {who} alone goes on, with {longer.calls[fewer].name}", unseen
+        return f"after {fewer} calls, the {who} alone goes on, with {longer.calls[fewer].name}", unseen, most
     if len(ours.returned) != len(theirs.returned):
-        return f"the original returns {len(ours.returned)} values, the converted network {len(theirs.returned)}", unseen
+        what = f"the original returns {len(ours.returned)} values, the converted network {len(theirs.returned)}"
+        return what, unseen, most
     for place, (a, b) in enumerate(zip(ours.returned, theirs.returned, strict=True)):
         if _is_unknown(a, b):
             unseen.append("a tensor of unknown origin is returned")
         if (what := _argument_difference(a, b)) is not None:
-            return f"returned value {place}: {what}", unseen
-    return None, unseen
+            return f"returned value {place}: {what}", unseen, most
+    return None, unseen, most
 
 
 def _is_unknown(x: Any, y: Any) -> bool:
@@ -196,6 +210,17 @@ def _is_unknown(x: Any, y: Any) -> bool:
     if len(constants) == 2 and constants[0].tensor is constants[1].tensor:
         return False
     return any(not constant.known for constant in constants)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether this is all that it is: an object of another class may run Python code of its own, or hide a state."""
+    if type(value) is slice:
+        return all(map(_is_plain, (value.start, value.stop, value.step)))
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+    return (
+        type(value) in _PLAIN or isinstance(value, type | enum.Enum | np.generic) or hasattr(type(value), "__members__")
+    )
 
 
 def _call_difference(a: Call, b: Call) -> str | None:
@@ -217,19 +242,16 @@ def _same_function(f: Any, g: Any) -> bool:
 
 
 def _argument_difference(x: Any, y: Any) -> str | None:
-    if isinstance(x, Number) and isinstance(y, Number) and x.call == y.call:
+    if isinstance(x, Number) and isinstance(y, Number) and x.origins & y.origins:
         return None
     x, y = (value.value if isinstance(value, Number) else value for value in (x, y))
     if isinstance(x, Activation) or isinstance(y, Activation):
         return None if x == y else f"{_shown(y)} goes in, in the original {_shown(x)}"
     if isinstance(x, Constant) and isinstance(y, Constant):
-        if x.tensor is y.tensor:
-            return None
-        a, b = (x.tensor, y.tensor) if x.copy is None or y.copy is None else (x.copy, y.copy)
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
+        if (x.tensor.shape, x.tensor.dtype) != (y.tensor.shape, y.tensor.dtype):
             return f"{_shown(y)} goes in, in the original {_shown(x)}"
-        known = x.known and y.known
-        return "a constant goes in that differs from the original's" if known and not _equal(a, b) else None
+        known = (x.known and y.known) or x.tensor is y.tensor  # one that both networks hold may change between the runs
+        return "a constant goes in that differs from the original's" if known and not _same_numbers(x, y) else None
     return None if _same_value(x, y) else f"{_shown(y)} goes in, in the original {_shown(x)}"
 
 
@@ -238,10 +260,20 @@ def _same_value(x: Any, y: Any) -> bool:
         return x is y
     if isinstance(x, float) and x != x:
         return y != y
+    if isinstance(x, np.ndarray):
+        return x.dtype == y.dtype and np.array_equal(x, y)
+    if isinstance(x, float | complex | slice):  # −0 is another number
+        return repr(x) == repr(y)
     try:
         return type(x).__eq__ is object.__eq__ or bool(x == y)  # without an equality of their own: copies of one object
     except Exception:  # of a class of the network's own
         return False
+
+
+def _same_numbers(x: Constant, y: Constant) -> bool:
+    if x.copy is not None and y.copy is not None:
+        return _equal(x.copy, y.copy)
+    return x.digest == y.digest if x.digest and y.digest else _equal(x.tensor, y.tensor)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -5,9 +5,11 @@ goes past it (TorchScript, an ``autograd.Function``, code that switches the firs
 convolution and the attention layer in its place are one call each, named by their path, whatever they do inside.
 
 Activations are named by the call that made them, so that two networks are compared call by call without comparing rounded numbers.
-What neither sees is said: another thread, memory shared with numpy or through DLPack.
+What neither sees is said: another thread, memory shared with numpy or through DLPack, Python code that a call is given or that an
+operator, a hook or a class of tensors runs inside one.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,18 +43,20 @@ class Constant:
         tensor: itself.
         copy: of its numbers at the call, where there are few; the network may change them later.
         known: whether it is a parameter or a buffer of the network, or made of such by calls that were seen.
+        digest: of its numbers at the call, where there are many.
     """
 
     tensor: Tensor
     copy: Tensor | None
     known: bool
+    digest: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that Python read off an activation (``.item()``), with the call that gave it."""
+    """A number that Python read off an activation (``.item()``), with the results that it is: (call, part) each."""
 
-    call: int
+    origins: frozenset[tuple[int, int]]
     value: float
 
 
@@ -152,6 +156,12 @@ SMALL = 4096
 ATTRIBUTES = (
     "shape dtype device ndim layout requires_grad is_nested is_cuda is_mps is_sparse is_quantized is_leaf itemsize"
 )
+OF_TORCH: Any = (getattr(Tensor.__torch_function__, "__func__", None), nn.Parameter.__torch_function__)
+"""What tensors and parameters make of a function: nothing of their own."""
+
+PLAIN_OPERATORS = frozenset("aten prim prims quantized mkldnn".split())
+"""Namespaces of operators that run no Python code."""
+
 METHODS = "size dim ndimension numel nelement __len__ is_floating_point is_complex get_device stride is_contiguous"
 SILENT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in ATTRIBUTES.split()] + [getattr(Tensor, name) for name in METHODS.split()]
@@ -173,15 +183,16 @@ class _Tracer:
         self.inside = 0
         """How many calls are under way whose inner calls do not count."""
         self.paths = [""]
-        self._origins = WeakTensorKeyDictionary()  # tensor → Activation; None for a constant of the network's own
-        self._numbers: dict[float, int] = {}
+        # tensor → (Activation, or None for a constant of the network's own; the version in which the trace left it)
+        self._origins = WeakTensorKeyDictionary()
+        self._numbers: dict[str, set[tuple[int, int]]] = {}
         self._weights = {id(conv.weight): path for conv, path in layers.items() if "weight" in conv._parameters}
         for module in network.modules():
             for value in (*module.parameters(False), *module.buffers(False), *vars(module).values()):
                 if isinstance(value, Tensor):
-                    self._origins[value] = None
+                    self._note(value, None)
         for part, tensor in enumerate(tensors(inputs)):
-            self._origins[tensor] = Activation(0, part) if tensor.is_floating_point() else None
+            self._note(tensor, Activation(0, part) if tensor.is_floating_point() else None)
 
     def called(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Make a call, and record it if an activation goes into it."""
@@ -191,18 +202,31 @@ class _Tracer:
         self.inside += 1
         try:
             arguments = tuple(self.named(value) for value in leaves)
-            versions = [(t, t._version) for t in leaves if isinstance(t, Tensor) and not t.is_inference()]
+            versions = [(t, _version(t)) for t in leaves if isinstance(t, Tensor)]
             output = run()
         finally:
             self.inside -= 1
         results = tree_flatten(output)[0]
+        changed = [t for t, version in versions if _version(t) != version]
         if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:
-            self._record(function, arguments, structure, results, [t for t, v in versions if t._version != v])
+            self._record(function, arguments, structure, results, changed)
         elif not any(isinstance(value, Constant) and not value.known for value in arguments):
             for value in results:
                 if isinstance(value, Tensor):
-                    self._origins[value] = None
+                    self._note(value, None)
+        if changed:
+            self._renew(changed)
         return output
+
+    def _note(self, tensor: Tensor, origin: Activation | None) -> None:
+        self._origins[tensor] = origin, _version(tensor)
+
+    def _renew(self, changed: list[Tensor]) -> None:
+        """Note that tensors which share memory with those that a call has changed are changed by it, too."""
+        memory = {_memory(tensor) for tensor in changed}
+        for tensor, (origin, _) in list(self._origins.items()):
+            if _memory(tensor) in memory:
+                self._note(tensor, origin)
 
     def _record(
         self,
@@ -214,7 +238,8 @@ class _Tracer:
     ) -> None:
         """Record a call; what it returns, and what it changes in place, are activations from now on."""
         made = [value for value in results if isinstance(value, Tensor)]
-        weights = [self._weights.get(id(c.tensor)) for c in arguments if isinstance(c, Constant)]
+        convolves = RELATIVES.search(getattr(function, "__name__", str(function)))
+        weights = [self._weights.get(id(c.tensor)) for c in arguments if convolves and isinstance(c, Constant)]
         call = Call(
             path=self.paths[-1],
             function=function,
@@ -226,25 +251,29 @@ class _Tracer:
         self.record.calls.append(call)
         number = len(self.record.calls)
         for part, tensor in enumerate([*changed, *made]):
-            self._origins[tensor] = Activation(number, part)
-        for value in results:
+            self._note(tensor, Activation(number, part))
+        for part, value in enumerate(results):
             if type(value) in (int, float):
-                self._numbers.setdefault(value, number)
+                self._numbers.setdefault(repr(value), set()).add((number, part))
             elif not isinstance(value, _PLAIN):
-                self._miss(f"{call.name} hands out a {type(value).__name__}")
+                self.miss(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
         """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
         if isinstance(value, Tensor):
-            known = value in self._origins
-            if known and (origin := self._origins[value]) is not None:
+            origin, version = self._origins[value] if value in self._origins else (None, None)
+            if version is not None and version != _version(value):
+                self.miss("a tensor is changed past the trace")
+            if origin is not None:
                 return origin
-            return Constant(value, value.detach().clone() if value.numel() <= SMALL else None, known)
-        if type(value) in (int, float) and value in self._numbers:
-            return Number(self._numbers[value], value)
+            few, known = value.numel() <= SMALL, version is not None
+            return Constant(value, value.detach().clone() if few else None, known, None if few else _digest(value))
+        if type(value) in (int, float) and repr(value) in self._numbers:
+            return Number(frozenset(self._numbers[repr(value)]), value)
         return value
 
-    def _miss(self, what: str) -> None:
+    def miss(self, what: str) -> None:
+        """Note something that goes past the trace."""
         if what not in self.record.unseen:
             self.record.unseen.append(what)
 
@@ -260,10 +289,20 @@ class _Tracer:
 
     def _hook(self, module: nn.Module, path: str) -> list[Any]:
         pending: list[Any] = []
+        hooks = 0
+
+        def own_code() -> bool:
+            return (
+                hooks != len(module._forward_hooks) + len(module._forward_pre_hooks)
+                or "forward" in vars(module)
+                or bool(nn.modules.module._has_any_global_hook())
+            )
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.paths.append(path)
             if module in self.layers:
+                if own_code():
+                    self.miss(f"{path or 'the layer'} gets a hook, or a forward, while the network runs")
                 self.inside += 1
                 leaves, structure = tree_flatten((args, kwargs))
                 pending.append(None if self.inside > 1 else (tuple(self.named(value) for value in leaves), structure))
@@ -277,10 +316,12 @@ class _Tracer:
                     arguments, structure = begun
                     self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
 
-        return [
+        handles = [
             module.register_forward_pre_hook(enter, with_kwargs=True),
             module.register_forward_hook(leave, with_kwargs=True, always_call=True),
         ]
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        return handles
 
 
 class _Functions(TorchFunctionMode):
@@ -293,6 +334,9 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""
         kwargs = kwargs or {}
+        for kind in types:
+            if getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in OF_TORCH:
+                self.tracer.miss(f"{getattr(func, '__name__', func)} is worked out by the class {kind.__name__}")
         return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
 
 
@@ -313,7 +357,32 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if "conv" in str(func) and RELATIVES.search(str(func)):  # an FFT is none
             self.tracer.record.convolutions += 1
+        if func.namespace not in PLAIN_OPERATORS:
+            self.tracer.miss(f"{func} is an operator beyond torch's own")
         return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor, or one of which it is a view, was changed; −1 where torch does not count."""
+    with torch._C.DisableTorchFunction():
+        return -1 if tensor.is_inference() else tensor._version
+
+
+def _memory(tensor: Tensor) -> int | None:
+    with torch._C.DisableTorchFunction():
+        try:
+            return tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # sparse
+            return None
+
+
+def _digest(tensor: Tensor) -> bytes | None:
+    """A digest of a tensor's numbers, to which −0 is 0; None where it has no plain memory."""
+    try:
+        plain = (tensor.detach().cpu() + 0 if tensor.is_floating_point() else tensor.detach().cpu()).contiguous()
+        return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).digest()
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
 
 
 def tensors(tree: Any) -> list[Tensor]:
