@@ -1,7 +1,9 @@
 """What every test runs under: one thread, deterministic property tests, warnings as errors."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +15,13 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=60,
+    max_examples=30,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-# For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/test_properties.py
+# CI runs every property once more on more examples: HYPOTHESIS_PROFILE=more pytest -m hypothesis
+settings.register_profile("more", settings.get_profile("deterministic"), max_examples=120)
+# For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/construct/test_properties.py
 settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
 settings.load_profile(PROFILE)
@@ -39,6 +43,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         if not (config.getoption("collectonly") or config.getoption("usepdb")):
             config.option.numprocesses = "auto"
             config.option.dist = "worksteal"
+
+
+DEEP = [
+    re.compile(line)
+    for line in Path(__file__).with_name("deep_cases.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of ``deep_cases.txt``, before ``-m`` chooses."""
+    for item in items:
+        case = item.nodeid.partition("::")
+        if any(pattern.fullmatch(case[0].rpartition("/")[2] + "::" + case[2]) for pattern in DEEP):
+            item.add_marker("deep")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,7 @@
 """The house: who imports whom, what loads what, and that what the README shows runs."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -57,6 +58,7 @@ CONSTRUCT = [path for path in SOURCES if ids(path).startswith("construct/")]
 VERIFY = [path for path in SOURCES if ids(path).startswith("verify/")]
 
 
+@functools.cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -410,3 +412,19 @@ def test_the_readme_tells_of_the_report_and_the_plots():
     assert "verify.write_report(" in text
     assert "python -m verify plot" in text
     assert 'pip install ".[viz]"' in text
+
+
+# ---- what only deep runs show ------------------------------------------------------------------------------------------
+
+
+def test_every_line_of_the_deep_cases_names_a_test():
+    names = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in tree_of(path).body:
+            inner = node.body if isinstance(node, ast.ClassDef) else [node]
+            scope = f"{path.name}::{node.name}::" if isinstance(node, ast.ClassDef) else f"{path.name}::"
+            names |= {scope + item.name for item in inner if isinstance(item, ast.FunctionDef)}
+    lines = (ROOT / "tests/deep_cases.txt").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        head = re.compile(line.partition(r"\[")[0])
+        assert not line or line.startswith("#") or any(map(head.fullmatch, names)), line
