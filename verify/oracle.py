@@ -96,6 +96,16 @@ class Convolution:
             return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
     @property
+    def in_channels(self) -> int:
+        """D_in."""
+        return self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
+
+    @property
+    def contraction(self) -> int:
+        """D_in/groups, the channels that one output adds up."""
+        return self.in_channels // self.groups
+
+    @property
     def kernel_size(self) -> tuple[int, ...]:
         """K_1, …, K_d."""
         return self.weight.shape[2:]

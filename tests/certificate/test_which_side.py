@@ -19,7 +19,7 @@ from verify.argument.certification import certify
 from verify.argument.verdicts import certify_layer
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
-from verify.rounding.bounds import convolution_bound, convolution_share
+from verify.rounding.elements import convolution_bound, convolution_share
 from verify.samples.reference import Outputs
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for

@@ -11,7 +11,7 @@ import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
 from verify.oracle import Convolution
-from verify.rounding.bounds import attention_bound, convolution_bound
+from verify.rounding.elements import attention_bound, convolution_bound
 
 
 def batched(conv: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -8,28 +8,12 @@ from typing import Any
 import numpy as np
 
 from verify.argument.refutation import Counterexample
+from verify.argument.steps import Step
 from verify.recheck.statements import VERSION
 from verify.verdict import Verdict, exactly, from_above
 
 MOST_SHOWN = 2**16
 """An input over the bound is written down if it has no more numbers than this."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the argument.
-
-    Attributes:
-        number: as in the list of steps.
-        name: what it shows.
-        holds: whether it could be shown.
-        sentence: how, or why not.
-    """
-
-    number: int
-    name: str
-    holds: bool
-    sentence: str
 
 
 @dataclass(frozen=True)

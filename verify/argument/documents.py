@@ -112,16 +112,6 @@ def indented(value: Any, margin: str = "\n") -> str:
 _plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-def save_certificate(
-    path: str | os.PathLike[str],
-    certificate: "Certificate",
-    conv_file: str | os.PathLike[str] | None = None,
-    mhsa_file: str | os.PathLike[str] | None = None,
-) -> None:
-    """Write the certificate of a bare layer; see :func:`write_document`."""
-    write_document(path, [("", certificate)], conv_file, mhsa_file)
-
-
 def is_document(path: str | os.PathLike[str]) -> bool:
     """Whether a file is an earlier certificate, so that it may be replaced; whole and unedited or not."""
     try:

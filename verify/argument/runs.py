@@ -1,71 +1,188 @@
-"""Step 6 of a certificate: every execution of the layer, on adversarial inputs, beside the convolution and under the bound."""
+"""Step 6 of a certificate: every execution of the layer beside the convolution, on inputs that align rounding errors.
+
+A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
+"""
 
 import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
-from construct.attention import MHSA
-from verify.argument.certificate import Overrun, Step
+from construct.attention import EXECUTIONS, MHSA, smaller_blocks
 from verify.argument.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
-from verify.argument.probing import Probe, impulse_bound, run_executions
-from verify.argument.steps import Argument
-from verify.layers.reading import output_size
+from verify.argument.steps import Argument, Step
+from verify.layers.fields import Geometry
+from verify.layers.reading import output_size, token_count
+from verify.oracle import Convolution, full_precision
+from verify.rounding.elements import convolution_share, impulse_bound
+from verify.samples.reference import Deviation, Outputs
+
+LABOUR, EXPONENTIAL = 2**33, 64
+"""Multiplications beyond which an execution is not run but noted, some ten seconds of one core; and as how many of them the
+softmax counts for each pair of a query and a key."""
 
 
-def run_all(argument: Argument, total: np.ndarray) -> list[Probe]:
-    """Run every execution, and enter the step.
+@dataclass(frozen=True)
+class Probe:
+    """What the runs of one execution showed.
+
+    Attributes:
+        execution: its name.
+        inputs: how many inputs were run.
+        grid: their spatial size.
+        observed: the greatest |execution − convolution| per output channel, float64 (D_out,).
+        worst: the greatest |difference|/bound over all outputs.
+        note: why it was not run; empty if it was.
+        broken: whether it was not run because it raised an error other than want of memory.
+        over: where a run is over the bound, an output that shows which side is off the exact value.
+        at: the input (D_in, *grid) of that output.
+    """
+
+    execution: str
+    inputs: int
+    grid: tuple[int, ...]
+    observed: np.ndarray
+    worst: float
+    note: str = ""
+    broken: bool = False
+    over: Deviation | None = None
+    at: np.ndarray | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it is the attention that is off; torch's own convolution may be."""
+        return not self.worst <= 1 and (self.over is None or self.over.refutes)
+
+
+def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
+    """Step 6: run every execution, and hold each run against the bound.
 
     Args:
-        argument: after its steps.
+        argument: steps 0 to 5.
         total: the bound, (D_out,).
     """
-    layer = argument.layer
+    problem = argument.problem
+    module, layer, conv, bound = problem.conv_module, problem.layer, problem.conv, problem.bound
     if not isinstance(layer, MHSA):
-        argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
-        return []
-    module, conv, bound = argument.conv_module, argument.conv, argument.bound
-    small, other = probe_grids(argument.geometry, argument.grid, argument.attention)
+        return Step(6, "runs", False, "the attention layer has no executions to run"), []
+    small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
     if conv.weight.size < HEAVY:
         probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
         # On the other grid, where tokens come from: random signs and magnitudes show that.
-        shape = (argument.geometry.in_channels, *other)
-        inputs = np.stack(random_inputs(shape, bound, np.random.default_rng(0)))
+        inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
     else:  # one size, with a stride that on which inputs may be left over
         other = other if any(s > 1 for s in conv.stride) else small
         probes, inputs = [], adversarial_inputs(conv, other, bound)
     alone = impulses(conv, other, bound)  # show what each head carries
-    allowed = total
-    if argument.aims is not None and argument.same_taps and argument.one_hot:
-        shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
-        local = impulse_bound(
-            conv,
-            argument.attention,
-            shifts,
-            alone,
-            argument.fmt,
-            argument.tokens,
-            argument.as_stored,
-            argument.remainders,
-        )
-        if local is not None:
-            whole = total.reshape(-1, *(1,) * len(other))
-            allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
-    # There with several blocks, as on large inputs; of unequal lengths.
-    queries = max(1, 2 * math.prod(output_size(argument.geometry, other)) // 5)
+    allowed, local = total, _impulse_bound(argument, alone)
+    if local is not None:
+        whole = total.reshape(-1, *(1,) * len(other))
+        allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
+    # In several blocks, as on large inputs; of unequal lengths.
+    queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
     probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
-    told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
-    told += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
-    told += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
+    sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
+    sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
+    sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
     within = all(p.worst <= 1 for p in probes) and bool(ran) and not any(p.broken for p in probes)
-    argument.steps.append(Step(6, "runs", within, told))
+    return Step(6, "runs", within, sentence), probes
+
+
+def _impulse_bound(argument: Argument, inputs: np.ndarray) -> np.ndarray | None:
+    """A bound for every output of impulses, where attention is one-hot and carries exactly the kernel; else None."""
+    leaks, kernel, problem = argument.leaks, argument.kernel, argument.problem
+    if leaks is None or kernel is None or not (leaks.one_hot and kernel.same):
+        return None
+    fields, tokens = (problem.conv, problem.attention), problem.tokens
+    return impulse_bound(*fields, inputs, problem.fmt, tokens, kernel.as_stored, leaks.float64)
+
+
+def run_executions(
+    conv_module: Any,
+    layer: Any,
+    inputs: np.ndarray,
+    bound: np.ndarray,
+    names: tuple[str, ...] | None = None,
+    queries: int | None = None,
+) -> list[Probe]:
+    """Run every execution of ``layer`` against the convolution, in full precision.
+
+    Args:
+        conv_module: the torch convolution.
+        layer: the attention layer; its ``execution`` is restored.
+        inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
+        bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
+        names: executions to run; all by default, ``auto`` among them.
+        queries: the most of one block, for executions that work in blocks; None for their usual blocks, which only large
+            inputs fill.
+    """
+    weight = layer.w_val
+    x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
+    grid = tuple(x.shape[2:])
+    before, nothing = layer.execution, np.zeros(len(layer.b_out))
+    probes = []
+    blocks = nullcontext() if queries is None else smaller_blocks(queries)
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
+        expected = conv_module(x).double().cpu().numpy()
+        difference = np.empty_like(expected)
+        pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
+        for name in names or tuple(EXECUTIONS):
+            layer.execution = name
+            try:
+                labour = layer.products(x.shape, name)
+                labour += EXPONENTIAL * pairs * (labour >= pairs)  # else it does not go over all pairs
+                if labour > LABOUR:
+                    raise MemoryError(f"{labour:.2g} multiplications are too many to run")
+                attended = layer(x).double().cpu().numpy()
+            except (MemoryError, NotImplementedError) as error:
+                probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
+                continue
+            except (RuntimeError, ValueError, IndexError) as error:  # where the convolution has an output
+                note = f"{type(error).__name__}: {error}"
+                probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
+                continue
+            finally:
+                layer.execution = before
+            if attended.shape != expected.shape:
+                probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
+                continue
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.subtract(attended, expected, out=difference)
+            per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
+            over = at = None
+            if not worst <= 1:
+                over = _over(conv_module, x, expected, attended, ~(_ratio(difference, bound) <= 1), bound)
+                at = x[over.index[0]].double().cpu().numpy()
+            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))
     return probes
 
 
-def overrun(probes: list[Probe]) -> Overrun | None:
-    """The first run in which the attention is off by more than the bound, beside the convolution's exact output there."""
-    for probe in probes:
-        if probe.refutes and probe.over is not None and probe.at is not None:
-            one = probe.over
-            return Overrun(probe.execution, probe.at, one.index[1:], one.exact, one.attention)
-    return None
+def _over(
+    conv_module: Any, x: torch.Tensor, theirs: np.ndarray, ours: np.ndarray, over: np.ndarray, bound: np.ndarray
+) -> Deviation:
+    """Which side is off where a run is over its bound."""
+    allowed = np.broadcast_to(bound.reshape(-1, *(1,) * (ours.ndim - 2)) if bound.ndim == 1 else bound, ours.shape)
+    fields, explained = Convolution.read(conv_module), convolution_share(conv_module, x)
+    numbers = x.double().cpu().numpy()
+    return Outputs(fields, Geometry.read(conv_module), numbers, theirs, ours, allowed, explained).deviation(over)
+
+
+def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
+    """The greatest |difference| of every output channel, and the greatest |difference|/bound anywhere."""
+    per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+    # Of a channel with one bound, the greatest difference has the greatest ratio: rounded division keeps the order.
+    ratio = _ratio(per_channel, bound) if bound.ndim == 1 else _ratio(difference, bound)
+    return per_channel, float(ratio.max(initial=0.0))
+
+
+def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
+    allowed = bound.reshape(-1, *(1,) * (difference.ndim - 2)) if bound.ndim < difference.ndim else bound
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
+            return difference / allowed
+        return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)

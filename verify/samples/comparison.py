@@ -1,4 +1,4 @@
-"""What was observed: the difference between a convolution and a layer on one input, interior and border apart."""
+"""``compare``: the observed difference between a convolution and a layer on one input, interior and border apart."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class Discrepancy:
 
 
 def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
-    """Run a convolution and a layer on one input and tell how far apart they are.
+    """The greatest difference between a convolution and a layer on one input.
 
     Args:
         conv: a torch convolution.
@@ -48,23 +48,29 @@ def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
 
     Raises:
         ValueError: the outputs differ in shape.
+
+    >>> import construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
+    >>> difference = compare(conv, construct.conv_to_mhsa(conv), torch.randn(2, 3, 16, 16))
+    >>> difference.max_abs < 1e-5, difference.compared
+    (True, 4096)
     """
     with torch.no_grad():
         return discrepancy(conv, x, conv(x, **call), layer(x, **call))
 
 
-def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor) -> Discrepancy:
-    """The difference of two outputs that are there already; ``conv`` and ``x`` tell interior from border.
+def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor) -> Discrepancy:
+    """The difference of two outputs; ``conv`` and ``x`` say which of them are interior.
 
     Raises:
         ValueError: the outputs differ in shape.
     """
-    if expected.shape != found.shape:
-        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(found.shape)}")
+    if expected.shape != attended.shape:
+        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
     dims = conv.weight.dim() - 2
     if x.dim() == dims + 1:
-        x, expected, found = x[None], expected[None], found[None]
-    a, b = float64(expected), float64(found)
+        x, expected, attended = x[None], expected[None], attended[None]
+    a, b = float64(expected), float64(attended)
     return of_errors(conv, x, expected.dtype, a, b, errors(a, b))
 
 

@@ -1,4 +1,4 @@
-"""A network beside its conversion, on the inputs that were run: the same calls, and numbers held against a float64 run.
+"""Compares a network with its conversion on the inputs run: the traces call by call, the outputs beside a float64 run.
 
 Of a network nothing is claimed for all inputs: Python code between the layers may look at numbers.  What is proved is each layer;
 here it is observed that, on these inputs, nothing else differs.
@@ -22,7 +22,7 @@ from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trac
 
 @dataclass(frozen=True)
 class Calls:
-    """What the calls of two networks on the same inputs show.
+    """The calls of two networks on the same inputs, compared.
 
     Attributes:
         compared: how many calls the original made on the first input.
@@ -90,14 +90,14 @@ def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str
     if all(t.dtype == torch.float64 for run in original for t in run.outputs if t.is_floating_point()):
         return "the network computes in float64 itself"
     for ours, exact in zip(original, reference, strict=True):
-        if [(made.path, made.name) for made in ours.calls] != [(made.path, made.name) for made in exact.calls]:
+        if [(call.path, call.name) for call in ours.calls] != [(call.path, call.name) for call in exact.calls]:
             return "the network makes other calls in float64"
         if [t.shape for t in ours.outputs] != [t.shape for t in exact.outputs]:
             return "the network returns other sizes in float64"
-        for made in exact.calls:
-            narrow = [dtype for _, dtype in made.results if dtype.is_floating_point and dtype != torch.float64]
+        for call in exact.calls:
+            narrow = [dtype for _, dtype in call.results if dtype.is_floating_point and dtype != torch.float64]
             if narrow:
-                return f"{made.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
+                return f"{call.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
     return ""
 
 

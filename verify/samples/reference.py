@@ -14,8 +14,8 @@ from math import inf, isfinite
 
 import numpy as np
 
-from verify.layers.exact_output import Index, exact_output
 from verify.layers.fields import Geometry
+from verify.layers.reading import Index, exact_output
 from verify.layers.taps import rounded_up
 from verify.oracle import Convolution
 

@@ -8,6 +8,7 @@ Activations are named by the call that made them, so that two networks are compa
 What neither sees is said: another thread, memory shared with numpy or through DLPack.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
 from verify.samples.calls import RELATIVES
-from verify.samples.returned import laid_out
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
     tracer = _Tracer(record, network, inputs, layers)
     with torch.no_grad(), tracer.hooked(network), _Operators(tracer), _Functions(tracer):
         output = run(network, inputs)
-    leaves, strange = laid_out(output)
+    leaves, incomplete = flattened(output)
     record.returned = [tracer.named(value) for value in leaves]
     record.outputs = [value for value in leaves if isinstance(value, Tensor)]
-    record.unseen += [strange] if strange else []
+    record.unseen += [incomplete] if incomplete else []
     return record
 
 
@@ -213,25 +213,25 @@ class _Tracer:
         changed: Iterable[Tensor] = (),
     ) -> None:
         """Record a call; what it returns, and what it changes in place, are activations from now on."""
-        made = [value for value in results if isinstance(value, Tensor)]
+        returned = [value for value in results if isinstance(value, Tensor)]
         weights = [self._weights.get(id(c.tensor)) for c in arguments if isinstance(c, Constant)]
         call = Call(
             path=self.paths[-1],
             function=function,
             arguments=arguments,
             structure=structure,
-            results=tuple((tensor.shape, tensor.dtype) for tensor in made),
+            results=tuple((tensor.shape, tensor.dtype) for tensor in returned),
             past=next((path for path in weights if path is not None), None),
         )
         self.record.calls.append(call)
         number = len(self.record.calls)
-        for part, tensor in enumerate([*changed, *made]):
+        for part, tensor in enumerate([*changed, *returned]):
             self._origins[tensor] = Activation(number, part)
         for value in results:
             if type(value) in (int, float):
                 self._numbers.setdefault(value, number)
             elif not isinstance(value, _PLAIN):
-                self._miss(f"{call.name} hands out a {type(value).__name__}")
+                self._unseen(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
         """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
@@ -244,7 +244,7 @@ class _Tracer:
             return Number(self._numbers[value], value)
         return value
 
-    def _miss(self, what: str) -> None:
+    def _unseen(self, what: str) -> None:
         if what not in self.record.unseen:
             self.record.unseen.append(what)
 
@@ -272,9 +272,9 @@ class _Tracer:
             self.paths.pop()
             if module in self.layers:
                 self.inside -= 1
-                begun = pending.pop()
-                if begun is not None and output is not None:  # None after an error
-                    arguments, structure = begun
+                entered = pending.pop()
+                if entered is not None and output is not None:  # None after an error
+                    arguments, structure = entered
                     self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
 
         return [
@@ -319,3 +319,26 @@ class _Operators(TorchDispatchMode):
 def tensors(tree: Any) -> list[Tensor]:
     """All tensors in a nesting of lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def flattened(output: Any) -> tuple[list[Any], str | None]:
+    """Every tensor and every plain value in a nested output, in order; and why that is not the whole of it, if it is not."""
+    leaves: list[Any] = []
+    odd: list[str] = []
+    stack = [output]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            leaves += map(repr, value)
+            stack += reversed(list(value.values()))
+        elif isinstance(value, list | tuple):
+            stack += reversed(value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            stack += [getattr(value, field.name) for field in reversed(dataclasses.fields(value))]
+        elif value is None or isinstance(value, Tensor | bool | int | float | complex | str):
+            leaves.append(value)
+        else:
+            odd.append(f"the output: it holds an object of class {type(value).__name__}, which is not looked into")
+    if not odd and not any(isinstance(leaf, Tensor) for leaf in leaves):
+        odd.append("the output: there is no tensor in it")
+    return leaves, odd[0] if odd else None
