@@ -1,4 +1,4 @@
-"""Convolution from its definition, in any dimension: the truth that everything else is held against.
+"""Convolution from its definition in numpy, in any dimension and exactly on integers: the reference for all checks.
 
 Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
 and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python
@@ -148,8 +148,8 @@ class Convolution:
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
-            part = matmul(weight[tap], seen)
+            read = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
+            part = matmul(weight[tap], read)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
@@ -238,7 +238,7 @@ def winograd_may_run(conv: Any) -> bool:
 def reduced_precision() -> list[tuple[Any, str, Any]]:
     """The switches of torch that are set so that products may be less precise than their format: (where, name, full)."""
     backends: Any = torch.backends
-    found = []
+    switches = []
     for where in (
         backends,
         *(
@@ -250,11 +250,11 @@ def reduced_precision() -> list[tuple[Any, str, Any]]:
         *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
     ):
         if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
-            found.append((where, "fp32_precision", "ieee"))
+            switches.append((where, "fp32_precision", "ieee"))
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
-            found.append((backends.cuda.matmul, name, False))
-    return found
+            switches.append((backends.cuda.matmul, name, False))
+    return switches
 
 
 @contextmanager

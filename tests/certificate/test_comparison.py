@@ -68,7 +68,7 @@ def test_compare_finds_the_worst_place_and_tells_interior_from_border(conv: nn.C
     seen = verify.compare(conv, changed(conv, at_1_2_0_3=-0.5, at_0_1_2_2=0.25), torch.ones(2, 2, 5, 6))
     assert (seen.max_abs, seen.border, seen.interior) == (0.5, 0.5, 0.25)
     assert seen.worst == (1, 2, 0, 3)
-    assert (seen.expected, seen.found, seen.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
+    assert (seen.expected, seen.actual, seen.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
     other = verify.compare(conv, changed(conv, at_2_1_1=2.0), torch.ones(2, 5, 6))  # unbatched
     assert (other.worst, other.interior, other.border, other.max_abs) == ((0, 2, 1, 1), 2.0, 0.0, 2.0)
 

@@ -100,7 +100,7 @@ def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPa
     assert over is not None
     assert (over.execution, over.output) == (name, (1, 2, 2))
     assert exactly.convolution(conv, over.input)[over.output] == over.convolution
-    assert over.found == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
+    assert over.attention == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
 
 
 def test_where_only_torch_and_not_this_processor_flushes():

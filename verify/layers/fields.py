@@ -34,7 +34,7 @@ GEOMETRY = (
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of either layer, per axis, with ``padding`` worked out into numbers.
+    """The geometry of either layer, per axis, with ``padding`` as numbers.
 
     Attributes:
         kernel_size, stride, dilation, output_padding: an axis each.

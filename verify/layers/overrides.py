@@ -103,9 +103,9 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     for own, value in vars(replace(geometry)).items():
         if vars(geometry).get(own) != value:
             raise Unreadable(f"the geometry of {name} has {own} {vars(geometry).get(own)!r}, which should be {value!r}")
-    beside = set(vars(geometry)) - set(vars(replace(geometry)))
-    if beside:
-        raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
+    extra = set(vars(geometry)) - set(vars(replace(geometry)))
+    if extra:
+        raise Unreadable(f"the geometry of {name} has a {min(extra)} of its own")
 
 
 def require_known_encoding(layer: object) -> None:

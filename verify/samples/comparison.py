@@ -20,7 +20,7 @@ class Discrepancy:
         border: the same among outputs that read some.
         worst: the index (batch, channel, *position) of the greatest |difference|; empty if nothing was compared.
         expected: the convolution's value there.
-        found: the layer's value there.
+        actual: the layer's value there.
         compared: how many outputs.
     """
 
@@ -30,7 +30,7 @@ class Discrepancy:
     border: float
     worst: tuple[int, ...]
     expected: float
-    found: float
+    actual: float
     compared: int
 
 
@@ -105,7 +105,7 @@ def of_errors(
         border=float(places[~inside].max(initial=0.0)),
         worst=tuple(int(i) for i in worst),
         expected=float(a[worst]),
-        found=float(b[worst]),
+        actual=float(b[worst]),
         compared=a.size,
     )
 

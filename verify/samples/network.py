@@ -145,7 +145,7 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])  # noqa: NPY002
 
 
-# ---- two traces beside each other -----------------------------------------------------------------------------------------
+# ---- two traces compared ----------------------------------------------------------------------------------------------------
 
 
 def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str]]:
@@ -156,8 +156,8 @@ def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str]]:
         theirs: of the converted network.
 
     Returns:
-        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; and what cannot
-        be seen of them, a clause each.
+        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; and what the
+        traces miss, a clause each.
     """
     unseen = [*ours.unseen, *theirs.unseen]
     for number, (a, b) in enumerate(zip(ours.calls, theirs.calls, strict=False), start=1):

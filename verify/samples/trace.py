@@ -5,7 +5,7 @@ goes past it (TorchScript, an ``autograd.Function``, code that switches the firs
 convolution and the attention layer in its place are one call each, named by their path, whatever they do inside.
 
 Activations are named by the call that made them, so that two networks are compared call by call without comparing rounded numbers.
-What neither sees is said: another thread, memory shared with numpy or through DLPack.
+What neither sees is listed: another thread, memory shared with numpy or through DLPack.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Constant:
     Attributes:
         tensor: itself.
         copy: of its numbers at the call, where there are few; the network may change them later.
-        known: whether it is a parameter or a buffer of the network, or made of such by calls that were seen.
+        known: whether it is a parameter or a buffer of the network, or computed from such by traced calls.
     """
 
     tensor: Tensor
