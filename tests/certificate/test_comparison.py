@@ -17,13 +17,12 @@ from torch import nn
 
 import verify
 from construct import conv_to_mhsa
-from truths import excess, permuted
+from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution
 from verify.rounding.elements import (
     OffTheKernel,
-    attention_bound,
     carried_kernel,
     carries_as_stored,
     convolution_bound,
@@ -192,7 +191,7 @@ def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_at
     layer.w_out.fill_(2.0**70)
     assert torch.equal(layer.weight, conv.weight)
     assert layer(x).item() == 0.0
-    assert 2.0**-90 <= attention_bound(layer, conv, x).item() < 2.0**-78
+    assert 2.0**-90 <= sharp_bound(layer, conv, x).item() < 2.0**-78
     assert excess(conv, layer, x, layer(x)) <= 1
 
 
@@ -245,7 +244,7 @@ def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[i
     assert carries_as_stored(Attention.read(layer), fields) == held
     assert np.array_equal(carried_kernel(Attention.read(layer), absolute=True), np.abs(fields.weight)) == held
     if len(order) >= 3:
-        both = convolution_bound(conv, x) + attention_bound(layer, conv, x)
+        both = convolution_bound(conv, x) + sharp_bound(layer, conv, x)
         np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)
 
 
@@ -334,7 +333,7 @@ def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights:
     x = x * torch.randn(x.shape, generator=rng) * 2.0**small_inputs
     if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
         return
-    fields = read_fields(conv, x, None)
+    fields = read_fields(conv, x)
     found = float32_size(fields, x.abs().numpy())
 
     truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))

@@ -15,12 +15,11 @@ from torch.nn.utils import parametrize
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
-from truths import permuted
+from truths import permuted, sharp_bound
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
 from verify.checker import check
 from verify.layers.fields import TENSORS, Unreadable, snapshot, unchanged
-from verify.rounding.elements import attention_bound
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:
@@ -613,7 +612,7 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
         layer = MHSA(real.geometry, MHSAWeights(**tensors))
         assert shape["w_key_pos"] == tuple(layer.w_key_pos.shape)
         x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(1, d_in, heads))).to(dtype)
-        bound = attention_bound(layer, conv, x)[0, :, 0]
+        bound = sharp_bound(layer, conv, x)[0, :, 0]
         folded = torch.zeros(heads, d_in, d_out, dtype=dtype)
         for k in range(d_h):  # one addition after another
             folded = folded + w_val[:, 0, :, k, None] * w_out[:, 0, None, k]

@@ -1,4 +1,4 @@
-"""The inputs on which executions are run: where rounding errors align, and where they stand out; and of which sizes."""
+"""Adversarial inputs for the runs of a certificate: rounding errors align or stand out; and the grids of these runs."""
 
 from itertools import product
 from typing import Any
@@ -55,8 +55,7 @@ def adversarial_inputs(conv: Convolution, grid: tuple[int, ...], bound: float, s
     light layers alone), random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
     """
     rng = np.random.default_rng(seed)
-    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
-    shape = (d_in, *grid)
+    shape = (conv.in_channels, *grid)
     inputs: list[Any] = [
         bound * UNEVEN * sign_pattern(conv, channel, grid)
         for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
@@ -81,7 +80,7 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int =
     leaves out shows also in half precision.
     """
     rng = np.random.default_rng(seed)
-    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
+    d_in = conv.in_channels
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
     if conv.weight.size < HEAVY:
         # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
@@ -103,8 +102,7 @@ def heaviest_channels(conv: Convolution, count: int) -> list[int]:
 def sign_pattern(conv: Convolution, channel: int, grid: tuple[int, ...]) -> np.ndarray:
     """±1 such that the output of ``channel`` in the middle of its grid adds up |W|: (D_in, *grid)."""
     kernel, inputs = _channel_kernel(conv, channel)
-    d_in = conv.weight.shape[0] if conv.transposed else conv.weight.shape[1] * conv.groups
-    x = np.ones((d_in, *grid))
+    x = np.ones((conv.in_channels, *grid))
     reads = [_middle_reads(conv, axis, n) for axis, n in enumerate(grid)]
     for tap in product(*map(range, conv.kernel_size)):
         place = [read[j] for j, read in zip(tap, reads, strict=True)]
@@ -131,9 +129,7 @@ def _middle_reads(conv: Convolution, axis: int, n: int) -> list[int | None]:
 
 def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]:
     """The kernel of one output channel, (D_in/groups, *K), and the input channels that it reads."""
-    if conv.transposed:
-        d_in, d_out = len(conv.weight) // conv.groups, conv.weight.shape[1]
-        inputs = slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
-        return conv.weight[inputs, channel % d_out], inputs
-    d_in, d_out = conv.weight.shape[1], len(conv.weight) // conv.groups
-    return conv.weight[channel], slice(channel // d_out * d_in, (channel // d_out + 1) * d_in)
+    d_in, d_out = conv.contraction, len(conv.sizes) // conv.groups
+    group, o = divmod(channel, d_out)
+    inputs = slice(group * d_in, (group + 1) * d_in)
+    return conv.weight[inputs, o] if conv.transposed else conv.weight[channel], inputs

@@ -155,20 +155,14 @@ def run_executions(
             per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
             over = at = None
             if not worst <= 1:
-                over = _over(conv_module, x, expected, attended, ~(_ratio(difference, bound) <= 1), bound)
-                at = x[over.index[0]].double().cpu().numpy()
+                fields, numbers = Convolution.read(conv_module), x.double().cpu().numpy()
+                limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
+                explained = convolution_share(conv_module, x)
+                both = Outputs(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
+                over = both.deviation(~(_ratio(difference, bound) <= 1))
+                at = numbers[over.index[0]]
             probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))
     return probes
-
-
-def _over(
-    conv_module: Any, x: torch.Tensor, theirs: np.ndarray, ours: np.ndarray, over: np.ndarray, bound: np.ndarray
-) -> Deviation:
-    """Which side is off where a run is over its bound."""
-    allowed = np.broadcast_to(bound.reshape(-1, *(1,) * (ours.ndim - 2)) if bound.ndim == 1 else bound, ours.shape)
-    fields, explained = Convolution.read(conv_module), convolution_share(conv_module, x)
-    numbers = x.double().cpu().numpy()
-    return Outputs(fields, Geometry.read(conv_module), numbers, theirs, ours, allowed, explained).deviation(over)
 
 
 def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
@@ -181,8 +175,13 @@ def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.nda
 
 def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
-    allowed = bound.reshape(-1, *(1,) * (difference.ndim - 2)) if bound.ndim < difference.ndim else bound
+    allowed = _by_output(bound, difference.ndim)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
             return difference / allowed
         return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
+
+
+def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
+    """A bound per channel so that it broadcasts over outputs of so many axes; one for every output as it is."""
+    return bound.reshape(-1, *(1,) * (ndim - 2)) if bound.ndim < ndim else bound

@@ -43,29 +43,19 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
 
     In half precision nothing is rounded at a tap that meets zeros alone, and every rounding goes to the nearest number.
     """
-    fields, fmt = read_fields(conv, x, None), Format.of(x.dtype)
+    fields, fmt = read_fields(conv, x), Format.of(x.dtype)
     met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
     return _bound(convolution_rounding(fields, fmt), _size(fields, x), met + 2, fmt, units=1)
 
 
-def attention_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
-    """Elementwise: how far the fully sharp attention layer applied to ``x`` may be from its exact value.
+def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
+    """Elementwise: how far one-hot attention may be from its exact value on inputs ``x`` (B, D_in, *size).
 
     Args:
-        layer: the attention layer (raw fields).
-        conv: the convolution whose geometry says which outputs there are.
-        x: (B, D_in, *size).
-        output: the spatial size of the output, where a transposed layer was asked for one.
-
-    Raises:
-        OffTheKernel: a head looks at no tap.
+        attention: the attention layer's fields.
+        x: the inputs.
+        size: Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more; see :func:`attended_size`.
     """
-    attention = Attention.read(layer)
-    return sized_attention_bound(attention, x, _attention_size(attention, read_fields(conv, x, output), x))
-
-
-def sized_attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
-    """As :func:`attention_bound`, where Σ_h |W_val^h||W_out^h||x| + |b_out| is known to be at most ``size``."""
     return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
 
 
@@ -91,8 +81,7 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
     if same_bias and carries_as_stored(attention, fields):
         return _bound(theirs + ours, size, times + 1, fmt)
-    attended = _attention_size(attention, fields, x)
-    return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
+    return _bound(theirs, size, times, fmt) + _bound(ours, attended_size(attention, fields, x), 1, fmt)
 
 
 def impulse_bound(
@@ -204,7 +193,7 @@ def carries_as_stored(attention: Attention, fields: Convolution) -> bool:
 # ---- sizes and sums ----------------------------------------------------------------------------------------------------
 
 
-def read_fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None) -> Convolution:
+def read_fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
     """The fields of the convolution; a weight that is float32 is left so."""
     weight = conv.weight.detach().cpu().resolve_neg()
     fields = Convolution.read(conv, weight.numpy() if weight.dtype == torch.float32 else None)
@@ -243,8 +232,12 @@ def _size(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
 
 
-def _attention_size(attention: Attention, fields: Convolution, x: torch.Tensor) -> np.ndarray:
-    """Σ_h|W_val^h||W_out^h||x| + |b_out| for every output."""
+def attended_size(attention: Attention, fields: Convolution, x: torch.Tensor) -> np.ndarray:
+    """Σ_h|W_val^h||W_out^h||x| + |b_out| for every output.
+
+    Raises:
+        OffTheKernel: a head looks at no tap of the kernel.
+    """
     kernel = carried_kernel(attention, absolute=True)
     return _size(replace(fields, weight=kernel, bias=attention.b_out), x)
 

@@ -99,12 +99,8 @@ def leakage_on_lattice(alpha: Number, dims: int) -> float:
 
 def upper(interval: Any) -> float:
     """The least double that is not below the interval."""
-    return _round_up(interval.b)
-
-
-def _round_up(value: Any) -> float:
-    nearest = float(value)
-    return nearest if value <= nearest else math.nextafter(nearest, math.inf)
+    nearest = float(interval.b)
+    return nearest if interval.b <= nearest else math.nextafter(nearest, math.inf)
 
 
 def _interval(value: Number) -> Any:

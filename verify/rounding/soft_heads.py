@@ -19,7 +19,7 @@ import torch
 from verify.layers.fields import Attention
 from verify.layers.reading import token_length
 from verify.layers.targets import attends_by_content, target
-from verify.rounding.elements import convolution_bound, sized_attention_bound
+from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
 ONE_HOT = 800
@@ -64,7 +64,7 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
         size = np.broadcast_to(size.reshape(1, -1, *(1,) * len(keys)), theirs.shape)
         attended = size * ((1 + moved) * (1 + summed))
         lost = tokens * fmt.eta * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
-        total = theirs + (attended - size) * (1 + 2**-20) + sized_attention_bound(attention, x, attended) + lost
+        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound(attention, x, attended) + lost
     return np.where(np.isnan(total), np.inf, total)
 
 

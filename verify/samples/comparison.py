@@ -65,29 +65,35 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: to
     Raises:
         ValueError: the outputs differ in shape.
     """
+    x, a, b, error = subtracted(conv, x, expected, attended)
+    return of_errors(conv, x, expected.dtype, a, b, error)
+
+
+def subtracted(
+    conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """Input and outputs a and b, float64, with a batch axis, and |a − b|: 0 where the two are equal, infinities among them.
+
+    Raises:
+        ValueError: the outputs differ in shape.
+    """
     if expected.shape != attended.shape:
         raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
-    dims = conv.weight.dim() - 2
-    if x.dim() == dims + 1:
+    if x.dim() < conv.weight.dim():
         x, expected, attended = x[None], expected[None], attended[None]
     a, b = float64(expected), float64(attended)
-    return of_errors(conv, x, expected.dtype, a, b, errors(a, b))
-
-
-def errors(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a − b|, and 0 where the two are equal, infinities among them."""
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         error = np.subtract(a, b)
     np.abs(error, out=error)
     if not np.isfinite(error.max(initial=0.0)):
         error[a == b] = 0.0
-    return error
+    return x, a, b, error
 
 
 def of_errors(
     conv: Any, x: torch.Tensor, dtype: torch.dtype, a: np.ndarray, b: np.ndarray, error: np.ndarray
 ) -> Discrepancy:
-    """The difference of two batches of outputs a and b, float64, of which the :func:`errors` are known."""
+    """The difference of two batches of outputs a and b, float64, and |a − b|."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
     with np.errstate(invalid="ignore"):

@@ -18,8 +18,8 @@ from verify.layers.fields import Geometry, Unreadable
 from verify.oracle import Convolution, float64
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
-from verify.samples.comparison import Discrepancy, errors, of_errors
-from verify.samples.reference import Deviation, Outputs
+from verify.samples.comparison import Discrepancy, of_errors, subtracted
+from verify.samples.reference import Outputs
 from verify.samples.trace import untraced
 from verify.verdict import Verdict, from_above
 
@@ -93,16 +93,10 @@ def check_outputs(
     conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor, what: str
 ) -> LayerCheck:
     """As :func:`check_call`, for outputs that are there already."""
-    if expected.shape != attended.shape:
-        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
-    dims = conv.weight.dim() - 2
-    if x.dim() == dims + 1:
-        x, expected, attended = x[None], expected[None], attended[None]
-    a, b = float64(expected), float64(attended)
-    error = errors(a, b)
+    x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
-    outputs = tuple(expected.shape[2:])
+    outputs = a.shape[2:]
     soft = ""  # why the bound is that of soft heads, where it is
     try:
         bound = difference_bound(conv, layer, x, outputs)
@@ -123,7 +117,9 @@ def check_outputs(
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that a NaN fails
-        odd = _deviation(conv, x, a, b, ~(ratios <= 1), bound, outputs)
+        fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
+        both = Outputs(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
+        odd = both.deviation(~(ratios <= 1))
         at = f"{soft}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
         at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
         verdict, convolution_off = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
@@ -134,23 +130,6 @@ def check_outputs(
         verdict = Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}")
     sides = difference.interior, difference.border
     return LayerCheck(difference, *sides, at_worst, ratio, 1, grid, largest, verdict, convolution_off)
-
-
-def _deviation(
-    conv: Any,
-    x: torch.Tensor,
-    theirs: np.ndarray,
-    ours: np.ndarray,
-    over: np.ndarray,
-    bound: np.ndarray,
-    outputs: tuple[int, ...],
-) -> Deviation:
-    """Which side is off where outputs differ by more than rounding explains: beside their exact values."""
-    fields, explained = (
-        Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
-        convolution_bound(conv, x, outputs),
-    )
-    return Outputs(fields, Geometry.read(conv), float64(x), theirs, ours, bound, explained).deviation(over)
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -189,8 +168,7 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
             for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
         ]
     size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
-    d_in = fields.weight.shape[0] if fields.transposed else fields.weight.shape[1] * fields.groups
-    return (samples, d_in, *size)
+    return (samples, fields.in_channels, *size)
 
 
 @contextmanager
