@@ -37,7 +37,7 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     signs = sign_pattern(fields, channel, grid)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
     found = replace(fields, bias=None)(signs[None])[0, channel]
-    most = fields.spread(np.ones_like(signs)[None])[0, channel]
+    most = fields.absolute(np.ones_like(signs)[None])[0, channel]
     middle = tuple(n // 2 for n in found.shape)
     np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
 

@@ -348,7 +348,7 @@ def _(conv, layer, rng):
 # ---- heads -----------------------------------------------------------------------------------------------------------------
 
 
-@weights("a head dropped")
+@weights("a head dropped", more=2)
 def _(conv, layer, rng):
     gone, kept = one(layer, rng), layer.heads
     return with_heads(layer, [h for h in range(kept) if h != gone]) if kept > 1 else _raise()

@@ -137,7 +137,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 @contextmanager
 def _in_eval_mode(conv: nn.Module) -> Iterator[None]:
-    """In training, spectral_norm moves whenever it is looked at."""
+    """Eval mode within: in training, spectral_norm changes whenever it is read."""
     modes = [(module, module.training) for module in conv.modules()]
     try:
         for module, _ in modes:

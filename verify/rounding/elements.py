@@ -211,7 +211,7 @@ def float32_size(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
     if lost > 2.0**-8:
         return None
     with np.errstate(over="ignore"):
-        rounded = fields.spread(x)
+        rounded = fields.absolute(x)
     if not np.isfinite(rounded.max(initial=0.0)):
         return None
     size = rounded.astype(np.float64)
@@ -226,7 +226,7 @@ def _size(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     size = float32_size(fields, x.detach().cpu().abs().numpy()) if single else None
     if size is None:
         wide = fields if fields.weight.dtype == np.float64 else replace(fields, weight=fields.weight.astype(np.float64))
-        size = wide.spread(x.detach().cpu().double().abs().numpy())
+        size = wide.absolute(x.detach().cpu().double().abs().numpy())
     if fields.bias is None:
         return size
     return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)

@@ -86,7 +86,7 @@ def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> Call
 
 
 def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str:
-    """Why the float64 run of a network is no yardstick for the original; empty if it is one."""
+    """Why the float64 run of a network is no reference for the original; empty if it is one."""
     if all(t.dtype == torch.float64 for run in original for t in run.outputs if t.is_floating_point()):
         return "the network computes in float64 itself"
     for ours, exact in zip(original, reference, strict=True):
@@ -132,7 +132,7 @@ def compare_numbers(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Within, all random numbers start at one seed; afterwards they go on where they were."""
+    """Seed torch's, numpy's and Python's random numbers within; restore their state afterwards."""
     before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a network may use
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -245,7 +245,7 @@ def _same_value(x: Any, y: Any) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all numbers are the same; one that is none counts as the same as another."""
+    """Whether all numbers are equal, NaN equal to NaN."""
     same = torch.eq(a, b)
     return bool((same | ((a != a) & (b != b))).all())
 

@@ -109,7 +109,7 @@ class Outputs:
 
 
 def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """|values − reference|/allowed; infinite for what is no number."""
+    """|values − reference|/allowed; infinite for NaN."""
     with np.errstate(all="ignore"):
         off = np.abs(values - reference)
         return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)

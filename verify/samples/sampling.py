@@ -139,7 +139,7 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 
 def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
-    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough to have an interior where there is one.
+    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
     Args:
         conv: a torch convolution.
@@ -173,7 +173,7 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put networks into eval mode, and every module back into its own mode afterwards."""
+    """Eval mode within; every module returns to its own mode afterwards."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:

@@ -1,11 +1,11 @@
-"""The trace of a network's run: every call of torch that the run makes, in order, and where each argument comes from.
+"""Traces a network's run with torch's function and dispatch modes: every call in order, and where each argument comes from.
 
-Two interceptors of torch work together.  One sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What
-goes past it (TorchScript, an ``autograd.Function``, code that switches the first one off) shows to the other as operators.  A
-convolution and the attention layer in its place are one call each, named by their path, whatever they do inside.
+The function mode sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What goes past it (TorchScript,
+an ``autograd.Function``, code that disables function modes) the dispatch mode sees as operators.  A convolution and the attention
+layer in its place are one call each, named by their path, whatever they do inside.
 
-Activations are named by the call that made them, so that two networks are compared call by call without comparing rounded numbers.
-What neither sees is listed: another thread, memory shared with numpy or through DLPack.
+Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
+numbers.  What neither mode sees is listed: another thread, memory shared with numpy or through DLPack.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class Call:
 
 @dataclass
 class Trace:
-    """What one run of a network showed.
+    """One run of a network.
 
     Attributes:
         layers: the paths of the convolutions, or of the attention layers in their place.
@@ -141,7 +141,7 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Within, torch works as if no run were traced: for measurements in the middle of one."""
+    """Suspend tracing within, for measurements in the middle of a run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -165,7 +165,7 @@ _PLAIN = (Tensor, bool, int, float, complex, str, torch.Size, torch.dtype, torch
 
 
 class _Tracer:
-    """What both interceptors write to."""
+    """The state that both modes share."""
 
     def __init__(self, record: Trace, network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]):
         own = {module: path for path, module in network.named_modules() if isinstance(module, MHSA)}
@@ -234,7 +234,7 @@ class _Tracer:
                 self._unseen(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
-        """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
+        """What stands for an argument: tensors by their origin, numbers read off one (``.item()``) by the call, the rest as it is."""
         if isinstance(value, Tensor):
             known = value in self._origins
             if known and (origin := self._origins[value]) is not None:
@@ -250,7 +250,7 @@ class _Tracer:
 
     @contextmanager
     def hooked(self, network: nn.Module) -> Iterator[None]:
-        """While active, calls of modules are followed."""
+        """Hook every module, so that calls are named by its path."""
         paths = {module: path for path, module in network.named_modules()} | self.layers
         with ExitStack() as stack:
             for module, path in paths.items():
@@ -284,7 +284,7 @@ class _Tracer:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees the functions of torch that Python code calls."""
+    """Function mode: sees the functions of torch that Python code calls."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
@@ -297,7 +297,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Sees the operators, and counts those that are convolutions; records what no function of torch has called."""
+    """Dispatch mode: counts convolution operators, and records the operators that no function of torch has called."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
