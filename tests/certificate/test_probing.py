@@ -19,8 +19,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from truths import permuted
 from verify.argument.certification import certify
-from verify.argument.probe_inputs import HEAVY, impulses, probe_grids, sign_pattern
-from verify.argument.runs import judged_by_channel, run_executions
+from verify.argument.runs import HEAVY, impulses, judged_by_channel, probe_grids, run_executions, sign_pattern
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
 from verify.oracle import Convolution
@@ -34,7 +33,7 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     """With any stride, transposed or not: |W| over all taps that read an input there."""
     fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
     channel = data.draw(st.integers(0, conv.out_channels - 1))
-    signs = sign_pattern(fields, channel, grid)
+    signs = sign_pattern(fields, Geometry.read(conv), channel, grid)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
     found = replace(fields, bias=None)(signs[None])[0, channel]
     most = fields.absolute(np.ones_like(signs)[None])[0, channel]

@@ -116,8 +116,8 @@ def _(conv, layer, rng):
 @weights("a tap one ulp off")
 def _(conv, layer, rng):
     flat = carrier(conv, layer).data.view(-1)
-    place = int(rng.choice(np.flatnonzero(flat.double().numpy())))
-    flat[place] *= 1 + 2 * torch.finfo(flat.dtype).eps
+    at = int(rng.integers(len(flat)))
+    flat[at] = torch.nextafter(flat[at], torch.zeros_like(flat[at]) if flat[at] else flat[at] + 1)
     return layer
 
 
@@ -205,6 +205,12 @@ def _(conv, layer, rng):
     return layer
 
 
+@weights("a bias twice as large")
+def _(conv, layer, rng):
+    layer.b_out.data[0] += max(float(layer.b_out.data[0].abs()), torch.finfo(layer.b_out.dtype).tiny)
+    return layer
+
+
 @weights("a bias where there is none", bias=[False])
 def _(conv, layer, rng):
     layer.b_out.data[int(rng.integers(len(layer.b_out)))] = 2.0**-20
@@ -230,6 +236,14 @@ def _(conv, layer, rng):
 @weights("all heads look one further")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] += 2 * 1024.0
+    return layer
+
+
+@weights("heads one anchor off")
+def _(conv, layer, rng):
+    """Every head looks one position further, as from another query; those of the last tap look off the kernel."""
+    steps = 1.0 if layer.radix is None else float(layer.radix[-1])
+    layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
     return layer
 
 

@@ -1,7 +1,7 @@
 """``Certificate``: what is claimed of a convolution and an attention layer for all inputs, its steps and assumptions."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -150,9 +150,7 @@ class Certificate:
             "rounding": _hex(self.rounding),
             "leakage": _hex(self.leakage),
             "taps": _hex(self.taps),
-            "steps": [
-                {"number": s.number, "name": s.name, "holds": s.holds, "sentence": s.sentence} for s in self.steps
-            ],
+            "steps": [asdict(step) for step in self.steps],
             "assumptions": list(self.assumptions),
             "conv_geometry": self.conv_geometry,
             "mhsa_geometry": self.mhsa_geometry,

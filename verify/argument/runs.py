@@ -6,16 +6,16 @@ A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assum
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from construct.attention import EXECUTIONS, MHSA, smaller_blocks
-from verify.argument.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
 from verify.argument.steps import Argument, Step
-from verify.layers.fields import Geometry
-from verify.layers.reading import output_size, token_count
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, Outputs
@@ -23,6 +23,12 @@ from verify.samples.reference import Deviation, Outputs
 LABOUR, EXPONENTIAL = 2**33, 64
 """Multiplications beyond which an execution is not run but noted, some ten seconds of one core; and as how many of them the
 softmax counts for each pair of a query and a key."""
+CHEAP = 2**24
+"""Multiplications that a run on the whole grid may cost."""
+HEAVY = 2**16
+"""Weights from which on a layer is run on fewer inputs, of one size: each of them adds up that many terms already."""
+UNEVEN = 1 - 2.0**-9 - 2.0**-12
+"""Rounded to bfloat16, float16 or TF32 it moves, by 2^−12 and more: where signs align, so do these errors, beyond the bound."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +76,12 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
         return Step(6, "runs", False, "the attention layer has no executions to run"), []
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
     if conv.weight.size < HEAVY:
-        probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
+        probes = run_executions(module, layer, adversarial_inputs(conv, problem.geometry, small, bound), total)
         # On the other grid, where tokens come from: random signs and magnitudes show that.
         inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
     else:  # one size, with a stride that on which inputs may be left over
         other = other if any(s > 1 for s in conv.stride) else small
-        probes, inputs = [], adversarial_inputs(conv, other, bound)
+        probes, inputs = [], adversarial_inputs(conv, problem.geometry, other, bound)
     alone = impulses(conv, other, bound)  # show what each head carries
     allowed, local = total, _impulse_bound(argument, alone)
     if local is not None:
@@ -185,3 +191,105 @@ def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
 def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
     """A bound per channel so that it broadcasts over outputs of so many axes; one for every output as it is."""
     return bound.reshape(-1, *(1,) * (ndim - 2)) if bound.ndim < ndim else bound
+
+
+# ---- the inputs of these runs, and their sizes ---------------------------------------------------------------------------
+
+
+def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
+
+    That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
+    may then be left over, or fewer of them.
+
+    Args:
+        g: the convolution's geometry.
+        grid: the grid of the claim.
+        attention: the attention layer's fields, whose sizes say what a run costs.
+    """
+    small = probe_grid(g, grid)
+    longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
+    tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
+    cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
+    return small, grid if cost <= CHEAP else longer
+
+
+def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """A small legal grid, no larger than ``grid``, on which every tap that can see an input does."""
+    small = []
+    for n, k, dil, s, (before, after) in zip(grid, g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
+        least = 3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1)
+        small.append(min(n, least))
+    try:
+        output_size(g, tuple(small))
+    except GridRefused:
+        return grid
+    return tuple(small)
+
+
+def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
+    """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
+
+    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs (but of
+    light layers alone), random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
+    """
+    rng = np.random.default_rng(0)
+    shape = (conv.in_channels, *grid)
+    inputs: list[Any] = [
+        bound * UNEVEN * sign_pattern(conv, g, channel, grid)
+        for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
+    ]
+    inputs += random_inputs(shape, bound, rng)[0 if conv.weight.size < HEAVY else 1 :]
+    inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
+    inputs.append(
+        bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
+    )
+    return np.stack(inputs)
+
+
+def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random signs, and random magnitudes."""
+    return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
+
+
+def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
+    """Inputs with one position that is not zero, ±bound in all channels: float64 (N, D_in, *grid); of light layers, zero too.
+
+    Most outputs then meet one tap or none, so that little rounding is allowed for, and a head or a bias that some execution
+    leaves out shows also in half precision.
+    """
+    rng = np.random.default_rng(seed)
+    d_in = conv.in_channels
+    places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
+    if conv.weight.size < HEAVY:
+        # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
+        steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
+        places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
+        places.append(tuple(0 for _ in grid))
+    places = list(dict.fromkeys(places))
+    inputs = np.zeros((len(places), d_in, *grid))
+    for x, place in zip(inputs, places, strict=True):
+        x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
+    return np.concatenate([np.zeros((1, d_in, *grid)), inputs]) if conv.weight.size < HEAVY else inputs
+
+
+def heaviest_channels(conv: Convolution, count: int) -> list[int]:
+    """The output channels with the greatest Σ|W|."""
+    return [int(c) for c in np.argsort(conv.sizes)[::-1][:count]]
+
+
+def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:
+    """±1 such that the output of ``channel`` in the middle of its grid adds up |W|: (D_in, *grid)."""
+    kernel, inputs = _channel_kernel(conv, channel)
+    x = np.ones((conv.in_channels, *grid))
+    for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
+        x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)
+    return x
+
+
+def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]:
+    """The kernel of one output channel, (D_in/groups, *K), and the input channels that it reads."""
+    d_in, d_out = conv.contraction, len(conv.sizes) // conv.groups
+    group, o = divmod(channel, d_out)
+    inputs = slice(group * d_in, (group + 1) * d_in)
+    return conv.weight[inputs, o] if conv.transposed else conv.weight[channel], inputs

@@ -234,7 +234,7 @@ class _Tracer:
                 self._unseen(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
-        """What stands for an argument: tensors by their origin, numbers read off one (``.item()``) by the call, the rest as it is."""
+        """What stands for an argument: a tensor's origin, the call that gave a number (``.item()``), anything else as it is."""
         if isinstance(value, Tensor):
             known = value in self._origins
             if known and (origin := self._origins[value]) is not None:
