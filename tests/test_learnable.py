@@ -34,7 +34,7 @@ from construct.modules.learning import (
     with_key_dim,
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
-from verify.layers.own_code import Unreadable
+from verify.layers.overrides import Unreadable
 from verify.plots.stored import layer_in
 from verify.strategies import Case, cases
 

@@ -21,8 +21,8 @@ from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
 from truths import random_layer
 from verify import certify
-from verify.layers.aims import aim, box_of, score_rounding
 from verify.layers.fields import Attention
+from verify.layers.targets import box_of, score_rounding, target
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
@@ -270,7 +270,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
     largest = precision.largest_encoding(layer, grid)
     ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest, content)
     if kind != "content":  # no more than what a certificate allows for
-        aimed = aim(Attention.read(layer), 0)
+        aimed = target(Attention.read(layer), 0)
         box = box_of([(int(q[0]), int(q[-1])) for q in grid.queries], list(grid.shape))
         assert box == grid.box
         if aimed is not None:

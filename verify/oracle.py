@@ -1,10 +1,10 @@
-"""Convolution from its definition, in any dimension: the truth that everything else is held against.
+"""Convolution from its definition in numpy, in any dimension and exactly on integers: the reference for all checks.
 
 Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
 and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python
 integers, fractions) the result is exact; on float64 it is as good as float64.
 
-Below stand the switches of torch under which arithmetic is as precise as its format.
+Also the settings of torch under which arithmetic is as precise as its format.
 """
 
 from collections.abc import Iterator
@@ -96,6 +96,16 @@ class Convolution:
             return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
     @property
+    def in_channels(self) -> int:
+        """D_in."""
+        return self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
+
+    @property
+    def contraction(self) -> int:
+        """D_in/groups, the channels that one output adds up."""
+        return self.in_channels // self.groups
+
+    @property
     def kernel_size(self) -> tuple[int, ...]:
         """K_1, …, K_d."""
         return self.weight.shape[2:]
@@ -116,8 +126,8 @@ class Convolution:
             return y
         return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
 
-    def spread(self, x: np.ndarray) -> np.ndarray:
-        """|W| applied, without the bias: what becomes of bounds x ≥ 0, Σ|W|x."""
+    def absolute(self, x: np.ndarray) -> np.ndarray:
+        """|W| applied, without the bias: Σ|W|x, for x ≥ 0."""
         return self._scatter(x, self.magnitudes) if self.transposed else self._gather(x, self.magnitudes)
 
     def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -138,8 +148,8 @@ class Convolution:
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            seen = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
-            part = matmul(weight[tap], seen)
+            read = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
+            part = matmul(weight[tap], read)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
@@ -163,7 +173,7 @@ class Convolution:
 
     @cached_property
     def matrices(self) -> np.ndarray:
-        """The weight by tap and group, matrices that lie in one piece: (*K, groups, out, in), transposed (*K, groups, in, out)."""
+        """The weight by tap and group, contiguous: (*K, groups, out, in), transposed (*K, groups, in, out)."""
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
@@ -192,12 +202,12 @@ class Convolution:
 
 
 def float64(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a tensor, exactly; the signs that torch keeps apart from them (``torch.Tensor.is_neg``) are put in."""
+    """The numbers of a tensor, exactly; a lazy negation (``torch.Tensor.is_neg``) is resolved."""
     return tensor.detach().cpu().resolve_neg().double().numpy()
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a b; of floats by torch's library: of numpy's, threads keep a core busy long after each product, waiting for another."""
+    """Matrix product; of floats by torch, because numpy's threads keep a core busy long after each product."""
     if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
         first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
         with torch.autocast("cpu", enabled=False), full_precision():
@@ -205,7 +215,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a, b)
 
 
-# ---- torch's switches ------------------------------------------------------------------------------------------------
+# ---- torch's settings ------------------------------------------------------------------------------------------------
 
 
 def flushes_to_zero(like: torch.Tensor) -> bool:
@@ -226,9 +236,9 @@ def winograd_may_run(conv: Any) -> bool:
 
 
 def reduced_precision() -> list[tuple[Any, str, Any]]:
-    """The switches of torch that are set so that products may be less precise than their format: (where, name, full)."""
+    """The settings of torch under which products may be less precise than their format: (where, name, full precision)."""
     backends: Any = torch.backends
-    found = []
+    settings = []
     for where in (
         backends,
         *(
@@ -240,11 +250,11 @@ def reduced_precision() -> list[tuple[Any, str, Any]]:
         *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
     ):
         if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
-            found.append((where, "fp32_precision", "ieee"))
+            settings.append((where, "fp32_precision", "ieee"))
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
-            found.append((backends.cuda.matmul, name, False))
-    return found
+            settings.append((backends.cuda.matmul, name, False))
+    return settings
 
 
 @contextmanager

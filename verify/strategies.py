@@ -302,7 +302,7 @@ def _fill(conv: Any, integers: bool, seed: int) -> None:
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same numbers, otherwise in memory."""
+    """The same numbers in another memory layout."""
     if layout == "contiguous":
         return x
     if layout == "channels_last":  # in any dimension: channels vary fastest

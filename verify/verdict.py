@@ -1,4 +1,4 @@
-"""The four words that a judgement may use, and numbers in its sentences."""
+"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence; and how numbers are printed in such sentences."""
 
 import math
 from dataclasses import dataclass
@@ -13,6 +13,10 @@ class Verdict:
         name: PROVED (for all inputs), CHECKED (on samples, and the sentence says which), REFUTED (with the counterexample)
             or UNDECIDED (with the step that failed).
         sentence: why.
+
+    >>> verdict = Verdict("CHECKED", "240 outputs agree within rounding on noise")
+    >>> print(verdict, verdict.good)
+    CHECKED: 240 outputs agree within rounding on noise True
     """
 
     name: Literal["PROVED", "CHECKED", "REFUTED", "UNDECIDED"]
@@ -35,7 +39,11 @@ class Verdict:
 
 
 def from_above(bound: float) -> str:
-    """Three digits of a bound, rounded up."""
+    """Three digits of a bound, rounded up.
+
+    >>> from_above(0.123401)
+    '0.124'
+    """
     text = f"{bound:.3g}"
     if float(text) < bound:
         text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 2):.3g}"

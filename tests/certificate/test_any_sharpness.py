@@ -17,9 +17,9 @@ from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
-from verify.argument.probing import run_executions
+from verify.argument.runs import run_executions
 from verify.argument.verdicts import certify_layer
-from verify.rounding.leakage import leakage, leakage_nearly
+from verify.rounding.leakage import cached_leakage, leakage
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, convolutions, sizes_for
 
@@ -141,9 +141,9 @@ def test_any_layer_of_any_sharpness(conv: Any, data: st.DataObject):
 def test_heads_that_differ_by_rounding_share_one_bound_on_what_they_leak():
     for alpha in (0.3, 3.0, 46.0):
         for offset in (Fraction(1, 2**53), Fraction(-3, 2**50), Fraction(1, 3)):
-            exact, shared = leakage(Fraction(alpha), [offset]), leakage_nearly(Fraction(alpha), [offset])
+            exact, shared = leakage(Fraction(alpha), [offset]), cached_leakage(Fraction(alpha), [offset])
             assert exact * (1 - 1e-12) <= shared <= exact * (1 + 1e-6)
-    assert leakage_nearly(Fraction(2), [Fraction(0)]) == leakage(2, [0])
+    assert cached_leakage(Fraction(2), [Fraction(0)]) == leakage(2, [0])
 
 
 # ---- heads that are one-hot in float32 and not in float64 -----------------------------------------------------------------------

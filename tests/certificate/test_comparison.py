@@ -17,20 +17,20 @@ from torch import nn
 
 import verify
 from construct import conv_to_mhsa
-from truths import excess, permuted
+from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution
-from verify.rounding import bounds as rounding
-from verify.rounding.bounds import (
+from verify.rounding.elements import (
     OffTheKernel,
-    attention_bound,
     carried_kernel,
     carries_as_stored,
     convolution_bound,
     difference_bound,
-    gamma,
+    float32_size,
+    read_fields,
 )
+from verify.rounding.model import gamma
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
@@ -67,7 +67,7 @@ def test_compare_finds_the_worst_place_and_tells_interior_from_border(conv: nn.C
     seen = verify.compare(conv, changed(conv, at_1_2_0_3=-0.5, at_0_1_2_2=0.25), torch.ones(2, 2, 5, 6))
     assert (seen.max_abs, seen.border, seen.interior) == (0.5, 0.5, 0.25)
     assert seen.worst == (1, 2, 0, 3)
-    assert (seen.expected, seen.found, seen.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
+    assert (seen.expected, seen.actual, seen.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
     other = verify.compare(conv, changed(conv, at_2_1_1=2.0), torch.ones(2, 5, 6))  # unbatched
     assert (other.worst, other.interior, other.border, other.max_abs) == ((0, 2, 1, 1), 2.0, 0.0, 2.0)
 
@@ -191,7 +191,7 @@ def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_at
     layer.w_out.fill_(2.0**70)
     assert torch.equal(layer.weight, conv.weight)
     assert layer(x).item() == 0.0
-    assert 2.0**-90 <= attention_bound(layer, conv, x).item() < 2.0**-78
+    assert 2.0**-90 <= sharp_bound(layer, conv, x).item() < 2.0**-78
     assert excess(conv, layer, x, layer(x)) <= 1
 
 
@@ -215,8 +215,8 @@ def test_carried_kernel_is_the_kernel(conv: Any, data: st.DataObject):
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, data.draw(st.permutations(range(layer.heads))))
     expected = conv.weight.detach().double().numpy()
-    np.testing.assert_array_equal(carried_kernel(layer), expected)
-    np.testing.assert_array_equal(carried_kernel(layer, absolute=True), np.abs(expected))
+    np.testing.assert_array_equal(carried_kernel(Attention.read(layer)), expected)
+    np.testing.assert_array_equal(carried_kernel(Attention.read(layer), absolute=True), np.abs(expected))
 
 
 def test_heads_at_one_tap_add_up_in_the_carried_kernel():
@@ -224,8 +224,8 @@ def test_heads_at_one_tap_add_up_in_the_carried_kernel():
     conv.weight.copy_(torch.tensor([[[3.0, -5.0]]]))
     layer = conv_to_mhsa(conv).requires_grad_(False)
     layer.v[1] = layer.v[0]
-    assert carried_kernel(layer).tolist() == layer.weight.tolist() == [[[-2.0, 0.0]]]
-    assert carried_kernel(layer, absolute=True).tolist() == [[[8.0, 0.0]]]
+    assert carried_kernel(Attention.read(layer)).tolist() == layer.weight.tolist() == [[[-2.0, 0.0]]]
+    assert carried_kernel(Attention.read(layer), absolute=True).tolist() == [[[8.0, 0.0]]]
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[i
         assert torch.equal(layer.weight, conv.weight)
     fields, x = Convolution.read(conv), torch.ones(1, 2, 5)
     assert carries_as_stored(Attention.read(layer), fields) == held
-    assert np.array_equal(carried_kernel(layer, absolute=True), np.abs(fields.weight)) == held
+    assert np.array_equal(carried_kernel(Attention.read(layer), absolute=True), np.abs(fields.weight)) == held
     if len(order) >= 3:
-        both = convolution_bound(conv, x) + attention_bound(layer, conv, x)
+        both = convolution_bound(conv, x) + sharp_bound(layer, conv, x)
         np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)
 
 
@@ -333,8 +333,8 @@ def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights:
     x = x * torch.randn(x.shape, generator=rng) * 2.0**small_inputs
     if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
         return
-    fields = rounding._fields(conv, x, None)
-    found = rounding.single_sum(fields, x.abs().numpy())
+    fields = read_fields(conv, x)
+    found = float32_size(fields, x.abs().numpy())
 
     truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))
     if found is None:

@@ -16,7 +16,7 @@ import exactly
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.rounding.budget import FORMATS
+from verify.rounding.model import FORMATS
 from verify.strategies import DTYPES, convolutions, sizes_for
 
 EXAMPLES = 2 * settings().max_examples

@@ -17,9 +17,18 @@ from construct import conv_to_mhsa
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
 from verify.layers import reading
-from verify.layers.exact_output import exact_output, taps_at
 from verify.layers.fields import Geometry, stated_geometry
-from verify.layers.reading import ZERO, input_at, output_size, shift_of_tap, tap_place, tap_read_otherwise, tokens_along
+from verify.layers.reading import (
+    ZERO,
+    exact_output,
+    input_at,
+    mismatched_tap,
+    output_size,
+    shift_of_tap,
+    tap_place,
+    taps_at,
+    tokens_along,
+)
 from verify.oracle import Convolution
 from verify.recheck import grids
 from verify.strategies import convolutions, sizes_for
@@ -108,7 +117,7 @@ def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
                 theirs[read] += weight[tap]
         np.testing.assert_array_equal(theirs, expected)
     for axis, (n, o) in enumerate(zip(grid, outputs, strict=True)):
-        assert tap_read_otherwise(g, axis, n, o) is None
+        assert mismatched_tap(g, axis, n, o) is None
 
 
 @given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
@@ -136,7 +145,7 @@ def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject
     name, wrong = faults[fault]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, name, wrong)
-        found = tap_read_otherwise(g, axis, n, outputs)
+        found = mismatched_tap(g, axis, n, outputs)
         row, queries = reading.tokens_along(g, axis, n), reading.query_places(g, axis, outputs)
         odd = None
         for tap in range(g.kernel_size[axis]):

@@ -14,7 +14,7 @@ from torch import nn
 
 from truths import batched, exact
 from verify.oracle import Convolution, matmul
-from verify.rounding.bounds import convolution_bound
+from verify.rounding.elements import convolution_bound
 from verify.strategies import Case, cases, convolutions, inputs_for
 
 EXAMPLES = settings().max_examples

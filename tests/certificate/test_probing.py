@@ -19,14 +19,12 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from truths import permuted
 from verify.argument.certification import certify
-from verify.argument.probe_inputs import HEAVY, impulses, probe_grids, sign_pattern
-from verify.argument.probing import _judged, impulse_bound, run_executions
-from verify.layers.aims import aim
+from verify.argument.runs import HEAVY, impulses, judged_by_channel, probe_grids, run_executions, sign_pattern
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
 from verify.oracle import Convolution
-from verify.rounding.bounds import difference_bound
-from verify.rounding.budget import FORMATS
+from verify.rounding.elements import difference_bound, impulse_bound
+from verify.rounding.model import FORMATS
 from verify.strategies import convolutions, sizes_for
 
 
@@ -35,10 +33,10 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     """With any stride, transposed or not: |W| over all taps that read an input there."""
     fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
     channel = data.draw(st.integers(0, conv.out_channels - 1))
-    signs = sign_pattern(fields, channel, grid)
+    signs = sign_pattern(fields, Geometry.read(conv), channel, grid)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
     found = replace(fields, bias=None)(signs[None])[0, channel]
-    most = fields.spread(np.ones_like(signs)[None])[0, channel]
+    most = fields.absolute(np.ones_like(signs)[None])[0, channel]
     middle = tuple(n // 2 for n in found.shape)
     np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
 
@@ -63,11 +61,9 @@ def test_impulses_are_alone_and_of_full_size(conv: Any, data: st.DataObject):
 def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) -> np.ndarray | None:
     """What a certificate allows a run on these inputs."""
     attention = Attention.read(layer)
-    aims = [aim(attention, head) if carries else None for head, carries in enumerate(attention.carrying)]
-    shifts = [None if aimed is None else aimed.shift for aimed in aims]
     tokens = token_count(Geometry.read(layer), inputs.shape[2:])
     fmt = FORMATS[FLOATS[conv.weight.dtype]]
-    return impulse_bound(Convolution.read(conv), attention, shifts, inputs, fmt, tokens, as_stored)
+    return impulse_bound(Convolution.read(conv), attention, inputs, fmt, tokens, as_stored)
 
 
 @given(convolutions(dtypes=list(FLOATS), padding_modes=["zeros"]), st.data())
@@ -88,7 +84,7 @@ def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_of_a_head_between_the_taps_no_impulse_is_judged(carries: bool):
+def test_of_a_head_between_the_taps_no_impulse_isjudged_by_channel(carries: bool):
     """Unless it carries nothing."""
     conv = nn.Conv1d(1, 1, 3, dilation=2)
     layer = permuted(conv_to_mhsa(conv), [0, 1, 2, 1])
@@ -123,7 +119,7 @@ def test_what_is_over_a_bound(difference: list[float], bound: list[float], over:
     """One bound a channel, or one for every output of every input: whatever is not a number is over it."""
     seen = np.array(difference).reshape(1, 2, 1)
     limits = np.array(bound)
-    per_channel, worst = _judged(seen, limits.reshape(1, 2, 1) if everywhere else limits)
+    per_channel, worst = judged_by_channel(seen, limits.reshape(1, 2, 1) if everywhere else limits)
     np.testing.assert_array_equal(per_channel, difference)
     assert (not worst <= 1) == over
 

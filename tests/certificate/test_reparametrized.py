@@ -15,8 +15,8 @@ from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
 from construct.modules.reparametrized import plain
 from verify.argument.certification import certify
 from verify.layers.fields import digest, read_convolution
-from verify.layers.own_code import Unreadable
-from verify.layers.reparametrized import settled
+from verify.layers.overrides import Unreadable
+from verify.layers.reparametrized import plain_convolution
 
 
 class Renamed(nn.Conv2d):
@@ -175,12 +175,12 @@ def test_it_is_the_function_of_eval_mode(way: str):
     torch.manual_seed(0)
     conv = WAYS[way][0](nn.Conv2d(3, 4, 3)).eval()
     x = torch.randn(2, 3, 5, 5)
-    made, _ = settled(conv)
-    assert type(made) is nn.Conv2d
-    assert not made._forward_pre_hooks
+    plain, _ = plain_convolution(conv)
+    assert type(plain) is nn.Conv2d
+    assert not plain._forward_pre_hooks
     with torch.no_grad():
-        assert torch.equal(made(x), conv(x))
-    assert torch.equal(torch.from_numpy(read_convolution(conv)[0].weight).float(), made.weight)
+        assert torch.equal(plain(x), conv(x))
+    assert torch.equal(torch.from_numpy(read_convolution(conv)[0].weight).float(), plain.weight)
 
 
 # ---- lies ------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from verify.argument.certification import certify
 from verify.argument.verdicts import certify_layer
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
-from verify.rounding.bounds import convolution_bound, convolution_share
+from verify.rounding.elements import convolution_bound, convolution_share
 from verify.samples.reference import Outputs
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
@@ -100,7 +100,7 @@ def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPa
     assert over is not None
     assert (over.execution, over.output) == (name, (1, 2, 2))
     assert exactly.convolution(conv, over.input)[over.output] == over.convolution
-    assert over.found == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
+    assert over.attention == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
 
 
 def test_where_only_torch_and_not_this_processor_flushes():

@@ -14,7 +14,7 @@ from construct.builder import kernel_to_mhsa
 from traits import traits
 from truths import batched, exact, excess, permuted, random_layer
 from verify.oracle import Convolution
-from verify.rounding.bounds import difference_bound
+from verify.rounding.elements import difference_bound
 from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
 
 EXAMPLES = settings().max_examples

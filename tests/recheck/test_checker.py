@@ -713,8 +713,8 @@ def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch)
     exact = conv.double()(x[None])[(0, *over.output)]
     conv.float()
     assert float(over.convolution) == pytest.approx(float(exact), rel=1e-12)
-    assert over.found == pytest.approx(float(exact) * (1 + 2.0**-8), rel=1e-5)
-    assert abs(over.found - over.convolution) > 0.9 * certificate.bound[over.output[0]]
+    assert over.attention == pytest.approx(float(exact) * (1 + 2.0**-8), rel=1e-5)
+    assert abs(over.attention - over.convolution) > 0.9 * certificate.bound[over.output[0]]
     files.write([("", certificate)], conv, mhsa)
     assert files.check().verdict.name == "UNDECIDED"  # a run takes torch to repeat
     for change in ({"output": [0]}, {"input": ["0x1p+9"] * over.input.size}, {"grid": [4, 9]}, {"convolution": "x"}):

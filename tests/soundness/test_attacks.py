@@ -15,13 +15,11 @@ from torch.nn.utils import parametrize
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
-from truths import permuted
+from truths import permuted, sharp_bound
 from verify.argument.certification import certify
-from verify.argument.documents import save_certificate
+from verify.argument.documents import write_document
 from verify.checker import check
-from verify.layers.bits import copied, unchanged
-from verify.layers.fields import TENSORS, Unreadable
-from verify.rounding.bounds import attention_bound
+from verify.layers.fields import TENSORS, Unreadable, snapshot, unchanged
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:
@@ -134,7 +132,7 @@ def test_a_transposed_one_with_another_output_padding_is_refused():
         certify(Stretched(2, 2, 3, stride=2), conv_to_mhsa(nn.ConvTranspose2d(2, 2, 3, stride=2)), grid=(4, 4))
 
 
-def test_a_harmless_subclass_and_a_steady_parametrization_are_judged():
+def test_a_harmless_subclass_and_a_steady_parametrization_arejudged_by_channel():
     conv = Renamed(2, 2, 3)
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
     layer = conv_to_mhsa(conv)
@@ -588,7 +586,7 @@ def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, 
     assert certificate.verdict.name == "PROVED", certificate
     torch.save(conv, tmp_path / "c.pt")
     torch.save(layer, tmp_path / "m.pt")
-    save_certificate(tmp_path / "c.json", certificate)
+    write_document(tmp_path / "c.json", [("", certificate)])
     assert check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt").verdict.name == "PROVED"
     layer.v.data[0] = torch.finfo(torch.float32).max  # finite in float64; but not twice that far
     layer.w_key_pos.data = layer.w_key_pos.data.double()
@@ -614,7 +612,7 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
         layer = MHSA(real.geometry, MHSAWeights(**tensors))
         assert shape["w_key_pos"] == tuple(layer.w_key_pos.shape)
         x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(1, d_in, heads))).to(dtype)
-        bound = attention_bound(layer, conv, x)[0, :, 0]
+        bound = sharp_bound(layer, conv, x)[0, :, 0]
         folded = torch.zeros(heads, d_in, d_out, dtype=dtype)
         for k in range(d_h):  # one addition after another
             folded = folded + w_val[:, 0, :, k, None] * w_out[:, 0, None, k]
@@ -720,7 +718,7 @@ def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
 def test_a_zero_that_changes_its_sign_is_a_change():
     conv = nn.Conv1d(2, 2, 1, bias=False)
     layer = conv_to_mhsa(conv)
-    before = copied(conv, layer)
+    before = snapshot(conv, layer)
     assert unchanged(before, conv, layer)
     with torch.no_grad():
         layer.u.neg_()

@@ -1,52 +1,65 @@
-"""A test of the tests: faults planted into the weights and into the builder's code must each be caught.
+"""The verifier's own test: every planted fault is caught, by samples and by certificates.
 
-Every fault is first shown to be one, with small integers: the layer's output differs from the convolution evaluated in
-exact integers.  (A flipped kernel is no fault where the kernel is symmetric.)  Then it is judged, as users' layers are, on
-those integers and on random numbers.
+- **Samples** have to show a coarse fault on every geometry that the table names.  It is first shown to be a fault, on small
+  integers: the layer's output differs from the convolution evaluated in exact integers.
+- **Certificates** never say PROVED of any fault.  A fault counts only if exact evaluation shows that the function changed on the
+  grid; the others are equivalents, counted apart, and of them nothing is asked.
+
+The ordinary run judges every fault once by each; the products with geometries, and the search for convolutions, are deep.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+import exactly
+import faults_code
+import faults_weights
 from construct import MHSA, conv_to_mhsa
+from construct.attention import EXECUTIONS, smaller_blocks
 from construct.tokens import TokenGrid
-from faults import ALL, CODE, WEIGHTS, flip_kernel, geometry, problem
+from faults import ALL, FAULTS, Fault, Inapplicable, problem
 from truths import exact, permuted
+from verify.argument.certification import certify
 from verify.samples.sampling import check_call
+from verify.strategies import convolutions, least_size, sizes_for
+
+EXAMPLES = settings().max_examples // 8
+ENOUGH = 4
+"""So many faulty layers of each kind must count."""
 
 
-def assert_caught(name: str, seed: int, plant: Callable[[Any], MHSA]) -> None:
-    """The layer with the fault in it is not what the definition says, and the project's judgement is not CHECKED."""
-    conv, x = problem(name, seed, integers=True)
-    layer = plant(conv)
-    assert layer(x).shape == conv(x).shape  # a wrong shape would be caught too easily
-    assert not torch.equal(layer(x).double(), exact(conv, x)), "no fault: the function is the same"
-    assert check_call(conv, layer, x, "integers").verdict.name in ("REFUTED", "UNDECIDED")
-    conv, x = problem(name, seed, integers=False)
-    assert check_call(conv, plant(conv), x, "noise").verdict.name in ("REFUTED", "UNDECIDED")
+@contextmanager
+def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]:
+    """The layer of a convolution with the fault in it; a fault in the code is there within.
 
-
-def each(faults: dict[str, tuple[Any, tuple[str, ...]]]) -> Any:
-    """One test for each fault and each kind of convolution that it is a fault of."""
-    pairs = [(fault, name) for fault, (_, names) in faults.items() for name in names]
-    return pytest.mark.parametrize(("fault", "name"), pairs, ids=[f"{fault} - {name}" for fault, name in pairs])
-
-
-@pytest.fixture(autouse=True)
-def fresh_grids() -> Iterator[None]:
-    """Token grids are remembered from call to call; none may outlive a patch, or come from before it."""
-    TokenGrid.of.cache_clear()
-    yield
-    TokenGrid.of.cache_clear()
+    Token grids are cached from call to call; none may outlive a patch, or come from before it.
+    """
+    if not fault.in_code:
+        yield fault.plant(conv, conv_to_mhsa(conv), rng)
+        return
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            layer = conv_to_mhsa(conv) if fault.built else None
+            TokenGrid.of.cache_clear()
+            fault.plant(patch)
+            yield conv_to_mhsa(conv) if layer is None else layer
+    finally:
+        TokenGrid.of.cache_clear()
 
 
 # ---- no fault ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", ALL)
 def test_without_a_fault_all_is_well(name: str, seed: int):
     """Else the tests below would pass for the wrong reason.  Permuting whole heads is no fault either."""
@@ -65,45 +78,172 @@ def test_flipping_a_symmetric_kernel_is_no_fault():
     conv, x = problem("2-D", 0, integers=True)
     conv.weight.add_(conv.weight.flip(2, 3))
     layer = conv_to_mhsa(conv)
-    flip_kernel(layer)
+    faults_weights.flip_kernel(layer)
     assert torch.equal(layer(x).double(), exact(conv, x))
     assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
 
 
-# ---- in the weights --------------------------------------------------------------------------------------------------------
+@pytest.mark.deep
+def test_no_fault_is_no_change():
+    """The three ways to see a change see none in what the builder makes; else every fault would count."""
+
+    @given(convolutions(integers=[True]), st.data())
+    def untouched(conv: Any, data: st.DataObject):
+        grid, layer = data.draw(sizes_for(conv, tokens=40)), conv_to_mhsa(conv)
+        assert not changed_in_the_code(conv, layer, grid)
+        assert not changed_exactly(conv, layer, grid)
+        assert not changed_when_run(conv, layer, grid)
+
+    untouched()
 
 
-@pytest.mark.parametrize("seed", range(2))
-@each(WEIGHTS)
-def test_a_fault_in_the_weights_is_caught(fault: str, name: str, seed: int):
-    def plant(conv: Any) -> MHSA:
-        layer = conv_to_mhsa(conv)
-        WEIGHTS[fault][0](layer)
-        return layer
-
-    assert_caught(name, seed, plant)
+def test_there_are_enough_kinds():
+    kinds = Counter(fault.in_code for fault in FAULTS.values())
+    assert kinds[False] >= 55, faults_weights
+    assert kinds[True] >= 40, faults_code
+    assert sum(bool(fault.shown_on) for fault in FAULTS.values()) >= 19
 
 
-# ---- in the code -----------------------------------------------------------------------------------------------------------
+# ---- judged by samples ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2))
-@each(CODE)
-def test_a_fault_in_the_code_is_caught(fault: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch):
-    CODE[fault][0](monkeypatch)
-    assert_caught(name, seed, conv_to_mhsa)
+def shown() -> list[Any]:
+    """Fault, geometry and seed; of each fault one geometry in the ordinary run, not always the same."""
+    cases = []
+    coarse = [(name, fault.shown_on) for name, fault in FAULTS.items() if fault.shown_on]
+    for turn, (name, geometries) in enumerate(coarse):
+        for place, (geometry, seed) in enumerate(product(geometries, range(2))):
+            marks = () if place == 2 * (turn % len(geometries)) else pytest.mark.deep
+            cases.append(pytest.param(name, geometry, seed, marks=marks, id=f"{name} - {geometry} - {seed}"))
+    return cases
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ALL)
-def test_an_anchor_other_than_the_builder_used_is_caught(name: str, seed: int, monkeypatch: pytest.MonkeyPatch):
-    """Shifts were taken from one anchor, and queries are asked at another: every output is one position off."""
+@pytest.mark.parametrize(("name", "geometry", "seed"), shown())
+def test_samples_show_a_fault(name: str, geometry: str, seed: int):
+    """The layer with the fault in it is not what the definition says, and the verdict on samples is not CHECKED."""
+    conv, x = problem(geometry, seed, integers=True)
+    with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
+        assert layer(x).shape == conv(x).shape  # a wrong shape would be caught too easily
+        assert not torch.equal(layer(x).double(), exact(conv, x)), "no fault: the function is the same"
+        assert check_call(conv, layer, x, "integers").verdict.name in ("REFUTED", "UNDECIDED")
+    conv, x = problem(geometry, seed, integers=False)
+    with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
+        assert check_call(conv, layer, x, "noise").verdict.name in ("REFUTED", "UNDECIDED")
 
-    def plant(conv: Any) -> MHSA:
-        monkeypatch.undo()
-        layer = conv_to_mhsa(conv)
-        geometry("anchor", lambda anchor: (*anchor[:-1], anchor[-1] - 1))(monkeypatch)
-        TokenGrid.of.cache_clear()
-        return layer
 
-    assert_caught(name, seed, plant)
+# ---- judged by certificates ----------------------------------------------------------------------------------------------
+
+
+def changed_exactly(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
+    """One-hot layers: both functions are affine, and one input of large random integers tells them apart."""
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
+    expected = exactly.convolution(conv, x)
+    try:
+        attended = exactly.attention(layer, x)
+    except exactly.NoValue:
+        return True
+    return attended.shape != expected.shape or bool((attended != expected).any())
+
+
+def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
+    """Soft layers: run in float64 on integers, against the exact convolution, by far more than float64 can be off."""
+    rng = np.random.default_rng(0)
+    double = layer.double()
+    for _ in range(3):
+        x = rng.integers(-8, 9, (conv.in_channels, *grid))
+        expected = exactly.convolution(conv, x).astype(float)
+        try:
+            with torch.no_grad():
+                attended = double(torch.from_numpy(x).double()[None])[0].numpy()
+        except (RuntimeError, ValueError):
+            return True
+        if attended.shape != expected.shape:
+            return True
+        if not np.abs(attended - expected).max() <= 1e-7 * (1 + np.abs(expected).max()):
+            return True
+    return False
+
+
+def changed_in_the_code(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
+    """Whatever runs: small integers, on which every partial sum is exact, against the convolution in integers."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (3, conv.in_channels, *grid), generator=generator).to(conv.weight.dtype)
+    expected = exact(conv, x)
+    for layer.execution, queries in product(EXECUTIONS, (10**9, 1)):
+        try:
+            with torch.no_grad(), smaller_blocks(queries):
+                attended = layer(x)
+        except (RuntimeError, ValueError, IndexError):
+            return True
+        if attended.shape != expected.shape or not torch.equal(attended.double(), expected):
+            return True
+    return False
+
+
+def change_of(fault: Fault) -> Callable[[Any, MHSA, tuple[int, ...]], bool]:
+    """The evaluation that shows whether such a fault changed the function."""
+    return changed_in_the_code if fault.in_code else changed_when_run if fault.soft else changed_exactly
+
+
+def verdict_of(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> str:
+    try:
+        return certify(conv, layer, grid=grid).verdict.name
+    except ValueError:
+        return "refused"
+
+
+def judged(fault: Fault, conv: Any, grid: tuple[int, ...], rng: np.random.Generator) -> str:
+    """The verdict of the certificate of a faulty layer; "equivalent …" if its function is the convolution's."""
+    try:
+        with planted(fault, conv, rng) as layer:
+            verdict = verdict_of(conv, layer, grid)
+            changed = change_of(fault)(conv, layer, grid)
+    except Inapplicable:
+        return "inapplicable"
+    except ValueError:  # the builder's
+        if not fault.in_code:
+            raise
+        return "refused"
+    assert not (changed and verdict == "PROVED"), (conv, grid)
+    return verdict if changed else f"equivalent {verdict}"
+
+
+def counts_as_caught(outcome: str) -> bool:
+    return outcome in ("REFUTED", "UNDECIDED", "refused")
+
+
+@pytest.mark.parametrize("turn", range(len(FAULTS)), ids=list(FAULTS))
+def test_a_certificate_catches_a_fault(turn: int):
+    """On the first geometry on which it is one, not always the same."""
+    fault, outcomes = list(FAULTS.values())[turn], []
+    for place in range(len(ALL)):
+        conv, x = problem(ALL[(turn + place) % len(ALL)], 0, integers=fault.in_code)
+        outcomes.append(judged(fault, conv, tuple(x.shape[2:]), np.random.default_rng(turn)))
+        if counts_as_caught(outcomes[-1]):
+            return
+    pytest.fail(f"no geometry has this fault: {outcomes}")
+
+
+def roomy(conv: Any, rng: np.random.Generator) -> tuple[int, ...]:
+    """A grid a little larger than the least, so that most taps read something somewhere."""
+    least = least_size(conv)
+    return tuple(n + int(rng.integers(1, {1: 8, 2: 4, 3: 2}[len(least)])) for n in least)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_never_proved(name: str):
+    fault = FAULTS[name]
+    counts: Counter[str] = Counter()
+    options = {"integers": [True], **fault.options} if fault.in_code else fault.options
+
+    @settings(max_examples=fault.more * EXAMPLES, phases=[Phase.generate])
+    @given(convolutions(**options), st.integers(0, 2**16))
+    def search(conv: Any, seed: int):
+        rng = np.random.default_rng(seed)
+        counts[judged(fault, conv, roomy(conv, rng), rng)] += 1
+
+    search()
+    caught = {outcome: count for outcome, count in counts.items() if counts_as_caught(outcome)}
+    print(f"FAULT {name}: {sum(caught.values())} caught {caught}, apart {counts - Counter(caught)}")
+    assert sum(caught.values()) >= ENOUGH, counts

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
+from verify.layers.fields import Attention
 from verify.oracle import Convolution
-from verify.rounding.bounds import attention_bound, convolution_bound
+from verify.rounding.elements import attended_size, attention_bound, convolution_bound, read_fields
 
 
 def batched(conv: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -46,10 +47,16 @@ def excess(conv: Any, layer: Any, x: torch.Tensor, found: torch.Tensor) -> float
     )
     precision = float(np.finfo(np.longdouble).eps / np.finfo(np.float64).eps)
     own = convolution_bound(copy.deepcopy(conv).double(), x.double()) * precision
-    bound = attention_bound(layer, conv, x) + own
+    bound = sharp_bound(layer, conv, x) + own
     error = np.abs(found.detach().double().numpy() - truth).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where(error == 0, 0.0, error / bound).max(initial=0.0))
+
+
+def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
+    """Elementwise: how far the fully sharp layer may be from its exact value."""
+    attention = Attention.read(layer)
+    return attention_bound(attention, x, attended_size(attention, read_fields(conv, x), x))
 
 
 def permuted(layer: MHSA, order: list[int]) -> MHSA:

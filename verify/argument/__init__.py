@@ -1,1 +1,1 @@
-"""PROVED: the steps that hold for all inputs, the runs beside them, the counterexamples, and the certificate."""
+"""PROVED: ``certify``, its steps for all inputs, runs and counterexamples, and the certificate file."""

@@ -1,35 +1,19 @@
-"""The certificate: what is claimed of a convolution and an attention layer, and all that it rests on."""
+"""``Certificate``: what is claimed of a convolution and an attention layer for all inputs, its steps and assumptions."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from verify.argument.refutation import Counterexample
+from verify.argument.steps import Step
 from verify.recheck.statements import VERSION
 from verify.verdict import Verdict, exactly, from_above
 
 MOST_SHOWN = 2**16
 """An input over the bound is written down if it has no more numbers than this."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the argument.
-
-    Attributes:
-        number: as in the list of steps.
-        name: what it shows.
-        holds: whether it could be shown.
-        sentence: how, or why not.
-    """
-
-    number: int
-    name: str
-    holds: bool
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -41,14 +25,14 @@ class Overrun:
         input: (D_in, *grid), float64.
         output: (channel, *position).
         convolution: the convolution's output there, exactly.
-        found: what the run gave there.
+        attention: what the run gave there.
     """
 
     execution: str
     input: np.ndarray
     output: tuple[int, ...]
     convolution: Fraction
-    found: float
+    attention: float
 
     def record(self) -> dict[str, Any]:
         """In JSON's types; the input is null where it is long."""
@@ -58,7 +42,7 @@ class Overrun:
             "input": _hex(self.input.ravel()) if self.input.size <= MOST_SHOWN else None,
             "output": list(self.output),
             "convolution": str(self.convolution),
-            "found": float(self.found).hex(),
+            "found": float(self.attention).hex(),
         }
 
 
@@ -71,7 +55,7 @@ class Certificate:
         grid: the input's spatial size, before padding; smaller inputs are covered too.
         input_bound: B.
         within: None for the claim "the same function" (the bound is rounding alone), else T for "a difference ≤ T".
-        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where it could not be worked out.
+        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where a step failed.
         rounding: the part of rounding.
         leakage: the part of attention that goes to other keys.
         taps: the part of weights that differ.
@@ -89,6 +73,14 @@ class Certificate:
         probes: (execution, inputs, worst ratio to the bound, note).
         counterexample: of a REFUTED certificate, where it is an exact one.
         overrun: of a certificate that is REFUTED by a run over the bound.
+
+    >>> import construct, torch, verify
+    >>> conv = torch.nn.Conv1d(2, 3, 5, padding=2)
+    >>> certificate = verify.certify(conv, construct.conv_to_mhsa(conv), grid=(16,), input_bound=4.0)
+    >>> certificate.verdict.name, certificate.bound.shape, bool((certificate.observed <= certificate.bound).all())
+    ('PROVED', (3,), True)
+    >>> [step.name for step in certificate.steps if step.holds]
+    ['tokens', 'content', 'aim', 'leakage', 'taps', 'rounding', 'runs']
     """
 
     verdict: Verdict
@@ -123,7 +115,7 @@ class Certificate:
     def assumes(self) -> str:
         """The assumptions by name, in a line; ``str`` of the certificate has them in full."""
         names = [assumption.partition(":")[0] for assumption in self.assumptions]
-        return f"assumes {'; '.join(names)} ({len(names)} in all, told in the certificate)"
+        return f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
 
     def __str__(self) -> str:
         claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"
@@ -158,9 +150,7 @@ class Certificate:
             "rounding": _hex(self.rounding),
             "leakage": _hex(self.leakage),
             "taps": _hex(self.taps),
-            "steps": [
-                {"number": s.number, "name": s.name, "holds": s.holds, "sentence": s.sentence} for s in self.steps
-            ],
+            "steps": [asdict(step) for step in self.steps],
             "assumptions": list(self.assumptions),
             "conv_geometry": self.conv_geometry,
             "mhsa_geometry": self.mhsa_geometry,

@@ -1,6 +1,7 @@
-"""The certificate for all inputs: the argument, the runs, and, where they fail, the search for a counterexample.
+"""``certify``: the certificate for all inputs, from the steps of the argument, the runs and the search for a counterexample.
 
-Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.  Here:
+Steps 0 to 5 are in :mod:`verify.argument.steps`, 6 (the runs) in :mod:`verify.argument.runs`, and in
+:mod:`verify.argument.refutation`
 
 7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound in which the attention is
               off its exact value
@@ -15,17 +16,13 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.argument.assumptions import assumptions_of
-from verify.argument.certificate import Certificate
-from verify.argument.probing import Probe
-from verify.argument.refutation import Counterexample
-from verify.argument.runs import overrun, run_all
-from verify.argument.search import counterexample_of
-from verify.argument.steps import Argument
-from verify.layers.bits import copied, unchanged
-from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
-from verify.layers.own_code import require_own_attention
-from verify.layers.reparametrized import settled
+from verify.argument.certificate import Certificate, Overrun
+from verify.argument.refutation import Counterexample, counterexample_of
+from verify.argument.runs import Probe, run_step
+from verify.argument.steps import Argument, Problem, Step, argue
+from verify.layers.fields import TENSORS, Unreadable, digest, snapshot, stated_geometry, unchanged
+from verify.layers.overrides import require_plain_attention
+from verify.layers.reparametrized import plain_convolution
 from verify.oracle import flushes_to_zero, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
 
@@ -41,7 +38,7 @@ def certify(
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; one whose tensors ``torch.nn.utils`` works out from others
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; one whose tensors ``torch.nn.utils`` computes from others
             (weight_norm, spectral_norm, pruning, parametrizations) is judged as it is in eval mode, and an assumption says so.
         mhsa: the attention layer (its raw fields are read; its executions are run).
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
@@ -58,8 +55,17 @@ def certify(
         GridRefused: torch's convolution has no output for this grid.
         TypeError: the grid is no series of whole numbers, or B or T no number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
-            or an axis of the grid has too many tokens to be gone through one by one, or subnormal numbers are flushed to
-            zero (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
+            or an axis of the grid has too many tokens to be enumerated, or subnormal numbers are flushed to zero
+            (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
+
+    >>> import construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
+    >>> layer = construct.conv_to_mhsa(conv)
+    >>> certify(conv, layer, grid=(8, 8), input_bound=1.0).verdict.name
+    'PROVED'
+    >>> layer.w_val.data[0] *= 2  # the corner of the kernel, twice as large
+    >>> certify(conv, layer, grid=(8, 8)).verdict.name
+    'REFUTED'
     """
     return certified(conv, mhsa, grid, input_bound, within)
 
@@ -77,50 +83,34 @@ def certified(
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
     if isinstance(mhsa, MHSA):  # else nothing of it is run
-        require_own_attention(mhsa, TENSORS)
-    given, (conv, worked_out) = conv, settled(conv)
-    argument = Argument(conv, mhsa, grid, input_bound, within, leaking)
-    digests, before = _digests(conv, mhsa), copied(conv, mhsa)
-    if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
-        raise ValueError(
-            "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
-            "(switch it off with torch.set_flush_denormal(False))"
-        )
-    if winograd_may_run(conv):
-        told = "torch may evaluate this convolution by NNPACK's Winograd or FFT here, which round by more than sums do"
-        raise ValueError(f"{told} (switch it off with torch.backends.nnpack.set_flags(False))")
-    theirs, ours = argument.geometry, argument.attention.geometry
-    for name in ("dims", "in_channels", "out_channels"):
-        if getattr(theirs, name) != getattr(ours, name):
-            told = f"the convolution has {getattr(theirs, name)} {name}, the attention layer {getattr(ours, name)}"
-            raise Unreadable(told.replace("_", " "))
-    if conv.weight.dtype != mhsa.w_val.dtype:
-        raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
-    if conv.weight.device != mhsa.w_val.device:
-        raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
-    argument.run()
+        require_plain_attention(mhsa, TENSORS)
+    given, (conv, folded) = conv, plain_convolution(conv)
+    problem = Problem.read(conv, mhsa, grid, input_bound)
+    digests, before = (digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)), snapshot(conv, mhsa)
+    _require_comparable(problem)
+    argument = argue(problem, may_leak=leaking or within is not None, may_differ=within is not None)
     total = _total(argument)
-    if leaking and within is None and argument.leaked.any() and np.isfinite(total).all():
-        derived = float(np.nextafter(argument.rounding + argument.leaked, np.inf).max())
-        argument.within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
-    counter = counterexample_of(argument)
-    probes = run_all(argument, total)
-    if not unchanged(before, settled(given)[0], mhsa):
+    if leaking and within is None and argument.leakage.any() and np.isfinite(total).all():
+        derived = float(np.nextafter(argument.rounding + argument.leakage, np.inf).max())
+        within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
+    counterexample = counterexample_of(argument) if within is None else None
+    runs, probes = run_step(argument, total)
+    if not unchanged(before, plain_convolution(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
-    observed = np.max([np.zeros(len(total)), *(probe.observed for probe in probes)], axis=0)
+    steps, observed = (*argument.steps, runs), np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(
-        verdict=_verdict(argument, total, counter, probes),
+        verdict=_verdict(argument, steps, within, total, counterexample, probes),
         grid=grid,
-        input_bound=argument.bound,
-        within=argument.within,
+        input_bound=input_bound,
+        within=within,
         bound=total,
         rounding=argument.rounding,
-        leakage=argument.leaked,
+        leakage=argument.leakage,
         taps=argument.taps,
-        steps=tuple(argument.steps),
-        assumptions=assumptions_of(argument, probes, worked_out),
-        dtype=argument.dtype,
-        heads=len(argument.attention.v),
+        steps=steps,
+        assumptions=_assumptions(problem, probes, folded),
+        dtype=problem.fmt.name,
+        heads=len(problem.attention.v),
         conv_geometry=stated_geometry(conv),
         mhsa_geometry=stated_geometry(mhsa),
         conv_sha256=digests[0],
@@ -132,15 +122,36 @@ def certified(
             {"execution": p.execution, "inputs": p.inputs, "grid": list(p.grid), "ratio": p.worst, "note": p.note}
             for p in probes
         ),
-        counterexample=counter,
-        overrun=overrun(probes),
+        counterexample=counterexample,
+        overrun=_overrun(probes),
     )
+
+
+def _require_comparable(problem: Problem) -> None:
+    """Refuse what makes two layers incomparable, and settings of torch under which the model of rounding does not hold."""
+    conv, mhsa, theirs, ours = problem.conv_module, problem.layer, problem.geometry, problem.attention.geometry
+    if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
+        raise ValueError(
+            "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
+            "(switch it off with torch.set_flush_denormal(False))"
+        )
+    if winograd_may_run(conv):
+        what = "torch may evaluate this convolution by NNPACK's Winograd or FFT here, which round by more than sums do"
+        raise ValueError(f"{what} (switch it off with torch.backends.nnpack.set_flags(False))")
+    for name in ("dims", "in_channels", "out_channels"):
+        if getattr(theirs, name) != getattr(ours, name):
+            what = f"the convolution has {getattr(theirs, name)} {name}, the attention layer {getattr(ours, name)}"
+            raise Unreadable(what.replace("_", " "))
+    if conv.weight.dtype != mhsa.w_val.dtype:
+        raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
+    if conv.weight.device != mhsa.w_val.device:
+        raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
 
 
 def _total(argument: Argument) -> np.ndarray:
     """The bound, (D_out,): infinite where a part is."""
     with np.errstate(invalid="ignore"):
-        total = argument.rounding + argument.leaked + argument.taps
+        total = argument.rounding + argument.leakage + argument.taps
     return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
 
 
@@ -149,8 +160,13 @@ def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
         return float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
 
 
-def _digests(conv: Any, mhsa: Any) -> tuple[str, str]:
-    return digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)
+def _overrun(probes: list[Probe]) -> Overrun | None:
+    """The first run in which the attention is off by more than the bound, beside the convolution's exact output there."""
+    for probe in probes:
+        if probe.refutes and probe.over is not None and probe.at is not None:
+            over = probe.over
+            return Overrun(probe.execution, probe.at, over.index[1:], over.exact, over.attention)
+    return None
 
 
 def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
@@ -171,48 +187,82 @@ def _positive(value: float, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = nan
     if not 0 < number < inf:
-        told = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
-        raise ValueError(f"{what} is {told}, not a positive finite number")
+        shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
+        raise ValueError(f"{what} is {shown}, not a positive finite number")
     return number
 
 
 # ---- the verdict --------------------------------------------------------------------------------------------------------
 
 
-def _verdict(argument: Argument, total: np.ndarray, counter: Counterexample | None, probes: list[Probe]) -> Verdict:
-    if counter is not None:
-        return Verdict("REFUTED", counter.sentence)
+def _verdict(
+    argument: Argument,
+    steps: tuple[Step, ...],
+    within: float | None,
+    total: np.ndarray,
+    counterexample: Counterexample | None,
+    probes: list[Probe],
+) -> Verdict:
+    problem = argument.problem
+    if counterexample is not None:
+        return Verdict("REFUTED", counterexample.sentence)
     over = next((p for p in probes if p.refutes), None)
     if over is not None:
-        told = over.note or f"a run differs from the convolution by {over.worst:.3g} times the bound"
-        told += f": {over.over.sentence}" if over.over else ""
-        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {told}")
+        how = over.note or f"a run differs from the convolution by {over.worst:.3g} times the bound"
+        how += f": {over.over.sentence}" if over.over else ""
+        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {how}")
     largest = float(total.max(initial=0.0))
-    failed = next((step for step in argument.steps if not step.holds), None)
+    most = from_above(largest)
+    failed = next((step for step in steps if not step.holds), None)
     if failed is not None:
-        odd = next((p for p in probes if p.over), None)
-        told = (
-            f"on inputs of size {odd.grid}, {odd.over.sentence}"
-            if odd and odd.over and failed.number == 6
-            else failed.sentence
-        )
-        told = f"step {failed.number} ({failed.name}): {told}"
-        if failed.number == 3 and isfinite(largest):
-            told += (
-                f": the layers differ by at most {from_above(largest)} (claim that with within={from_above(largest)}"
-            )
-            told += f", or take α from {from_above(argument.sharp_from)} on)"
-        return Verdict("UNDECIDED", told)
+        why = failed.sentence
+        if failed.number == 6:
+            why = next((f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over), why)
+        if failed.number == 3 and argument.leaks is not None and isfinite(largest):
+            why += f": the layers differ by at most {most} (claim that with within={most}"
+            why += f", or take α from {from_above(argument.leaks.sharp_from)} on)"
+        return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {why}")
     if not isfinite(largest):
         return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
-    domain = f"for all |x| ≤ {exactly(argument.bound)} up to {argument.grid}"
-    if argument.within is None:
-        return Verdict("PROVED", f"the same function {domain}: difference ≤ {from_above(largest)}")
-    if not largest <= argument.within:
-        told = f"the bound {from_above(largest)} exceeds the wanted {exactly(argument.within)}"
-        return Verdict("UNDECIDED", f"{told} (claim that bound with within={from_above(largest)})")
-    parts = {"leakage": argument.leaked, "taps": argument.taps, "rounding": argument.rounding}
-    told = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
-    return Verdict(
-        "PROVED", f"a difference of at most {exactly(argument.within)} {domain}: {told or 'nothing differs'}"
-    )
+    domain = f"for all |x| ≤ {exactly(problem.bound)} up to {problem.grid}"
+    if within is None:
+        return Verdict("PROVED", f"the same function {domain}: difference ≤ {most}")
+    if not largest <= within:
+        exceeds = f"the bound {most} exceeds the wanted {exactly(within)} (claim that bound with within={most})"
+        return Verdict("UNDECIDED", exceeds)
+    parts = {"leakage": argument.leakage, "taps": argument.taps, "rounding": argument.rounding}
+    sums = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
+    return Verdict("PROVED", f"a difference of at most {exactly(within)} {domain}: {sums or 'nothing differs'}")
+
+
+# ---- the assumptions ------------------------------------------------------------------------------------------------------
+
+
+def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...]) -> tuple[str, ...]:
+    """What the certificate takes for granted, each as ``"name: sentence"``; ``folded`` names the convolution's parametrizations."""
+    counts: dict[str, int] = {}
+    for probe in probes:
+        counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs
+    ran = ", ".join(f"{name} checked on {count} inputs" for name, count in counts.items() if count)
+    assumptions = [
+        f"finite inputs: inputs are finite, |x| ≤ {exactly(problem.bound)}, of spatial size {problem.grid} or smaller",
+        "float64 scores: positions and scores are computed in float64, the softmax subtracts each row's maximum, and its "
+        "exponential is right to a few units in the last place",
+        "IEEE sums: every product and sum rounds as IEEE 754 says, in any order, fused or not; by no Winograd, FFT or TF32 "
+        "algorithm, under no autocast, with reduced precision switched off, and nothing is flushed to zero",
+        "torch's definition: its convolution computes what its documentation says, but for rounding, in any memory layout",
+        f"Eq. 3: the layer's execution computes it: {ran or 'not run'}",
+        f"torch {torch.__version__} on {problem.layer.w_val.device}",
+    ]
+    if problem.fmt.stored_u:
+        name = problem.fmt.name
+        flushed = ", and what bfloat16 instructions flush to zero, below 2^−126, does not matter" * (name == "bfloat16")
+        assumptions.append(
+            f"float32 accumulation: {name} layers add up in float32, and the convolution rounds to {name} at most once a "
+            f"tap{flushed}"
+        )
+    if folded:
+        assumptions.append(
+            f"eval mode: the convolution's numbers are those of eval mode, worked out by {', '.join(folded)}"
+        )
+    return tuple(assumptions)

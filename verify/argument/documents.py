@@ -1,4 +1,4 @@
-"""The certificate file, ``model.mhsa.json``: how it is written.
+"""Writes the certificate file, ``model.mhsa.json``.
 
 JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they are read back exactly.
 
@@ -38,7 +38,7 @@ def write_document(
     mhsa_file: str | os.PathLike[str] | None = None,
     network: dict[str, Any] | None = None,
 ) -> None:
-    """Write certificates to a file, in one step: whatever stood there is replaced whole or not touched.
+    """Write certificates to a file atomically: an earlier file is replaced whole or not at all.
 
     Args:
         path: of the certificate file.
@@ -63,22 +63,22 @@ def document(
     mhsa_name: str | None = None,
     conv_sha256: str | None = None,
 ) -> bytes:
-    """The content of a certificate file, for who writes it together with something else.
+    """The content of a certificate file, for callers that write it together with another file.
 
     Args:
         layers: as of :func:`write_document`, like the rest.
         conv_file: already written.
         mhsa_file: already written, perhaps not in its place yet.
         network: as of :func:`write_document`.
-        mhsa_name: the name that the file with the attention layers is going to have.
-        conv_sha256: of the file with the convolutions as it was when they were read from it; it is not read again then.
+        mhsa_name: the final name of the file with the attention layers.
+        conv_sha256: of the file with the convolutions when they were read; without it, the file is hashed now.
     """
     records = [{"name": name, **certificate.record()} for name, certificate in layers]
     if len({record["name"] for record in records}) != len(records):
         raise ValueError("two layers have the same name")
     import torch
 
-    found = _finite(
+    content = _finite(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -89,8 +89,8 @@ def document(
             "network": network,
         }
     )
-    found["record_sha256"] = record_digest(found)
-    text = indented(found) + "\n"
+    content["record_sha256"] = record_digest(content)
+    text = indented(content) + "\n"
     return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
 
 
@@ -112,23 +112,13 @@ def indented(value: Any, margin: str = "\n") -> str:
 _plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-def save_certificate(
-    path: str | os.PathLike[str],
-    certificate: "Certificate",
-    conv_file: str | os.PathLike[str] | None = None,
-    mhsa_file: str | os.PathLike[str] | None = None,
-) -> None:
-    """Write the certificate of a bare layer; see :func:`write_document`."""
-    write_document(path, [("", certificate)], conv_file, mhsa_file)
-
-
 def is_document(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is an earlier certificate, so that it may be replaced; whole and unedited or not."""
+    """Whether a file is an earlier certificate, intact or not, so that it may be replaced."""
     try:
-        found = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 def _digest_of(

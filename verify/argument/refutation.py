@@ -1,4 +1,4 @@
-"""A counterexample: an input on which the two exact outputs differ, found and then evaluated in rational arithmetic.
+"""Step 7 of a certificate: an input on which the two exact outputs differ, evaluated in rational arithmetic.
 
 Only for attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i X[read_h, i] (W_val W_out)_i, a
 rational number, and so is the convolution's.
@@ -7,13 +7,26 @@ rational number, and so is the convolution's.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import islice, product
 
 import numpy as np
 
-from verify.layers.exact_output import Index, tap_matrix, taps_at
-from verify.layers.fields import Attention, Geometry
-from verify.layers.reading import ZERO, input_at, query_places, tap_place, tokens_along
-from verify.oracle import Convolution
+from verify.argument.steps import Argument, Problem, Taps
+from verify.layers.reading import (
+    ZERO,
+    Index,
+    input_at,
+    output_size,
+    query_places,
+    tap_matrix,
+    tap_of_shift,
+    tap_place,
+    taps_at,
+    tokens_along,
+)
+from verify.layers.taps import Shift, head_product
+from verify.layers.targets import attends_by_content, target
 
 Readers = dict[Index, tuple[list[Index], list[int]]]
 """By input position: the taps and the heads that read it."""
@@ -48,84 +61,99 @@ class Counterexample:
         return x
 
 
-class Refuter:
-    """Looks for a counterexample on one grid.
+def counterexample_of(argument: Argument) -> Counterexample | None:
+    """Where a step failed that an input can show, such an input, for the claim "the same function"."""
+    problem = argument.problem
+    if argument.targets is not None and argument.leaks is not None and argument.kernel is not None:
+        one_hot = argument.leaks.one_hot
+        return _tap_counterexample(problem, argument.targets.shifts, argument.kernel) if one_hot else None
+    failed = next(step for step in argument.steps if not step.holds)
+    ours = problem.attention.geometry
+    if failed.number == 1 or ours.groups != problem.geometry.groups:
+        return None
+    try:
+        size = output_size(ours, problem.grid)
+    except ValueError as error:
+        has = f"on this grid the convolution has an output of size {problem.outputs}, and the attention none: {error}"
+        return Counterexample({}, (), None, None, has, (problem.outputs, None))
+    if size != problem.outputs:
+        differ = f"on this grid the convolution's output has size {problem.outputs}, the attention's {size}"
+        return Counterexample({}, (), None, None, differ, (problem.outputs, size))
+    return _reading_counterexample(problem)
 
-    Args:
-        conv: the convolution's fields.
-        g_conv: its geometry.
-        attention: the attention layer's fields.
-        shifts: the shift of every head; None for one that carries nothing.
-        grid: the input's spatial size.
-        outputs: the output's spatial size, the same for both layers.
-        bound: B, the amplitude of the input.
+
+def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel: Taps) -> Counterexample | None:
+    """For taps that differ, an impulse where the difference is read; the largest differences first."""
+    if kernel.same:
+        return None
+    reading = _Reading(problem, shifts)
+    counterexample = _of_biases(reading)
+    for difference in sorted(kernel.differences, key=lambda one: -float(one.size.max(initial=0.0)))[:16]:
+        if counterexample is not None:
+            break
+        live = (place for place in _places(problem.outputs) if reading.is_live(difference.shift, place))
+        counterexample = _of_impulses(reading, islice(live, 8), [difference.entry])
+    return counterexample
+
+
+def _reading_counterexample(problem: Problem) -> Counterexample | None:
+    """Where tokens or targets differ but the outputs have one shape: impulses at what either side reads."""
+    attention = problem.attention
+    if attention.radix is not None or attends_by_content(attention):
+        return None
+    shifts: list[Shift | None] = []
+    for head, carries in enumerate(attention.carrying):
+        at = target(attention, head) if carries else None
+        if carries and (at is None or not at.gap > problem.fmt.one_hot_gap):
+            return None
+        shifts.append(None if at is None else at.shift)
+    reading = _Reading(problem, shifts)
+    return _of_biases(reading) or _of_impulses(reading, islice(_places(problem.outputs), 64))
+
+
+def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
+    """Output positions: corners, edges and middles first, then more."""
+    few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
+    first = list(islice(product(*few), 200))
+    yield from first
+    listed = set(first)
+    yield from (place for place in islice(product(*map(range, outputs)), 2000) if place not in listed)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The input positions that both sides read for an output.
+
+    Attributes:
+        problem: of what.
+        shifts: of the one-hot heads; None for one that carries nothing.
     """
 
-    def __init__(
-        self,
-        conv: Convolution,
-        g_conv: Geometry,
-        attention: Attention,
-        shifts: Sequence[Index | None],
-        grid: tuple[int, ...],
-        outputs: tuple[int, ...],
-        bound: float,
-    ):
-        self.conv, self.g_conv, self.attention, self.shifts = conv, g_conv, attention, shifts
-        self.grid, self.outputs, self.bound = grid, outputs, bound
-        axes, g = range(len(grid)), attention.geometry
-        self.tokens = [tokens_along(g, axis, grid[axis]) for axis in axes]
-        self.queries = [query_places(g, axis, outputs[axis]) for axis in axes]
+    problem: Problem
+    shifts: Sequence[Shift | None]
 
-    def bias(self) -> Counterexample | None:
-        """The zero input, if the biases differ."""
-        ours = self.attention.b_out
-        theirs = np.zeros_like(ours) if self.conv.bias is None else self.conv.bias
-        for channel in np.flatnonzero(ours != theirs):
-            return self._confirmed({}, (int(channel), *(0 for _ in self.grid)), {})
-        return None
+    @cached_property
+    def amplitude(self) -> float:
+        """The largest input that the layers' format holds."""
+        return self.problem.fmt.below(self.problem.bound)
 
-    def search(self, places: Iterable[Index], wanted: Sequence[tuple[int, int, int]] = ()) -> Counterexample | None:
-        """Try impulses at what the outputs at ``places`` read.
+    @cached_property
+    def tokens(self) -> list[np.ndarray]:
+        return [tokens_along(self.problem.attention.geometry, axis, n) for axis, n in enumerate(self.problem.grid)]
 
-        Args:
-            places: output positions to look at.
-            wanted: entries (group, i, o) of the tap matrices to try first.
-        """
-        for place in places:
-            readers = self._readers(place)
-            for position in sorted(readers):
-                difference = self._coefficients(*readers[position])
-                entries = [*wanted, np.unravel_index(int(np.argmax(difference)), difference.shape)]
-                for g, i, o in entries:
-                    d_in, d_out = difference.shape[1:]
-                    impulse = {(int(g * d_in + i), *position): Fraction(self.bound)}
-                    found = self._confirmed(impulse, (int(g * d_out + o), *place), readers)
-                    if found is not None:
-                        return found
-        return None
+    @cached_property
+    def queries(self) -> list[np.ndarray]:
+        return [query_places(self.problem.attention.geometry, axis, o) for axis, o in enumerate(self.problem.outputs)]
 
-    def _readers(self, place: Index) -> Readers:
-        """By input position, the taps and the heads that read it for the output at ``place``."""
-        readers: Readers = {}
-        for tap, position in taps_at(self.g_conv, self.grid, place):
-            readers.setdefault(position, ([], []))[0].append(tap)
-        for head, shift in enumerate(self.shifts):
-            position = self.head_read(shift, place)
-            if position is not None:
-                readers.setdefault(position, ([], []))[1].append(head)
-        return readers
-
-    def conv_read(self, tap: Index, place: Index) -> Index | None:
-        """The input position that a tap meets at an output, or None for a zero."""
-        read = []
+    def by_tap(self, tap: Index, place: Index) -> Index | None:
+        """The input position that a tap reads at an output, or None for a zero."""
+        g, read = self.problem.geometry, []
         for axis, (j, o) in enumerate(zip(tap, place, strict=True)):
-            met = np.array([tap_place(self.g_conv, axis, j, o)])
-            read.append(int(input_at(self.g_conv, axis, self.grid[axis], met)[0]))
+            read.append(int(input_at(g, axis, self.problem.grid[axis], np.array([tap_place(g, axis, j, o)]))[0]))
         return None if ZERO in read else tuple(read)
 
-    def head_read(self, shift: Index | None, place: Index) -> Index | None:
-        """The input position that a one-hot head meets: the key at the shift, else the nearest key there is."""
+    def by_head(self, shift: Shift | None, place: Index) -> Index | None:
+        """The input position that a one-hot head reads: the key at the shift, else the nearest key there is."""
         if shift is None:
             return None
         read = []
@@ -134,44 +162,81 @@ class Refuter:
             read.append(int(row[min(max(int(self.queries[axis][o]) + tau, 0), len(row) - 1)]))
         return None if ZERO in read else tuple(read)
 
-    def _coefficients(self, taps: list[Index], heads: list[int]) -> np.ndarray:
-        """About |coefficient of an input position in an output|, attention minus convolution, (g, i, o), by who reads it."""
-        total = np.zeros_like(tap_matrix(self.conv, (0,) * len(self.grid)))
-        for tap in taps:
-            total -= tap_matrix(self.conv, tap)
-        for head in heads:
-            total += np.matmul(self.attention.w_val[head], self.attention.w_out[head])
-        return np.abs(total)
+    def is_live(self, shift: Shift, place: Index) -> bool:
+        """Whether the tap or the head at this shift reads a real input for this output."""
+        tap = tap_of_shift(self.problem.geometry, shift)
+        return (tap is not None and self.by_tap(tap, place) is not None) or self.by_head(shift, place) is not None
 
-    def _confirmed(self, entries: dict[Index, Fraction], output: Index, readers: Readers) -> Counterexample | None:
-        """Evaluate both layers exactly; a counterexample only if they differ."""
-        channel = output[0]
-        theirs = Fraction(0) if self.conv.bias is None else Fraction(float(self.conv.bias[channel]))
-        ours = Fraction(float(self.attention.b_out[channel]))
-        d_in, d_out = self.attention.w_val.shape[2], self.attention.w_out.shape[3]
-        g, o = divmod(channel, d_out)
-        for (source, *position), value in entries.items():
-            if source // d_in != g:
-                continue
-            i = source % d_in
-            taps, heads = readers.get(tuple(position), ([], []))
-            for tap in taps:
-                theirs += value * Fraction(float(tap_matrix(self.conv, tap)[g, i, o]))
-            for head in heads:
-                row, column = self.attention.w_val[head, g, i], self.attention.w_out[head, g, :, o]
-                for a, b in zip(row, column, strict=True):
-                    ours += value * Fraction(float(a)) * Fraction(float(b))
-        if ours == theirs:
-            return None
-        what = (
-            "the zero input"
-            if not entries
-            else f"the input that is {float(self.bound)!r} at {next(iter(entries))}, else 0"
-        )
-        return Counterexample(
-            entries,
-            output,
-            theirs,
-            ours,
-            f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}",
-        )
+    def readers(self, place: Index) -> Readers:
+        """By input position, the taps and the heads that read it for the output at ``place``."""
+        readers: Readers = {}
+        for tap, position in taps_at(self.problem.geometry, self.problem.grid, place):
+            readers.setdefault(position, ([], []))[0].append(tap)
+        for head, shift in enumerate(self.shifts):
+            position = self.by_head(shift, place)
+            if position is not None:
+                readers.setdefault(position, ([], []))[1].append(head)
+        return readers
+
+
+def _of_biases(reading: _Reading) -> Counterexample | None:
+    """The zero input, if the biases differ."""
+    ours, theirs = reading.problem.attention.b_out, reading.problem.conv.bias
+    for channel in np.flatnonzero(ours != (0 if theirs is None else theirs)):
+        return _confirmed(reading, {}, (int(channel), *(0 for _ in reading.problem.grid)), {})
+    return None
+
+
+def _of_impulses(
+    reading: _Reading, places: Iterable[Index], first: Sequence[tuple[int, int, int]] = ()
+) -> Counterexample | None:
+    """Try impulses at what the outputs at ``places`` read; of each tap matrix the ``first`` entries (group, i, o) first."""
+    for place in places:
+        readers = reading.readers(place)
+        for position in sorted(readers):
+            difference = _coefficients(reading.problem, *readers[position])
+            for g, i, o in [*first, np.unravel_index(int(np.argmax(difference)), difference.shape)]:
+                d_in, d_out = difference.shape[1:]
+                impulse = {(int(g * d_in + i), *position): Fraction(reading.amplitude)}
+                counterexample = _confirmed(reading, impulse, (int(g * d_out + o), *place), readers)
+                if counterexample is not None:
+                    return counterexample
+    return None
+
+
+def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.ndarray:
+    """About |coefficient of an input position in an output|, attention minus convolution, (g, i, o), by who reads it."""
+    total = np.zeros_like(tap_matrix(problem.conv, (0,) * len(problem.grid)))
+    for tap in taps:
+        total -= tap_matrix(problem.conv, tap)
+    for head in heads:
+        total += head_product(problem.attention.w_val[head], problem.attention.w_out[head])
+    return np.abs(total)
+
+
+def _confirmed(
+    reading: _Reading, entries: dict[Index, Fraction], output: Index, readers: Readers
+) -> Counterexample | None:
+    """Evaluate both layers exactly; a counterexample only if they differ."""
+    conv, attention, channel = reading.problem.conv, reading.problem.attention, output[0]
+    theirs = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
+    ours = Fraction(float(attention.b_out[channel]))
+    d_in, d_out = attention.w_val.shape[2], attention.w_out.shape[3]
+    g, o = divmod(channel, d_out)
+    for (source, *position), value in entries.items():
+        if source // d_in != g:
+            continue
+        i = source % d_in
+        taps, heads = readers.get(tuple(position), ([], []))
+        for tap in taps:
+            theirs += value * Fraction(float(tap_matrix(conv, tap)[g, i, o]))
+        for head in heads:
+            for a, b in zip(attention.w_val[head, g, i], attention.w_out[head, g, :, o], strict=True):
+                ours += value * Fraction(float(a)) * Fraction(float(b))
+    if ours == theirs:
+        return None
+    what = "the zero input"
+    if entries:
+        what = f"the input that is {float(reading.amplitude)!r} at {next(iter(entries))}, else 0"
+    sentence = f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}"
+    return Counterexample(entries, output, theirs, ours, sentence)

@@ -1,71 +1,295 @@
-"""Step 6 of a certificate: every execution of the layer, on adversarial inputs, beside the convolution and under the bound."""
+"""Step 6 of a certificate: every execution of the layer beside the convolution, on inputs that align rounding errors.
+
+A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
+"""
 
 import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
+import torch
 
-from construct.attention import MHSA
-from verify.argument.certificate import Overrun, Step
-from verify.argument.probe_inputs import HEAVY, adversarial_inputs, impulses, probe_grids, random_inputs
-from verify.argument.probing import Probe, impulse_bound, run_executions
-from verify.argument.steps import Argument
-from verify.layers.reading import output_size
+from construct.attention import EXECUTIONS, MHSA, smaller_blocks
+from verify.argument.steps import Argument, Step
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import GridRefused, output_size, taps_at, token_count
+from verify.oracle import Convolution, full_precision
+from verify.rounding.elements import convolution_share, impulse_bound
+from verify.samples.reference import Deviation, Outputs
+
+LABOUR, EXPONENTIAL = 2**33, 64
+"""Multiplications beyond which an execution is not run but noted, some ten seconds of one core; and as how many of them the
+softmax counts for each pair of a query and a key."""
+CHEAP = 2**24
+"""Multiplications that a run on the whole grid may cost."""
+HEAVY = 2**16
+"""Weights from which on a layer is run on fewer inputs, of one size: each of them adds up that many terms already."""
+UNEVEN = 1 - 2.0**-9 - 2.0**-12
+"""Rounded to bfloat16, float16 or TF32 it moves, by 2^−12 and more: where signs align, so do these errors, beyond the bound."""
 
 
-def run_all(argument: Argument, total: np.ndarray) -> list[Probe]:
-    """Run every execution, and enter the step.
+@dataclass(frozen=True)
+class Probe:
+    """What the runs of one execution showed.
+
+    Attributes:
+        execution: its name.
+        inputs: how many inputs were run.
+        grid: their spatial size.
+        observed: the greatest |execution − convolution| per output channel, float64 (D_out,).
+        worst: the greatest |difference|/bound over all outputs.
+        note: why it was not run; empty if it was.
+        broken: whether it was not run because it raised an error other than want of memory.
+        over: where a run is over the bound, an output that shows which side is off the exact value.
+        at: the input (D_in, *grid) of that output.
+    """
+
+    execution: str
+    inputs: int
+    grid: tuple[int, ...]
+    observed: np.ndarray
+    worst: float
+    note: str = ""
+    broken: bool = False
+    over: Deviation | None = None
+    at: np.ndarray | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it is the attention that is off; torch's own convolution may be."""
+        return not self.worst <= 1 and (self.over is None or self.over.refutes)
+
+
+def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
+    """Step 6: run every execution, and hold each run against the bound.
 
     Args:
-        argument: after its steps.
+        argument: steps 0 to 5.
         total: the bound, (D_out,).
     """
-    layer = argument.layer
+    problem = argument.problem
+    module, layer, conv, bound = problem.conv_module, problem.layer, problem.conv, problem.bound
     if not isinstance(layer, MHSA):
-        argument.steps.append(Step(6, "runs", False, "the attention layer has no executions to run"))
-        return []
-    module, conv, bound = argument.conv_module, argument.conv, argument.bound
-    small, other = probe_grids(argument.geometry, argument.grid, argument.attention)
+        return Step(6, "runs", False, "the attention layer has no executions to run"), []
+    small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
     if conv.weight.size < HEAVY:
-        probes = run_executions(module, layer, adversarial_inputs(conv, small, bound), total)
+        probes = run_executions(module, layer, adversarial_inputs(conv, problem.geometry, small, bound), total)
         # On the other grid, where tokens come from: random signs and magnitudes show that.
-        shape = (argument.geometry.in_channels, *other)
-        inputs = np.stack(random_inputs(shape, bound, np.random.default_rng(0)))
+        inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
     else:  # one size, with a stride that on which inputs may be left over
         other = other if any(s > 1 for s in conv.stride) else small
-        probes, inputs = [], adversarial_inputs(conv, other, bound)
+        probes, inputs = [], adversarial_inputs(conv, problem.geometry, other, bound)
     alone = impulses(conv, other, bound)  # show what each head carries
-    allowed = total
-    if argument.aims is not None and argument.same_taps and argument.one_hot:
-        shifts = [None if aimed is None else aimed.shift for aimed in argument.aims]
-        local = impulse_bound(
-            conv,
-            argument.attention,
-            shifts,
-            alone,
-            argument.fmt,
-            argument.tokens,
-            argument.as_stored,
-            argument.remainders,
-        )
-        if local is not None:
-            whole = total.reshape(-1, *(1,) * len(other))
-            allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
-    # There with several blocks, as on large inputs; of unequal lengths.
-    queries = max(1, 2 * math.prod(output_size(argument.geometry, other)) // 5)
+    allowed, local = total, _impulse_bound(argument, alone)
+    if local is not None:
+        whole = total.reshape(-1, *(1,) * len(other))
+        allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
+    # In several blocks, as on large inputs; of unequal lengths.
+    queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
     probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
-    told = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
-    told += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
-    told += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
+    sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
+    sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
+    sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
     within = all(p.worst <= 1 for p in probes) and bool(ran) and not any(p.broken for p in probes)
-    argument.steps.append(Step(6, "runs", within, told))
+    return Step(6, "runs", within, sentence), probes
+
+
+def _impulse_bound(argument: Argument, inputs: np.ndarray) -> np.ndarray | None:
+    """A bound for every output of impulses, where attention is one-hot and carries exactly the kernel; else None."""
+    leaks, kernel, problem = argument.leaks, argument.kernel, argument.problem
+    if leaks is None or kernel is None or not (leaks.one_hot and kernel.same):
+        return None
+    fields, tokens = (problem.conv, problem.attention), problem.tokens
+    return impulse_bound(*fields, inputs, problem.fmt, tokens, kernel.as_stored, leaks.float64)
+
+
+def run_executions(
+    conv_module: Any,
+    layer: Any,
+    inputs: np.ndarray,
+    bound: np.ndarray,
+    names: tuple[str, ...] | None = None,
+    queries: int | None = None,
+) -> list[Probe]:
+    """Run every execution of ``layer`` against the convolution, in full precision.
+
+    Args:
+        conv_module: the torch convolution.
+        layer: the attention layer; its ``execution`` is restored.
+        inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
+        bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
+        names: executions to run; all by default, ``auto`` among them.
+        queries: the most of one block, for executions that work in blocks; None for their usual blocks, which only large
+            inputs fill.
+    """
+    weight = layer.w_val
+    x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
+    grid = tuple(x.shape[2:])
+    before, nothing = layer.execution, np.zeros(len(layer.b_out))
+    probes = []
+    blocks = nullcontext() if queries is None else smaller_blocks(queries)
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
+        expected = conv_module(x).double().cpu().numpy()
+        difference = np.empty_like(expected)
+        pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
+        for name in names or tuple(EXECUTIONS):
+            layer.execution = name
+            try:
+                labour = layer.products(x.shape, name)
+                labour += EXPONENTIAL * pairs * (labour >= pairs)  # else it does not go over all pairs
+                if labour > LABOUR:
+                    raise MemoryError(f"{labour:.2g} multiplications are too many to run")
+                attended = layer(x).double().cpu().numpy()
+            except (MemoryError, NotImplementedError) as error:
+                probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
+                continue
+            except (RuntimeError, ValueError, IndexError) as error:  # where the convolution has an output
+                note = f"{type(error).__name__}: {error}"
+                probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
+                continue
+            finally:
+                layer.execution = before
+            if attended.shape != expected.shape:
+                probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
+                continue
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.subtract(attended, expected, out=difference)
+            per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
+            over = at = None
+            if not worst <= 1:
+                fields, numbers = Convolution.read(conv_module), x.double().cpu().numpy()
+                limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
+                explained = convolution_share(conv_module, x)
+                both = Outputs(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
+                over = both.deviation(~(_ratio(difference, bound) <= 1))
+                at = numbers[over.index[0]]
+            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))
     return probes
 
 
-def overrun(probes: list[Probe]) -> Overrun | None:
-    """The first run in which the attention is off by more than the bound, beside the convolution's exact output there."""
-    for probe in probes:
-        if probe.refutes and probe.over is not None and probe.at is not None:
-            one = probe.over
-            return Overrun(probe.execution, probe.at, one.index[1:], one.exact, one.attention)
-    return None
+def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
+    """The greatest |difference| of every output channel, and the greatest |difference|/bound anywhere."""
+    per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+    # Of a channel with one bound, the greatest difference has the greatest ratio: rounded division keeps the order.
+    ratio = _ratio(per_channel, bound) if bound.ndim == 1 else _ratio(difference, bound)
+    return per_channel, float(ratio.max(initial=0.0))
+
+
+def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
+    allowed = _by_output(bound, difference.ndim)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
+            return difference / allowed
+        return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
+
+
+def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
+    """A bound per channel so that it broadcasts over outputs of so many axes; one for every output as it is."""
+    return bound.reshape(-1, *(1,) * (ndim - 2)) if bound.ndim < ndim else bound
+
+
+# ---- the inputs of these runs, and their sizes ---------------------------------------------------------------------------
+
+
+def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
+
+    That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
+    may then be left over, or fewer of them.
+
+    Args:
+        g: the convolution's geometry.
+        grid: the grid of the claim.
+        attention: the attention layer's fields, whose sizes say what a run costs.
+    """
+    small = probe_grid(g, grid)
+    longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
+    tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
+    cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
+    return small, grid if cost <= CHEAP else longer
+
+
+def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """A small legal grid, no larger than ``grid``, on which every tap that can see an input does."""
+    small = []
+    for n, k, dil, s, (before, after) in zip(grid, g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
+        least = 3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1)
+        small.append(min(n, least))
+    try:
+        output_size(g, tuple(small))
+    except GridRefused:
+        return grid
+    return tuple(small)
+
+
+def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
+    """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
+
+    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs (but of
+    light layers alone), random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
+    """
+    rng = np.random.default_rng(0)
+    shape = (conv.in_channels, *grid)
+    inputs: list[Any] = [
+        bound * UNEVEN * sign_pattern(conv, g, channel, grid)
+        for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
+    ]
+    inputs += random_inputs(shape, bound, rng)[0 if conv.weight.size < HEAVY else 1 :]
+    inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
+    inputs.append(
+        bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
+    )
+    return np.stack(inputs)
+
+
+def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random signs, and random magnitudes."""
+    return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
+
+
+def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
+    """Inputs with one position that is not zero, ±bound in all channels: float64 (N, D_in, *grid); of light layers, zero too.
+
+    Most outputs then meet one tap or none, so that little rounding is allowed for, and a head or a bias that some execution
+    leaves out shows also in half precision.
+    """
+    rng = np.random.default_rng(seed)
+    d_in = conv.in_channels
+    places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
+    if conv.weight.size < HEAVY:
+        # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
+        steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
+        places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
+        places.append(tuple(0 for _ in grid))
+    places = list(dict.fromkeys(places))
+    inputs = np.zeros((len(places), d_in, *grid))
+    for x, place in zip(inputs, places, strict=True):
+        x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
+    return np.concatenate([np.zeros((1, d_in, *grid)), inputs]) if conv.weight.size < HEAVY else inputs
+
+
+def heaviest_channels(conv: Convolution, count: int) -> list[int]:
+    """The output channels with the greatest Σ|W|."""
+    return [int(c) for c in np.argsort(conv.sizes)[::-1][:count]]
+
+
+def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:
+    """±1 such that the output of ``channel`` in the middle of its grid adds up |W|: (D_in, *grid)."""
+    kernel, inputs = _channel_kernel(conv, channel)
+    x = np.ones((conv.in_channels, *grid))
+    for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
+        x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)
+    return x
+
+
+def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]:
+    """The kernel of one output channel, (D_in/groups, *K), and the input channels that it reads."""
+    d_in, d_out = conv.contraction, len(conv.sizes) // conv.groups
+    group, o = divmod(channel, d_out)
+    inputs = slice(group * d_in, (group + 1) * d_in)
+    return conv.weight[inputs, o] if conv.transposed else conv.weight[channel], inputs

@@ -9,267 +9,344 @@
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from verify.argument.certificate import Step
-from verify.layers.aims import (
-    Aim,
-    aim,
+from verify.layers.fields import Attention, Geometry, read_convolution
+from verify.layers.reading import (
+    mismatched_tap,
+    output_size,
+    query_places,
+    require_enumerable,
+    shift_of_tap,
+    tap_matrix,
+    tap_of_shift,
+    token_count,
+    token_length,
+)
+from verify.layers.taps import Shift, TapDifference, compare_taps
+from verify.layers.targets import (
+    Target,
     box_of,
     exact_integer_scores,
     largest_score,
     numbers_are_distinct,
     score_rounding,
+    target,
 )
-from verify.layers.exact_output import tap_matrix
-from verify.layers.fields import Attention, Geometry, read_convolution
-from verify.layers.reading import (
-    output_size,
-    query_places,
-    require_readable,
-    shift_of_tap,
-    tap_of_shift,
-    tap_read_otherwise,
-    token_count,
-    token_length,
-)
-from verify.layers.taps import TapDifference, compare_taps
-from verify.rounding import budget, leakage
+from verify.oracle import Convolution
+from verify.rounding.channels import largest_intermediate, leakage_part, rounding_part, taps_part
+from verify.rounding.leakage import cached_leakage
+from verify.rounding.model import FORMATS, Format
 from verify.verdict import from_above
 
-Shift = tuple[int, ...]
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the argument.
+
+    Attributes:
+        number: as in the list of steps.
+        name: what it shows.
+        holds: whether it could be shown.
+        sentence: how, or why not.
+    """
+
+    number: int
+    name: str
+    holds: bool
+    sentence: str
 
 
-@dataclass
-class Argument:
-    """The argument for one convolution, one attention layer, one grid and one bound on the input.
+@dataclass(frozen=True)
+class Problem:
+    """What is to be compared, as it was read: a convolution and an attention layer, for all |x| ≤ bound on inputs up to a grid.
 
-    The claim: the same function; with ``within``, a difference of at most that, whatever makes it; with ``leaking``, the same
-    function but for what heads leak.
-
-    After :meth:`run`: ``steps``, the three parts of the bound (infinite where a step before them failed), ``aims``
-    (None if step 0, 1 or 2 failed; of a head that carries nothing, None), ``differences`` of taps, ``one_hot``, ``as_stored``
-    (whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that |W_val||W_out| = |W|),
-    ``remainders`` (what a softmax in float64 leaves to other keys, by head), and ``sharp_from``: the α from which on no head leaks.
-
-    Raises:
-        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
-        GridRefused: torch's convolution has no output for this grid.
-        ValueError: an axis is too long to be gone through.
+    Attributes:
+        conv_module: the torch convolution.
+        layer: the attention layer.
+        conv: the convolution's fields.
+        geometry: the convolution's geometry.
+        attention: the attention layer's fields, with a geometry of its own.
+        grid: the input's spatial size.
+        outputs: the output's, of the convolution.
+        bound: B.
+        fmt: the format of the attention layer's values.
+        tokens: T, by the convolution's geometry.
     """
 
     conv_module: Any
     layer: Any
+    conv: Convolution
+    geometry: Geometry
+    attention: Attention
     grid: tuple[int, ...]
+    outputs: tuple[int, ...]
     bound: float
-    within: float | None
-    leaking: bool = False
-    steps: list[Step] = field(default_factory=list)
+    fmt: Format
+    tokens: int
 
-    def __post_init__(self) -> None:
-        self.conv, self.geometry = read_convolution(self.conv_module)
-        self.attention = Attention.read(self.layer)
-        self.outputs = output_size(self.geometry, self.grid)
-        require_readable(self.geometry, self.grid)
-        self.dtype = str(self.layer.w_val.dtype).removeprefix("torch.")
-        self.fmt = budget.FORMATS[self.dtype]
-        self.tokens = token_count(self.geometry, self.grid)
-        unknown = np.full(self.geometry.out_channels, np.inf)
-        self.rounding = self.leaked = self.taps = unknown
-        self.aims: list[Aim | None] | None = None
-        self.differences: list[TapDifference] = []
-        self.bias_differs = self.same_taps = self.as_stored = False
-        self.one_hot = False
-        self.remainders = np.zeros(len(self.attention.v))
-        self.sharp_from = 0.0
-
-    def run(self) -> "Argument":
-        """Go through the steps; one that fails ends it where the next would have nothing to stand on.
+    @classmethod
+    def read(cls, conv_module: Any, layer: Any, grid: tuple[int, ...], bound: float) -> "Problem":
+        """Read both layers.
 
         Raises:
-            ValueError: an intermediate may overflow the layers' type.
+            Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
+            GridRefused: torch's convolution has no output for this grid.
+            ValueError: an axis is too long to be enumerated.
         """
-        self._nothing_overflows()
-        if not (self._same_geometry() and self._no_content()):
-            return self
-        self.aims = self._aims()
-        if self.aims is None:
-            return self
-        leaks = self._leaks(self.aims)
-        self.one_hot = not leaks.any()
-        self.leaked = budget.leakage_part(self.attention, self.bound, leaks)
-        self.differences = self._tap_differences(self.aims)
-        self.taps = self._tap_part(self.differences)
-        self._round()
-        return self
+        conv, geometry = read_convolution(conv_module)
+        attention, outputs = Attention.read(layer), output_size(geometry, grid)
+        require_enumerable(geometry, grid)
+        fmt, tokens = Format.of(layer.w_val.dtype), token_count(geometry, grid)
+        return cls(conv_module, layer, conv, geometry, attention, grid, outputs, bound, fmt, tokens)
 
-    def _round(self) -> None:
-        """Step 5."""
-        self.rounding = budget.rounding_part(
-            self.conv, self.attention, self.bound, self.fmt, self.tokens, soft=not self.one_hot
-        )
-        self._step(
-            5, "rounding", True, f"at most {from_above(float(self.rounding.max(initial=0.0)))}, and nothing overflows"
-        )
 
-    def _step(self, number: int, name: str, holds: bool, sentence: str) -> bool:
-        self.steps.append(Step(number, name, holds, sentence))
-        return holds
+@dataclass(frozen=True)
+class Targets:
+    """Step 2: where every head looks (None for one that carries nothing), and the range of δ on each axis."""
 
-    def _same_geometry(self) -> bool:
-        """Step 0: field by field, which covers every size; and token by token on this grid, worked out afresh."""
-        g, ours = self.geometry, self.attention.geometry
-        for name in Geometry.__dataclass_fields__:
-            if getattr(g, name) != getattr(ours, name):
-                told = f"the convolution's {name} is {getattr(g, name)}, the attention's {getattr(ours, name)}"
-                return self._step(0, "tokens", False, told)
-        for axis, (n, outputs) in enumerate(zip(self.grid, self.outputs, strict=True)):
-            tap = tap_read_otherwise(g, axis, n, outputs)
-            if tap is not None:
-                told = f"tap {tap} of axis {axis} and the token at shift {shift_of_tap(g, axis, tap)} are not the same input"
-                return self._step(0, "tokens", False, told)
-        return self._step(0, "tokens", True, f"one geometry; every tap meets the same input, {self.tokens} tokens")
+    heads: tuple[Target | None, ...]
+    box: tuple[tuple[int, int], ...]
 
-    def _no_content(self) -> bool:
-        """Step 1: X_q W_qry W_keyᵀ X_kᵀ + X_q W_qry Ŵ_key r_δ + uᵀ W_keyᵀ X_kᵀ is zero for every X."""
-        a = self.attention
-        silent = [
-            not (a.w_qry[h].any() and (a.w_key[h].any() or a.w_key_pos[h].any()))
-            and not (a.u[h].any() and a.w_key[h].any())
-            for h in range(len(a.v))
-        ]
-        if all(silent):
-            return self._step(1, "content", True, "the content terms are exactly zero: scores depend on δ only")
-        loud = silent.index(False)
-        return self._step(1, "content", False, f"head {loud} attends by content: w_qry, w_key or u is not zero")
+    @property
+    def shifts(self) -> list[Shift | None]:
+        """The shift of every head."""
+        return [None if at is None else at.shift for at in self.heads]
 
-    def _aims(self) -> list[Aim | None] | None:
-        """Step 2.  A head that carries nothing may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0."""
-        a, g = self.attention, self.geometry
-        lengths = [token_length(g, axis, n) for axis, n in enumerate(self.grid)]
-        places = [query_places(g, axis, o) for axis, o in enumerate(self.outputs)]
-        ends = [(int(row[0]), int(row[-1])) for row in places]
-        box = box_of(ends, lengths)
-        if a.radix is not None and not numbers_are_distinct(a.radix, box):
-            self._step(2, "aim", False, f"the radix {a.radix} does not number the shifts {box} one by one")
-            return None
-        if not exact_integer_scores(a.radix, box):
-            self._step(2, "aim", False, f"shifts up to {box} are not exact in float64")
-            return None
-        aims: list[Aim | None] = []
-        for h, carries in enumerate(a.carrying):
-            if not carries:
-                aims.append(None)
-                continue
-            aimed = aim(a, h)
-            if aimed is None:
-                self._step(2, "aim", False, f"head {h} has no unique best shift")
-                return None
-            within_kernel = all(
-                0 <= tau + dil * ((k - 1) // 2) <= dil * (k - 1)
-                for tau, k, dil in zip(aimed.shift, g.kernel_size, g.dilation, strict=True)
-            )
-            if not within_kernel:
-                # On some size its target is off the grid; softmax then takes the nearest key there is.
-                told = f"head {h} looks at {aimed.shift}, off the padded grid for some query of some size"
-                self._step(2, "aim", False, told)
-                return None
-            aims.append(aimed)
-        self._box = box
-        if any(largest_score(a, h, box) >= 2**1023 for h in range(len(aims))):
-            self._step(2, "aim", False, "the scores may overflow float64")
-            return None
-        carrying = [aimed for aimed in aims if aimed is not None]
-        if not carrying:
-            self._step(2, "aim", True, "no head carries anything, and all scores are finite")
-            return aims
-        rounding = max(score_rounding(a, aimed, box) for aimed in carrying)
-        gap = min(aimed.gap for aimed in carrying)
-        if not gap > 2 * rounding:
-            told = f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}"
-            self._step(2, "aim", False, told)
-            return None
-        idle = f", but {len(aims) - len(carrying)} that carry nothing," if len(carrying) < len(aims) else ""
-        told = f"every head{idle} has one best shift, with a gap of at least {float(gap):.6g}; "
-        told += f"scores round by {float(rounding):.2g}"
-        self._step(2, "aim", True, told)
-        return aims
 
-    def _leaks(self, aims: list[Aim | None]) -> np.ndarray:
-        """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
-        leaks = np.zeros(len(aims))
-        for h, aimed in enumerate(aims):
-            if aimed is None:
-                continue
-            slack = 2 * score_rounding(self.attention, aimed, self._box)
-            gap = aimed.gap - slack
-            if gap > budget.FORMATS["float64"].one_hot_gap:
-                continue
-            ideal = leakage.leakage_nearly(aimed.sharpness, aimed.offset)
-            # Scores that are off by ±slack/2 change the odds by at most exp(slack).
-            leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
-            self.remainders[h] = math.nextafter(leak, math.inf)
-            if not gap > self.fmt.one_hot_gap:
-                leaks[h] = self.remainders[h]
-                # The gap and the rounding of the scores grow with α alike.
-                needed = float(self.fmt.one_hot_gap * aimed.sharpness / gap) if gap > 0 else math.inf
-                self.sharp_from = max(self.sharp_from, needed)
-        if not leaks.any():
-            told = f"every other weight is below half of {self.fmt.eta:.3g}, the smallest number: exactly one-hot"
-            self._step(3, "leakage", True, told)
-        else:
-            told = f"heads leak up to {leaks.max():.6g} of their attention (unit roundoff {self.fmt.u:.2g})"
-            self._step(3, "leakage", self.leaking or self.within is not None, told)
-        return leaks
+@dataclass(frozen=True)
+class Leaks:
+    """Step 3: what every head leaks to other keys, (heads,), rounded up.
 
-    def _tap_differences(self, aims: list[Aim | None]) -> list[TapDifference]:
-        """Step 4."""
-        heads: dict[Shift, list[int]] = {}
-        for h, aimed in enumerate(aims):
-            if aimed is not None:
-                heads.setdefault(aimed.shift, []).append(h)
-        g = self.geometry
-        zero = np.zeros((g.groups, g.in_channels // g.groups, g.out_channels // g.groups))
+    Attributes:
+        working: after the softmax is rounded to the working type; exactly 0 where every other weight rounds to zero.
+        float64: in float64, in which the softmax is evaluated.
+        sharp_from: the α from which on no head leaks.
+    """
 
-        def tap_at(shift: Shift) -> np.ndarray:
-            tap = tap_of_shift(g, shift)
-            return zero if tap is None else tap_matrix(self.conv, tap)
+    working: np.ndarray
+    float64: np.ndarray
+    sharp_from: float
 
-        kernel = list(product(*([shift_of_tap(g, i, j) for j in range(k)] for i, k in enumerate(g.kernel_size))))
-        shifts = sorted({*kernel, *heads})
-        a = self.attention
-        slower: list[str] = []
-        differences = compare_taps(heads, a.w_val, a.w_out, tap_at, shifts, slower.append)
-        self.as_stored = not differences and not slower
-        bias = np.zeros(g.out_channels) if self.conv.bias is None else self.conv.bias
-        self._bias_difference = np.abs(a.b_out - bias)
-        self.bias_differs = bool(self._bias_difference.any())
-        self.same_taps = not differences and not self.bias_differs
-        if self.same_taps:
-            told = f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias"
-            self._step(4, "taps", True, "; ".join([told, *slower]))
-        else:
-            first = (
-                f"; first at shift {differences[0].shift}, by {float(differences[0].exact):.6g}" if differences else ""
-            )
-            told = f"{len(differences)} taps and {np.count_nonzero(self._bias_difference)} biases differ{first}"
-            self._step(4, "taps", self.within is not None, "; ".join([told, *slower]))
-        return differences
+    @property
+    def one_hot(self) -> bool:
+        """Whether no head leaks."""
+        return not self.working.any()
 
-    def _tap_part(self, differences: list[TapDifference]) -> np.ndarray:
-        total = self._bias_difference.copy()
-        for difference in differences:
-            size = difference.size.sum(axis=1).reshape(-1)
-            total = total + np.where(size > 0, self.bound * size + budget.TINY, 0.0)  # the product may underflow
-        return np.where(total > 0, np.nextafter(total * budget.WIDEN, np.inf), total)
 
-    def _nothing_overflows(self) -> None:
-        largest = budget.largest_intermediate(self.conv, self.attention, self.bound)
-        if not largest < self.fmt.largest:
-            told = f"an intermediate may reach {largest:.3g}, beyond the largest {self.dtype}, {self.fmt.largest:.3g}"
-            raise ValueError(told + "; lower the input bound")
+@dataclass(frozen=True)
+class Taps:
+    """Step 4: where the heads differ from the kernel.
+
+    Attributes:
+        differences: of taps.
+        bias: |b_out − bias|, (D_out,).
+        as_stored: whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that
+            |W_val||W_out| = |W|.
+    """
+
+    differences: list[TapDifference]
+    bias: np.ndarray
+    as_stored: bool
+
+    @property
+    def same(self) -> bool:
+        """Whether kernel and bias are equal."""
+        return not self.differences and not self.bias.any()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The steps, and what they showed.
+
+    Attributes:
+        problem: of what.
+        steps: 0 to 5, or up to the first after which nothing is left to stand on.
+        rounding, leakage, taps: the parts of the bound, (D_out,); infinite where a step before them failed.
+        targets, leaks, kernel: what steps 2, 3 and 4 found; None where a step before them failed.
+    """
+
+    problem: Problem
+    steps: tuple[Step, ...]
+    rounding: np.ndarray
+    leakage: np.ndarray
+    taps: np.ndarray
+    targets: Targets | None = None
+    leaks: Leaks | None = None
+    kernel: Taps | None = None
+
+
+def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
+    """Go through steps 0 to 5; step 0, 1 or 2 ends the argument where it fails.
+
+    Args:
+        problem: of what.
+        may_leak: whether the claim allows heads to leak.
+        may_differ: whether the claim allows taps to differ.
+
+    Raises:
+        ValueError: an intermediate may overflow the layers' type.
+    """
+    _refuse_overflow(problem)
+    unknown = np.full(problem.geometry.out_channels, np.inf)
+    steps: list[Step] = []
+    for step_of in (tokens_step, content_step):
+        steps.append(step_of(problem))
+        if not steps[-1].holds:
+            return Argument(problem, tuple(steps), unknown, unknown, unknown)
+    step, targets = targets_step(problem)
+    if targets is None:
+        return Argument(problem, (*steps, step), unknown, unknown, unknown)
+    leakage_shown, leaks = leakage_step(problem, targets, may_leak)
+    taps_shown, kernel = taps_step(problem, targets, may_differ)
+    conv, attention, bound = problem.conv, problem.attention, problem.bound
+    rounding = rounding_part(conv, attention, bound, problem.fmt, problem.tokens, soft=not leaks.one_hot)
+    most = from_above(float(rounding.max(initial=0.0)))
+    rounding_shown = Step(5, "rounding", True, f"at most {most}, and nothing overflows")
+    return Argument(
+        problem,
+        (*steps, step, leakage_shown, taps_shown, rounding_shown),
+        rounding,
+        leakage_part(attention, bound, leaks.working),
+        taps_part((difference.size for difference in kernel.differences), kernel.bias, bound),
+        targets,
+        leaks,
+        kernel,
+    )
+
+
+def _refuse_overflow(problem: Problem) -> None:
+    largest, fmt = largest_intermediate(problem.conv, problem.attention, problem.bound), problem.fmt
+    if not largest < fmt.largest:
+        message = f"an intermediate may reach {largest:.3g}, beyond the largest {fmt.name}, {fmt.largest:.3g}"
+        raise ValueError(f"{message}; lower the input bound")
+
+
+def tokens_step(problem: Problem) -> Step:
+    """Step 0: geometry field by field, which covers every size; and token by token on this grid, worked out afresh."""
+    g, ours = problem.geometry, problem.attention.geometry
+    for field in fields(Geometry):
+        theirs, its = getattr(g, field.name), getattr(ours, field.name)
+        if theirs != its:
+            return Step(0, "tokens", False, f"the convolution's {field.name} is {theirs}, the attention's {its}")
+    for axis, (n, outputs) in enumerate(zip(problem.grid, problem.outputs, strict=True)):
+        tap = mismatched_tap(g, axis, n, outputs)
+        if tap is not None:
+            shift = shift_of_tap(g, axis, tap)
+            sentence = f"tap {tap} of axis {axis} and the token at shift {shift} are not the same input"
+            return Step(0, "tokens", False, sentence)
+    return Step(0, "tokens", True, f"one geometry; every tap meets the same input, {problem.tokens} tokens")
+
+
+def content_step(problem: Problem) -> Step:
+    """Step 1: X_q W_qry W_keyᵀ X_kᵀ + X_q W_qry Ŵ_key r_δ + uᵀ W_keyᵀ X_kᵀ is zero for every X."""
+    a = problem.attention
+    for h in range(len(a.v)):
+        by_query = a.w_qry[h].any() and (a.w_key[h].any() or a.w_key_pos[h].any())
+        if by_query or (a.u[h].any() and a.w_key[h].any()):
+            return Step(1, "content", False, f"head {h} attends by content: w_qry, w_key or u is not zero")
+    return Step(1, "content", True, "the content terms are exactly zero: scores depend on δ only")
+
+
+def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
+    """Step 2.  A head that carries nothing may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0."""
+    a, g = problem.attention, problem.geometry
+    lengths = [token_length(g, axis, n) for axis, n in enumerate(problem.grid)]
+    places = [query_places(g, axis, o) for axis, o in enumerate(problem.outputs)]
+    box = box_of([(int(row[0]), int(row[-1])) for row in places], lengths)
+
+    def fails(sentence: str) -> tuple[Step, None]:
+        return Step(2, "aim", False, sentence), None
+
+    if a.radix is not None and not numbers_are_distinct(a.radix, box):
+        return fails(f"the radix {a.radix} does not number the shifts {box} one by one")
+    if not exact_integer_scores(a.radix, box):
+        return fails(f"shifts up to {box} are not exact in float64")
+    heads: list[Target | None] = []
+    for h, carries in enumerate(a.carrying):
+        at = target(a, h) if carries else None
+        if carries and at is None:
+            return fails(f"head {h} has no unique best shift")
+        if at is not None and not _within_kernel(g, at.shift):
+            # On some size its target is off the grid; softmax then takes the nearest key there is.
+            return fails(f"head {h} looks at {at.shift}, off the padded grid for some query of some size")
+        heads.append(at)
+    if any(largest_score(a, h, box) >= 2**1023 for h in range(len(heads))):
+        return fails("the scores may overflow float64")
+    targets, carrying = Targets(tuple(heads), box), [at for at in heads if at is not None]
+    if not carrying:
+        return Step(2, "aim", True, "no head carries anything, and all scores are finite"), targets
+    rounding = max(score_rounding(a, at, box) for at in carrying)
+    gap = min(at.gap for at in carrying)
+    if not gap > 2 * rounding:
+        return fails(f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}")
+    idle = f", but {len(heads) - len(carrying)} that carry nothing," if len(carrying) < len(heads) else ""
+    sentence = f"every head{idle} has one best shift, with a gap of at least {float(gap):.6g}; "
+    return Step(2, "aim", True, f"{sentence}scores round by {float(rounding):.2g}"), targets
+
+
+def _within_kernel(g: Geometry, shift: Shift) -> bool:
+    """Whether a shift lies between the first and the last tap, on every axis."""
+    return all(
+        0 <= tau + dil * ((k - 1) // 2) <= dil * (k - 1)
+        for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True)
+    )
+
+
+def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:
+    """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
+    working, float64, sharp_from = np.zeros(len(targets.heads)), np.zeros(len(targets.heads)), 0.0
+    needed = problem.fmt.one_hot_gap
+    for h, at in enumerate(targets.heads):
+        if at is None:
+            continue
+        slack = 2 * score_rounding(problem.attention, at, targets.box)
+        gap = at.gap - slack
+        if gap > FORMATS["float64"].one_hot_gap:
+            continue
+        ideal = cached_leakage(at.sharpness, at.offset)
+        # Scores that are off by ±slack/2 change the odds by at most exp(slack).
+        leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
+        float64[h] = math.nextafter(leak, math.inf)
+        if not gap > needed:
+            working[h] = float64[h]
+            # The gap and the rounding of the scores grow with α alike.
+            sharp_from = max(sharp_from, float(needed * at.sharpness / gap) if gap > 0 else math.inf)
+    leaks, fmt = Leaks(working, float64, sharp_from), problem.fmt
+    if leaks.one_hot:
+        sentence = f"every other weight is below half of {fmt.eta:.3g}, the smallest number: exactly one-hot"
+        return Step(3, "leakage", True, sentence), leaks
+    sentence = f"heads leak up to {working.max():.6g} of their attention (unit roundoff {fmt.u:.2g})"
+    return Step(3, "leakage", may_leak, sentence), leaks
+
+
+def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Step, Taps]:
+    """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and b_out the bias."""
+    a, g, conv = problem.attention, problem.geometry, problem.conv
+    heads: dict[Shift, list[int]] = {}
+    for h, shift in enumerate(targets.shifts):
+        if shift is not None:
+            heads.setdefault(shift, []).append(h)
+    zero = np.zeros((g.groups, g.in_channels // g.groups, g.out_channels // g.groups))
+
+    def tap_at(shift: Shift) -> np.ndarray:
+        tap = tap_of_shift(g, shift)
+        return zero if tap is None else tap_matrix(conv, tap)
+
+    kernel = list(product(*([shift_of_tap(g, i, j) for j in range(k)] for i, k in enumerate(g.kernel_size))))
+    differences, in_integers = compare_taps(heads, a.w_val, a.w_out, tap_at, sorted({*kernel, *heads}))
+    bias = np.abs(a.b_out - (np.zeros(g.out_channels) if conv.bias is None else conv.bias))
+    taps = Taps(differences, bias, as_stored=not differences and in_integers is None)
+    slower = "" if in_integers is None else f"; exact integer products at shift {in_integers}"
+    slower += " and wherever else no factor is a scaled permutation" * (in_integers is not None)
+    if taps.same:
+        sentence = f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias{slower}"
+        return Step(4, "taps", True, sentence), taps
+    first = f"; first at shift {differences[0].shift}, by {float(differences[0].exact):.6g}" if differences else ""
+    sentence = f"{len(differences)} taps and {np.count_nonzero(bias)} biases differ{first}{slower}"
+    return Step(4, "taps", may_differ, sentence), taps

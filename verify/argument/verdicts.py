@@ -1,4 +1,4 @@
-"""The last word: on a layer, by its certificate and its samples together; on a network, by substitution."""
+"""The final verdict: on a layer, by its certificate and its samples together; on a network, by substitution."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def certify_layer(
             bound that is derived, the leakage in it; where none does, the same function as ever.
 
     Returns:
-        The certificate (None if there is none to be had) and the verdict.
+        The certificate (None where ``certify`` refuses) and the verdict.
     """
     bound = input_bound or power_of_two_above(check.largest_input)
     try:
@@ -44,26 +44,23 @@ def certify_layer(
 
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
-    """The last word on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
-    name, seen, within = certificate.verdict.name, check.discrepancy, certificate.within
+    """The verdict on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
+    name, difference, within = certificate.verdict.name, check.discrepancy, certificate.within
     refuted = check.verdict.name == "REFUTED"  # of the same sums
     if name == "PROVED":
-        limit = float(certificate.bound[seen.worst[-len(check.grid) - 1]]) if seen.worst else 0.0
-        covered = check.largest_input <= certificate.input_bound and all(
-            n <= most for n, most in zip(check.grid, certificate.grid, strict=True)
-        )
-        if covered and not seen.max_abs <= limit:
-            told = f"the samples differ by {seen.max_abs:.3g}, beyond the certificate's {limit:.3g}: {check.verdict.sentence}"
+        limit = float(certificate.bound[difference.worst[-len(check.grid) - 1]]) if difference.worst else 0.0
+        if _covers(certificate, check) and not difference.max_abs <= limit:
+            beyond = f"the samples differ by {difference.max_abs:.3g}, beyond the certificate's {limit:.3g}"
             excused = check.convolution_off and not (refuted and within is None)  # that may be torch's own convolution
-            return Verdict("UNDECIDED" if excused else "REFUTED", told)
+            return Verdict("UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}")
     elif name == "UNDECIDED" and refuted:
-        if within is None or not (seen.max_abs <= within or check.convolution_off):
+        if within is None or not (difference.max_abs <= within or check.convolution_off):
             return check.verdict
     return certificate.verdict
 
 
 def power_of_two_above(value: float) -> float:
-    """The least power of two that is not below ``value``, and at least 2^−20: a bound that is easily said."""
+    """The least power of two that is not below ``value``, and at least 2^−20: a bound in few digits."""
     if not math.isfinite(value):
         return value
     return 2.0 ** math.ceil(math.log2(max(value, 2.0**-20)))
@@ -84,14 +81,17 @@ def same_expression(
     """
     if calls.difference is not None or calls.unseen or calls.left:
         return False
-    return all(_covered(certificates.get(path), checks.get(path)) for path in calls.layers)
+    return all(_same_function(certificates.get(path), checks.get(path)) for path in calls.layers)
 
 
-def _covered(certificate: Certificate | None, check: LayerCheck | None) -> bool:
+def _same_function(certificate: Certificate | None, check: LayerCheck | None) -> bool:
+    """Whether a layer is PROVED the same function for the inputs that were run."""
     if certificate is None or check is None or certificate.within is not None:
         return False
-    return (
-        certificate.verdict.name == "PROVED"
-        and check.largest_input <= certificate.input_bound
-        and all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
-    )
+    return certificate.verdict.name == "PROVED" and _covers(certificate, check)
+
+
+def _covers(certificate: Certificate, check: LayerCheck) -> bool:
+    """Whether the certificate speaks of the inputs that were run: of their size and magnitude."""
+    fits = all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
+    return fits and check.largest_input <= certificate.input_bound

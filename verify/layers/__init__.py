@@ -1,1 +1,1 @@
-"""What both layers are, read from their raw fields: numbers, geometry, what each output reads, where each head looks."""
+"""The raw fields of a convolution and an attention layer: weights, geometry, what each output reads, where each head looks."""

@@ -1,4 +1,4 @@
-"""The raw fields of both layers, read once and never trusted further: numbers exactly, geometry as stated.
+"""The raw fields of a convolution and an attention layer: weights exactly, geometry as stated, digests.
 
 Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so these float64 arrays are
 the stored numbers themselves.
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.layers.own_code import Unreadable, exact_array, require_known_encoding
-from verify.layers.reparametrized import CONVOLUTIONS, base_of, settled
+from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
+from verify.layers.reparametrized import CONVOLUTIONS, base_of, plain_convolution
 from verify.oracle import Convolution
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
@@ -34,7 +34,7 @@ GEOMETRY = (
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of either layer, per axis, with ``padding`` worked out into numbers.
+    """The geometry of either layer, per axis, with ``padding`` as numbers.
 
     Attributes:
         kernel_size, stride, dilation, output_padding: an axis each.
@@ -117,7 +117,7 @@ class Attention:
     Attributes:
         geometry: as stated.
         radix: None for the quadratic encoding, else the mixed radix of the parabola.
-        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, shapes as in THE layer; heads first.
+        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, shapes as in the layer; heads first.
     """
 
     geometry: Geometry
@@ -158,24 +158,16 @@ class Attention:
         record._check_shapes()
         return record
 
-    @property
-    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def magnitudes(self) -> tuple[np.ndarray, np.ndarray]:
         """|W_val| and |W_out|."""
-        return self._size_val, self._size_out
-
-    @cached_property
-    def _size_val(self) -> np.ndarray:
-        return np.abs(self.w_val)
-
-    @cached_property
-    def _size_out(self) -> np.ndarray:
-        return np.abs(self.w_out)
+        return np.abs(self.w_val), np.abs(self.w_out)
 
     @cached_property
     def outward(self) -> np.ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
         with np.errstate(over="ignore"):
-            return self._size_out.sum(axis=(0, 2)).reshape(-1)
+            return self.magnitudes[1].sum(axis=(0, 2)).reshape(-1)
 
     @property
     def carrying(self) -> np.ndarray:
@@ -226,12 +218,12 @@ def stated_geometry(layer: Any) -> dict[str, Any]:
 
 
 def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
-    """The raw fields of a torch convolution, exactly; of one whose tensors are worked out from others, as in eval mode.
+    """The raw fields of a torch convolution, exactly, with its parametrizations folded in.
 
     Raises:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
-    conv, _ = settled(conv)
+    conv, _ = plain_convolution(conv)
     geometry = Geometry.read(conv)
     if not isinstance(getattr(conv, "weight", None), torch.Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
@@ -272,6 +264,26 @@ def digest(layer: Any, tensors: tuple[str, ...]) -> str:
     for _, tensor in present:
         hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
     return hashed.hexdigest()
+
+
+def snapshot(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
+    """Every number of both layers, bit for bit: 0 and −0 are not the same."""
+    return {name: bits.clone() for name, bits in _bits(conv, mhsa).items()}
+
+
+def unchanged(before: dict[str, torch.Tensor], conv: Any, mhsa: Any) -> bool:
+    """Whether both layers hold the numbers of a :func:`snapshot`, to the bit."""
+    now = _bits(conv, mhsa)
+    return before.keys() == now.keys() and all(torch.equal(bits, now[name]) for name, bits in before.items())
+
+
+def _bits(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
+    """By name, type and shape, the numbers as integers of the same width."""
+    tensors = {f"conv.{name}": getattr(conv, name) for name in ("weight", "bias")}
+    tensors |= {f"mhsa.{name}": getattr(mhsa, name) for name in TENSORS}
+    plain = {name: t.detach().resolve_neg() for name, t in tensors.items() if t is not None}
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {f"{name} {t.dtype} {tuple(t.shape)}": t.view(integers[t.element_size()]) for name, t in plain.items()}
 
 
 def _whole(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which input position does each output read?  Worked out twice, axis by axis, from two definitions.
+"""Which input position each output reads, derived twice, axis by axis, from two definitions; and one output exactly.
 
 The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's:
 a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
@@ -10,16 +10,22 @@ Taps and outputs come in through the place alone, and heads and queries through 
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from verify.layers.fields import Geometry
+from verify.oracle import Convolution
+
+Index = tuple[int, ...]
 
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
 LONGEST = 2**26
-"""Tokens of one axis that are gone through one by one: half a gigabyte."""
+"""Tokens of one axis that are enumerated: half a gigabyte."""
 
 
 class GridRefused(ValueError):
@@ -105,7 +111,7 @@ def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
     return dil * ((k - 1 - tap if g.transposed else tap) - (k - 1) // 2)
 
 
-def tap_read_otherwise(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
+def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     """A tap of this axis that does not read what the head at its shift reads, at some output; None if there is none.
 
     The key less the place is one number for all taps and outputs: both go up by the same stride from an output to the next,
@@ -152,8 +158,8 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
     return n + before + after
 
 
-def require_readable(g: Geometry, grid: tuple[int, ...]) -> None:
-    """Refuse a grid whose axes are too long to be gone through position by position.
+def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
+    """Refuse a grid whose axes are too long to be enumerated.
 
     Raises:
         ValueError: naming the axis.
@@ -161,5 +167,43 @@ def require_readable(g: Geometry, grid: tuple[int, ...]) -> None:
     for axis, n in enumerate(grid):
         length = token_length(g, axis, n)
         if length > LONGEST:
-            told = f"axis {axis} of the grid {grid} has {length} tokens"
-            raise ValueError(f"{told}, too many to go through one by one (give a grid of up to {LONGEST})")
+            message = f"axis {axis} of the grid {grid} has {length} tokens"
+            raise ValueError(f"{message}, too many to go through one by one (give a grid of up to {LONGEST})")
+
+
+# ---- one output of the convolution, in rational arithmetic ------------------------------------------------------------
+
+
+def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -> Fraction:
+    """One output of the convolution, exactly.
+
+    Args:
+        conv: the convolution's fields.
+        g: its geometry.
+        x: (D_in, *grid).
+        output: (channel, *position).
+    """
+    channel, *place = output
+    d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
+    group, o = divmod(channel, d_out)
+    total = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
+    for tap, read in taps_at(g, x.shape[1:], place):
+        row, values = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
+        total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)), Fraction(0))
+    return total
+
+
+def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[Index, Index]]:
+    """Every tap that meets an input at the output at ``place``, and which; those that meet a zero are left out."""
+    axes = []
+    for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
+        reads = input_at(g, axis, n, tap_place(g, axis, np.arange(k), output)).tolist()
+        axes.append([(j, read) for j, read in enumerate(reads) if read != ZERO])
+    for pairs in product(*axes):
+        tap, read = zip(*pairs, strict=True)
+        yield tap, read
+
+
+def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
+    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), from torch's layout."""
+    return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

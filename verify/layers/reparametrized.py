@@ -1,8 +1,8 @@
-"""Convolutions whose weight or bias ``torch.nn.utils`` works out from other tensors: the plain convolution of eval mode.
+"""The plain convolution behind weight_norm, spectral_norm, pruning or a parametrization, as it computes in eval mode.
 
 weight_norm, spectral_norm and pruning put a forward pre-hook on the module, which leaves its last result behind as an attribute;
-``torch.nn.utils.parametrize`` puts a property into its class.  Here the tensors are worked out anew, by torch's own classes, as
-a call in eval mode works them out.  Nothing of the module is changed, and what it holds from an earlier call is not looked at.
+``torch.nn.utils.parametrize`` puts a property into its class.  Here torch's own classes recompute the tensors as a call in eval
+mode does.  The module is not changed, and results of an earlier call are not used.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from verify.layers.own_code import Unreadable, is_worked_out, require_own_code
+from verify.layers.overrides import Unreadable, is_parametrized, require_no_overrides
 
 CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.Conv1d: (1, False),
@@ -25,20 +25,20 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.ConvTranspose2d: (2, True),
     nn.ConvTranspose3d: (3, True),
 }
-"""torch's convolutions: the number of spatial dimensions, and whether transposed."""
+"""torch's convolutions: (spatial dimensions, transposed)."""
 COPIED = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
     *("transposed", "output_padding", "_reversed_padding_repeated_twice"),
 )
-"""What a convolution holds beside its tensors."""
+"""The attributes of a convolution beside its tensors."""
 
 
-def remaking_hooks(conv: nn.Module) -> list[Any]:
-    """The forward pre-hooks of torch's own that do nothing but make a tensor anew from others, in their order."""
-    return [hook for number, hook in conv._forward_pre_hooks.items() if _remakes(conv, number, hook)]
+def recomputing_hooks(conv: nn.Module) -> list[Any]:
+    """The forward pre-hooks of torch's own that do nothing but recompute a tensor from others, in their order."""
+    return [hook for number, hook in conv._forward_pre_hooks.items() if _recomputes(conv, number, hook)]
 
 
-def _remakes(conv: nn.Module, number: int, hook: Any) -> bool:
+def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
     if number in conv._forward_pre_hooks_with_kwargs:
         return False
     kind = type(hook)
@@ -49,7 +49,7 @@ def _remakes(conv: nn.Module, number: int, hook: Any) -> bool:
             return False
         if any(getattr(kind, name) is not getattr(BasePruningMethod, name) for name in code):
             return False
-    if any(hasattr(kind, own) for own in vars(hook)):  # another put in the place of a method
+    if any(hasattr(kind, own) for own in vars(hook)):  # an overridden method
         return False
     name = _tensor_name(hook)
     return name not in COPIED and not hasattr(type(conv), name)
@@ -71,47 +71,47 @@ def base_of(conv: object) -> type[nn.Module]:
     return base
 
 
-def settled(conv: Any) -> tuple[Any, tuple[str, ...]]:
-    """A convolution as it is in eval mode, with tensors that are not worked out any more.
+def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
+    """A convolution with its parametrizations folded in, as they are in eval mode.
 
     Returns:
-        The convolution itself if its tensors are its own, else a new one of torch's class; and by what they were worked out,
-        as ``("weight_norm of weight",)``.
+        The convolution itself if its tensors are plain, else a new one of torch's class; and the parametrizations, as
+        ``("weight_norm of weight",)``.
 
     Raises:
         Unreadable: it is none, or a call of it runs more than torch's own code (its fields then do not say what it computes),
-            or its tensors cannot be worked out, or not twice alike.
+            or its tensors cannot be recomputed, or not twice alike.
     """
     base = base_of(conv)
-    require_own_code(conv, base, ("weight", "bias"), remaking_hooks(conv))
-    hooks, chains = remaking_hooks(conv), _chains(conv)
+    require_no_overrides(conv, base, ("weight", "bias"), recomputing_hooks(conv))
+    hooks, chains = recomputing_hooks(conv), _chains(conv)
     if not hooks and not chains:
         return conv, ()
-    worked_out = [f"{_name(hook)} of {_tensor_name(hook)}" for hook in hooks]
-    worked_out += [f"{_name(part)} of {tensor}" for tensor, chain in chains.items() for part in chain]
+    folded = [f"{_name(hook)} of {_tensor_name(hook)}" for hook in hooks]
+    folded += [f"{_name(part)} of {tensor}" for tensor, chain in chains.items() for part in chain]
     try:
         first, second = _tensors(conv, hooks), _tensors(conv, hooks)
     except Unreadable:
         raise
     except Exception as error:  # whatever a parametrization of the user's own raises
-        told = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise Unreadable(
-            f"{type(conv).__name__}: its tensors cannot be worked out: {type(error).__name__}: {told}"
+            f"{type(conv).__name__}: its tensors cannot be worked out: {type(error).__name__}: {message}"
         ) from error
-    made: Any = base.__new__(base)
-    nn.Module.__init__(made)
+    plain: Any = base.__new__(base)
+    nn.Module.__init__(plain)
     for name in COPIED:
         if hasattr(conv, name):
-            setattr(made, name, getattr(conv, name))
+            setattr(plain, name, getattr(conv, name))
     for name, tensor in first.items():
         if tensor is not None and not _alike(tensor, second[name]):
             raise Unreadable(f"{name} of {type(conv).__name__} is another whenever it is read")
-        made.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
-    return made.eval(), tuple(worked_out)
+        plain.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+    return plain.eval(), tuple(folded)
 
 
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
-    """Weight and bias as a call in eval mode works them out."""
+    """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
     with _in_eval_mode(conv), torch.no_grad():
         copied: Any = type(conv).__new__(type(conv))  # the hooks write here
@@ -127,8 +127,8 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
 
 
 def _chains(conv: nn.Module) -> dict[str, Any]:
-    """The parametrizations of every tensor that has some."""
-    return {name: chain for name, chain in getattr(conv, "parametrizations", {}).items() if is_worked_out(conv, name)}
+    """Tensor → its parametrizations."""
+    return {name: chain for name, chain in getattr(conv, "parametrizations", {}).items() if is_parametrized(conv, name)}
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -137,7 +137,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 @contextmanager
 def _in_eval_mode(conv: nn.Module) -> Iterator[None]:
-    """In training, spectral_norm moves whenever it is looked at."""
+    """Eval mode within: in training, spectral_norm changes whenever it is read."""
     modes = [(module, module.training) for module in conv.modules()]
     try:
         for module, _ in modes:
@@ -149,6 +149,6 @@ def _in_eval_mode(conv: nn.Module) -> Iterator[None]:
 
 
 def _name(method: object) -> str:
-    """As people call it: ``_WeightNorm`` and ``WeightNorm`` are made by ``weight_norm``."""
+    """The name of the function that makes it: ``weight_norm`` makes ``WeightNorm`` and ``_WeightNorm``."""
     kind = "pruning" if isinstance(method, BasePruningMethod) else type(method).__name__.lstrip("_")
     return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)

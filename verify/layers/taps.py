@@ -1,11 +1,11 @@
-"""Do the heads at each shift sum to exactly the kernel's tap there?  Decided without rounding.
+"""Whether the heads at each shift sum to exactly the kernel's matrix there, decided without rounding.
 
 Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about integers.  Two routes:
 
 - One head at the shift, and one of its factors a partial permutation scaled by powers of two (what the construction makes,
   and every rescaling of it): then each entry of the product is a single stored number times a power of two, exact in
   float64 as long as it stays in the normal range, and comparing is comparing numbers.
-- Otherwise all factors are put over one power of two and multiplied as Python integers: slower, and announced.
+- Otherwise all factors are put over one power of two and multiplied as Python integers, which is slower.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+
+from verify.oracle import matmul
 
 Shift = tuple[int, ...]
 SMALLEST, LARGEST = 2.0**-1000, 2.0**1000
@@ -59,12 +61,10 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
     return None
 
 
-def products(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
-    """W_val W_out of every head, (heads, groups, D_in/groups, D_out/groups), multiplied out only where that takes a product."""
-    found = [scaled_permutation_product(a, b) for a, b in zip(w_val, w_out, strict=True)]
-    pairs = zip(found, w_val, w_out, strict=True)
-    shape = (0, *w_val.shape[1:3], w_out.shape[3])
-    return np.stack([np.matmul(a, b) if x is None else x for x, a, b in pairs]) if found else np.zeros(shape)
+def head_product(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
+    """W_val W_out of one head, (groups, D_in/groups, D_out/groups), multiplied out only where that takes a sum."""
+    product = scaled_permutation_product(w_val, w_out)
+    return matmul(w_val, w_out) if product is None else product
 
 
 def _identity(a: np.ndarray) -> bool:
@@ -126,9 +126,8 @@ def compare_taps(
     w_out: np.ndarray,
     tap_at: Callable[[Shift], np.ndarray],
     shifts: Sequence[Shift],
-    announce: Callable[[str], None],
-) -> list[TapDifference]:
-    """Every shift at which the heads do not sum to the kernel's tap; empty means exact equality.
+) -> tuple[list[TapDifference], Shift | None]:
+    """Every shift at which the heads do not sum to the kernel's tap; none means exact equality.
 
     Args:
         heads: shift → heads that look there, of those that carry something.
@@ -136,13 +135,14 @@ def compare_taps(
         w_out: (heads, groups, D_h, D_out/groups).
         tap_at: the matrix that the kernel has at a shift, (groups, D_in/groups, D_out/groups); zeros elsewhere.
         shifts: every shift at which either side has something.
-        announce: told once when exact integers have to be used.
+
+    Returns:
+        The differences, and the first shift at which it took exact integers, if any did.
     """
-    differences = []
-    announced = False
+    differences: list[TapDifference] = []
+    in_integers: Shift | None = None
     for shift in shifts:
-        members = heads.get(shift, [])
-        tap = tap_at(shift)
+        members, tap = heads.get(shift, []), tap_at(shift)
         if len(members) <= 1:
             product = (
                 scaled_permutation_product(w_val[members[0]], w_out[members[0]]) if members else np.zeros(tap.shape)
@@ -151,9 +151,7 @@ def compare_taps(
                 if not np.array_equal(product, tap):
                     differences.append(_stored_difference(shift, product, tap))
                 continue
-        if not announced:
-            announce(f"exact integer products at shift {shift} and wherever else no factor is a scaled permutation")
-            announced = True
+        in_integers = in_integers or shift
         total, exponent = integer_sum(((w_val[h], w_out[h]) for h in members), tap)
         if not total.any():
             continue
@@ -161,7 +159,7 @@ def compare_taps(
         scale = Fraction(2) ** exponent
         size = np.array([rounded_up(abs(x) * scale) for x in total.flat]).reshape(total.shape)
         differences.append(TapDifference(shift, size, entry, total[entry] * scale))
-    return differences
+    return differences, in_integers
 
 
 def _stored_difference(shift: Shift, product: np.ndarray, tap: np.ndarray) -> TapDifference:

@@ -1,4 +1,4 @@
-"""How much attention leaks past the key that a head is meant for, over the reals, at any sharpness and on any grid.
+"""Leakage: the attention that goes past a head's nearest key, over the reals, at any sharpness and on any grid.
 
 Two bounds, both for the quadratic encoding with sharpness α, both independent of the size of the grid (a key that is missing
 only leaks less).  Numerator and denominator of the softmax are products over the axes, so with every integer shift present
@@ -64,6 +64,9 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
 
     Raises:
         ValueError: α is not positive, or some |f_i| exceeds ½.
+
+    >>> leakage(4.0, [0, 0]) < 0.08
+    True
     """
     # Π(1 + s_i) − 1 without cancellation, so that a tiny leakage keeps its size.
     excess = iv.mpf(0)
@@ -73,13 +76,13 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
     return min(1.0, upper(excess / (1 + excess)))
 
 
-def leakage_nearly(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
-    """:func:`leakage` at offsets rounded up to multiples of 2^−30: heads that differ by rounding alone share one evaluation."""
-    return _kept(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
+def cached_leakage(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
+    """:func:`leakage` at offsets rounded up to multiples of 2^−30, so that heads that differ by rounding alone share one result."""
+    return _cached(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
 
 
 @lru_cache(maxsize=4096)
-def _kept(alpha: Fraction, offsets: tuple[Fraction, ...]) -> float:
+def _cached(alpha: Fraction, offsets: tuple[Fraction, ...]) -> float:
     return leakage(alpha, offsets)
 
 
@@ -96,12 +99,8 @@ def leakage_on_lattice(alpha: Number, dims: int) -> float:
 
 def upper(interval: Any) -> float:
     """The least double that is not below the interval."""
-    return _round_up(interval.b)
-
-
-def _round_up(value: Any) -> float:
-    nearest = float(value)
-    return nearest if value <= nearest else math.nextafter(nearest, math.inf)
+    nearest = float(interval.b)
+    return nearest if interval.b <= nearest else math.nextafter(nearest, math.inf)
 
 
 def _interval(value: Number) -> Any:

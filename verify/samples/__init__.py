@@ -1,1 +1,1 @@
-"""CHECKED: what runs on samples show of layers and of networks."""
+"""CHECKED: layers and networks run on samples, compared with their convolutions."""

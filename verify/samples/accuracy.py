@@ -1,4 +1,4 @@
-"""CHECKED: how far a network and its conversion are from a float64 run of the original, on the inputs that were run.
+"""CHECKED: the error of a converted network against a float64 run of the original, beside the original's own error.
 
 Two correct evaluations of one network differ by what their summation orders make of rounding, and depth may amplify that.  The
 original's own distance from its float64 run measures it, so it is the yardstick:
@@ -23,7 +23,7 @@ FLOOR = 16.0
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the outputs of the runs show.
+    """The outputs of a network and its conversion beside a float64 run.
 
     Attributes:
         verdict: CHECKED or REFUTED; UNDECIDED where there is no float64 run, or no tensor to compare.
@@ -100,8 +100,8 @@ def accuracy(
                 agree += int((a.argmax(1) == b.argmax(1)).sum())
                 predictions += len(a)
     if not rows:
-        told = "the network returns no floating-point tensor to compare"
-        return Accuracy(Verdict("UNDECIDED", told), None, None, None, None, None, None, 0, other, no_float64)
+        none = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
+        return Accuracy(none, None, None, None, None, None, None, 0, other, no_float64)
     worst = max(rows, key=lambda row: row.excess)
     difference, largest = max(row.difference for row in rows), max(row.largest for row in rows)
     broken = sum(row.broken for row in rows)

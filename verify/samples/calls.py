@@ -1,4 +1,4 @@
-"""Counting convolutions as they are executed, whatever module or function they come from."""
+"""Call counter: the convolution and FFT operators that torch executes, whatever module or function calls them."""
 
 import re
 from collections import Counter
@@ -11,8 +11,8 @@ RELATIVES = re.compile(r"conv(?!ert)|fft")
 """Names of operators that are a convolution, part of one, or a way around one (but not ``convert``)."""
 
 
-class ConvolutionCounter(TorchDispatchMode):
-    """While active, counts every executed operator that is a convolution or an FFT; ``calls`` holds the counts by name."""
+class _ConvolutionCounter(TorchDispatchMode):
+    """Dispatch mode that counts every executed convolution or FFT; ``calls`` holds the counts by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,12 @@ class ConvolutionCounter(TorchDispatchMode):
 
 
 def convolution_calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[str]:
-    """Call, and return which convolution operators were executed and how often."""
-    with ConvolutionCounter() as counter:
+    """Call a function and count the convolution operators that torch executes within.
+
+    >>> import torch
+    >>> convolution_calls(torch.nn.Conv1d(1, 1, 3), torch.ones(1, 1, 8)).total() > 0
+    True
+    """
+    with _ConvolutionCounter() as counter:
         function(*args, **kwargs)
     return counter.calls

@@ -1,4 +1,4 @@
-"""What was observed: the difference between a convolution and a layer on one input, interior and border apart."""
+"""``compare``: the observed difference between a convolution and a layer on one input, interior and border apart."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ class Discrepancy:
         border: the same among outputs that read some.
         worst: the index (batch, channel, *position) of the greatest |difference|; empty if nothing was compared.
         expected: the convolution's value there.
-        found: the layer's value there.
+        actual: the layer's value there.
         compared: how many outputs.
     """
 
@@ -30,12 +30,12 @@ class Discrepancy:
     border: float
     worst: tuple[int, ...]
     expected: float
-    found: float
+    actual: float
     compared: int
 
 
 def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
-    """Run a convolution and a layer on one input and tell how far apart they are.
+    """The greatest difference between a convolution and a layer on one input.
 
     Args:
         conv: a torch convolution.
@@ -48,40 +48,52 @@ def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
 
     Raises:
         ValueError: the outputs differ in shape.
+
+    >>> import construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
+    >>> difference = compare(conv, construct.conv_to_mhsa(conv), torch.randn(2, 3, 16, 16))
+    >>> difference.max_abs < 1e-5, difference.compared
+    (True, 4096)
     """
     with torch.no_grad():
         return discrepancy(conv, x, conv(x, **call), layer(x, **call))
 
 
-def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor) -> Discrepancy:
-    """The difference of two outputs that are there already; ``conv`` and ``x`` tell interior from border.
+def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor) -> Discrepancy:
+    """The difference of two outputs; ``conv`` and ``x`` say which of them are interior.
 
     Raises:
         ValueError: the outputs differ in shape.
     """
-    if expected.shape != found.shape:
-        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(found.shape)}")
-    dims = conv.weight.dim() - 2
-    if x.dim() == dims + 1:
-        x, expected, found = x[None], expected[None], found[None]
-    a, b = float64(expected), float64(found)
-    return of_errors(conv, x, expected.dtype, a, b, errors(a, b))
+    x, a, b, error = subtracted(conv, x, expected, attended)
+    return of_errors(conv, x, expected.dtype, a, b, error)
 
 
-def errors(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a − b|, and 0 where the two are equal, infinities among them."""
+def subtracted(
+    conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """Input and outputs a and b, float64, with a batch axis, and |a − b|: 0 where the two are equal, infinities among them.
+
+    Raises:
+        ValueError: the outputs differ in shape.
+    """
+    if expected.shape != attended.shape:
+        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
+    if x.dim() < conv.weight.dim():
+        x, expected, attended = x[None], expected[None], attended[None]
+    a, b = float64(expected), float64(attended)
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         error = np.subtract(a, b)
     np.abs(error, out=error)
     if not np.isfinite(error.max(initial=0.0)):
         error[a == b] = 0.0
-    return error
+    return x, a, b, error
 
 
 def of_errors(
     conv: Any, x: torch.Tensor, dtype: torch.dtype, a: np.ndarray, b: np.ndarray, error: np.ndarray
 ) -> Discrepancy:
-    """The difference of two batches of outputs a and b, float64, of which the :func:`errors` are known."""
+    """The difference of two batches of outputs a and b, float64, and |a − b|."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
     with np.errstate(invalid="ignore"):
@@ -99,7 +111,7 @@ def of_errors(
         border=float(places[~inside].max(initial=0.0)),
         worst=tuple(int(i) for i in worst),
         expected=float(a[worst]),
-        found=float(b[worst]),
+        actual=float(b[worst]),
         compared=a.size,
     )
 

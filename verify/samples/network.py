@@ -1,4 +1,4 @@
-"""A network beside its conversion, on the inputs that were run: the same calls, and numbers held against a float64 run.
+"""Compares a network with its conversion on the inputs run: the traces call by call, the outputs beside a float64 run.
 
 Of a network nothing is claimed for all inputs: Python code between the layers may look at numbers.  What is proved is each layer;
 here it is observed that, on these inputs, nothing else differs.
@@ -23,7 +23,7 @@ from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trac
 
 @dataclass(frozen=True)
 class Calls:
-    """What the calls of two networks on the same inputs show.
+    """The calls of two networks on the same inputs, compared.
 
     Attributes:
         compared: how many calls of the original were compared on the first input.
@@ -90,24 +90,24 @@ WIDE = (torch.float64, torch.complex128)
 
 
 def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str:
-    """Why the float64 run of a network is no yardstick for the original; empty if it is one."""
+    """Why the float64 run of a network is no reference for the original; empty if it is one."""
     if all(t.dtype in WIDE for run in original for t in run.outputs if t.is_floating_point() or t.is_complex()):
         return "the network computes in float64 itself"
     for ours, exact in zip(original, reference, strict=True):
-        if [(made.path, made.name) for made in ours.calls] != [(made.path, made.name) for made in exact.calls]:
+        if [(call.path, call.name) for call in ours.calls] != [(call.path, call.name) for call in exact.calls]:
             return "the network makes other calls in float64"
         if [t.shape for t in ours.outputs] != [t.shape for t in exact.outputs]:
             return "the network returns other sizes in float64"
         if any(bool((t.isfinite() & ~e.isfinite()).any()) for t, e in zip(ours.outputs, exact.outputs, strict=True)):
             return "the float64 run has outputs that are not finite where the original's are"
-        for made in exact.calls:
+        for call in exact.calls:
             narrow = [
                 dtype
-                for _, dtype in made.results
+                for _, dtype in call.results
                 if (dtype.is_floating_point or dtype.is_complex) and dtype not in WIDE
             ]
             if narrow:
-                return f"{made.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
+                return f"{call.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
     return ""
 
 
@@ -142,7 +142,7 @@ def compare_numbers(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Within, all random numbers start at one seed; afterwards they go on where they were."""
+    """Seed torch's, numpy's and Python's random numbers within; restore their state afterwards."""
     before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a network may use
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -160,7 +160,7 @@ _PLAIN = frozenset(
     | {torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
-# ---- two traces beside each other -----------------------------------------------------------------------------------------
+# ---- two traces compared ----------------------------------------------------------------------------------------------------
 
 
 def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
@@ -277,7 +277,7 @@ def _same_numbers(x: Constant, y: Constant) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all numbers are the same; one that is none counts as the same as another."""
+    """Whether all numbers are equal, NaN equal to NaN."""
     same = torch.eq(a, b)
     return bool((same | ((a != a) & (b != b))).all())
 

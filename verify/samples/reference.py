@@ -1,10 +1,10 @@
-"""Where a run of the attention and torch's convolution differ by more than the bound: which of the two is off the exact value.
+"""Which of attention and torch's convolution is off the exact value, where the two differ by more than the bound.
 
 A certificate is about the convolution that torch documents, and torch's own is an execution of it, as those of the attention
 are of Eq. 3.  It may be the one that is off: oneDNN's kernels for bfloat16 flush subnormal numbers to zero on processors with
 an instruction for products of bfloat16 (VDPBF16PS does so whatever the control register says), and lose all of an output whose
 weights or inputs are that small.  Such a difference refutes nothing.  Nor is PROVED the word, as the claim rests on the printed
-assumption that torch's convolution computes its definition, and this has just been seen to fail: the word is UNDECIDED, and the
+assumption that torch's convolution computes its definition, which has just failed: the word is UNDECIDED, and the
 sentence names the side.
 """
 
@@ -14,8 +14,8 @@ from math import inf, isfinite
 
 import numpy as np
 
-from verify.layers.exact_output import Index, exact_output
 from verify.layers.fields import Geometry
+from verify.layers.reading import Index, exact_output
 from verify.layers.taps import rounded_up
 from verify.oracle import Convolution
 
@@ -109,7 +109,7 @@ class Outputs:
 
 
 def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """|values − reference|/allowed; infinite for what is no number."""
+    """|values − reference|/allowed; infinite for NaN."""
     with np.errstate(all="ignore"):
         off = np.abs(values - reference)
         return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)

@@ -1,4 +1,4 @@
-"""CHECKED: equality on samples, layer by layer, each difference held against its rounding bound.
+"""CHECKED: runs a layer beside its convolution on samples, and holds each difference against its rounding bound.
 
 Comparing whole networks is a weak test (normalisation hides a great deal), so every layer is judged alone: on the very
 activations that reach it inside the network, or on generated inputs.
@@ -16,17 +16,17 @@ from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Geometry, Unreadable
 from verify.oracle import Convolution, float64
-from verify.rounding.any_aim import any_aim_bound, one_hot
-from verify.rounding.bounds import OffTheKernel, convolution_bound, difference_bound
-from verify.samples.comparison import Discrepancy, errors, of_errors
-from verify.samples.reference import Deviation, Outputs
+from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
+from verify.rounding.soft_heads import one_hot, soft_heads_bound
+from verify.samples.comparison import Discrepancy, of_errors, subtracted
+from verify.samples.reference import Outputs
 from verify.samples.trace import untraced
 from verify.verdict import Verdict, from_above
 
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """What the samples showed of one layer.
+    """What samples showed of one layer.
 
     Attributes:
         discrepancy: of the call with the greatest |difference|.
@@ -79,72 +79,57 @@ def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -
         x: the input, batched or not.
         what: where the input comes from, for the sentence of the verdict.
         call: further arguments of the call (``output_size``).
+
+    >>> import construct
+    >>> conv = nn.Conv1d(2, 3, 5)
+    >>> check_call(conv, construct.conv_to_mhsa(conv), torch.ones(1, 2, 8), "ones").verdict.name
+    'CHECKED'
     """
     with torch.no_grad():
         return check_outputs(conv, layer, x, conv(x, **call), layer(x, **call), what)
 
 
 def check_outputs(
-    conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor, what: str
+    conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor, what: str
 ) -> LayerCheck:
     """As :func:`check_call`, for outputs that are there already."""
-    if expected.shape != found.shape:
-        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(found.shape)}")
-    dims = conv.weight.dim() - 2
-    if x.dim() == dims + 1:
-        x, expected, found = x[None], expected[None], found[None]
-    a, b = float64(expected), float64(found)
-    error = errors(a, b)
-    seen = of_errors(conv, x, expected.dtype, a, b, error)
+    x, a, b, error = subtracted(conv, x, expected, attended)
+    difference = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
-    outputs = tuple(expected.shape[2:])
-    told = ""
+    outputs = a.shape[2:]
+    soft = ""  # why the bound is that of soft heads, where it is
     try:
         bound = difference_bound(conv, layer, x, outputs)
     except OffTheKernel as off:  # the terms of its sum are not known one by one, their sizes are
-        bound, told = any_aim_bound(layer, conv, x, outputs), f"{off}, and "
+        bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
     except Unreadable as unknown:
-        verdict = Verdict("UNDECIDED", str(unknown))
-        return LayerCheck(seen, seen.interior, seen.border, float("nan"), float("nan"), 1, grid, largest, verdict)
+        verdict, nan = Verdict("UNDECIDED", str(unknown)), float("nan")
+        return LayerCheck(difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict)
     ratios = _ratios(error, bound)
-    if not told and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
+    if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
         # Soft attention rounds in sums over all keys, which that bound leaves out.
-        wide = any_aim_bound(layer, conv, x, outputs)
+        wide = soft_heads_bound(layer, conv, x, outputs)
         if float(_ratios(error, wide).max(initial=0.0)) <= 1:
-            bound, told = wide, "attention is shared among keys, and "
+            bound, soft = wide, "attention is shared among keys, and "
             ratios = _ratios(error, bound)
-    ratio, faulty = float(ratios.max(initial=0.0)), False
-    at_worst = float(bound[seen.worst]) if seen.worst else 0.0
-    if not np.isfinite(a).all() or not (told or np.isfinite(bound).all()):
+    ratio, convolution_off = float(ratios.max(initial=0.0)), False
+    at_worst = float(bound[difference.worst]) if difference.worst else 0.0
+    if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that a NaN fails
-        odd = _deviation(conv, x, a, b, ~(ratios <= 1), bound, outputs)
-        at = f"{told}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
+        fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
+        both = Outputs(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
+        odd = both.deviation(~(ratios <= 1))
+        at = f"{soft}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
         at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
-        verdict, faulty = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
-    elif told:
-        seen_most = from_above(seen.max_abs)
-        verdict = Verdict("UNDECIDED", f"{told}the outputs differ by at most {seen_most} on {what}, as rounding may")
+        verdict, convolution_off = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
+    elif soft:
+        most = from_above(difference.max_abs)
+        verdict = Verdict("UNDECIDED", f"{soft}the outputs differ by at most {most} on {what}, as rounding may")
     else:
-        verdict = Verdict("CHECKED", f"{seen.compared} outputs agree within rounding on {what}")
-    return LayerCheck(seen, seen.interior, seen.border, at_worst, ratio, 1, grid, largest, verdict, faulty)
-
-
-def _deviation(
-    conv: Any,
-    x: torch.Tensor,
-    theirs: np.ndarray,
-    ours: np.ndarray,
-    over: np.ndarray,
-    bound: np.ndarray,
-    outputs: tuple[int, ...],
-) -> Deviation:
-    """Which side is off where outputs differ by more than rounding explains: beside their exact values."""
-    fields, explained = (
-        Convolution.read(conv).reaching(tuple(x.shape[2:]), outputs),
-        convolution_bound(conv, x, outputs),
-    )
-    return Outputs(fields, Geometry.read(conv), float64(x), theirs, ours, bound, explained).deviation(over)
+        verdict = Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}")
+    sides = difference.interior, difference.border
+    return LayerCheck(difference, *sides, at_worst, ratio, 1, grid, largest, verdict, convolution_off)
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -154,7 +139,7 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 
 def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
-    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough to have an interior where there is one.
+    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
     Args:
         conv: a torch convolution.
@@ -183,13 +168,12 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
             for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
         ]
     size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
-    d_in = fields.weight.shape[0] if fields.transposed else fields.weight.shape[1] * fields.groups
-    return (samples, d_in, *size)
+    return (samples, fields.in_channels, *size)
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put networks into eval mode, and every module back into its own mode afterwards."""
+    """Eval mode within; every module returns to its own mode afterwards."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
@@ -223,7 +207,7 @@ def comparing(
     Args:
         pairs: path → (convolution, its attention layer).
         what: a description of the inputs, for the verdicts.
-        progress: told the path of a layer whenever a call of it has been compared.
+        progress: called with the path of a layer whenever a call of it has been compared.
 
     Yields:
         One record for every layer that is called, as it grows.
@@ -271,7 +255,7 @@ def check_on_activations(
         pairs: path → (convolution inside ``model``, its attention layer).
         inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
-        progress: told the path of a layer whenever a call of it has been compared.
+        progress: called with the path of a layer whenever a call of it has been compared.
 
     Returns:
         One record for every layer that the network called; a layer that it never called has none.

@@ -1,14 +1,15 @@
-"""The trace of a network's run: every call of torch that the run makes, in order, and where each argument comes from.
+"""Traces a network's run with torch's function and dispatch modes: every call in order, and where each argument comes from.
 
-Two interceptors of torch work together.  One sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What
-goes past it (TorchScript, an ``autograd.Function``, code that switches the first one off) shows to the other as operators.  A
-convolution and the attention layer in its place are one call each, named by their path, whatever they do inside.
+The function mode sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What goes past it (TorchScript,
+an ``autograd.Function``, code that disables function modes) the dispatch mode sees as operators.  A convolution and the attention
+layer in its place are one call each, named by their path, whatever they do inside.
 
-Activations are named by the call that made them, so that two networks are compared call by call without comparing rounded numbers.
-What neither sees is said: another thread, memory shared with numpy or through DLPack, Python code that a call is given or that an
+Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded numbers.
+What neither mode sees is listed: another thread, memory shared with numpy or through DLPack, Python code that a call is given or that an
 operator, a hook or a class of tensors runs inside one.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
 from verify.samples.calls import RELATIVES
-from verify.samples.returned import laid_out
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Constant:
     Attributes:
         tensor: itself.
         copy: of its numbers at the call, where there are few; the network may change them later.
-        known: whether it is a parameter or a buffer of the network, or made of such by calls that were seen.
+        known: whether it is a parameter or a buffer of the network, or computed from such by traced calls.
         digest: of its numbers at the call, where there are many.
     """
 
@@ -100,7 +100,7 @@ class Call:
 
 @dataclass
 class Trace:
-    """What one run of a network showed.
+    """One run of a network.
 
     Attributes:
         layers: the paths of the convolutions, or of the attention layers in their place.
@@ -136,16 +136,16 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
     tracer = _Tracer(record, network, inputs, layers)
     with torch.no_grad(), tracer.hooked(network), _Operators(tracer), _Functions(tracer):
         output = run(network, inputs)
-    leaves, strange = laid_out(output)
+    leaves, incomplete = flattened(output)
     record.returned = [tracer.named(value) for value in leaves]
     record.outputs = [value for value in leaves if isinstance(value, Tensor)]
-    record.unseen += [strange] if strange else []
+    record.unseen += [incomplete] if incomplete else []
     return record
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Within, torch works as if no run were traced: for measurements in the middle of one."""
+    """Suspend tracing within, for measurements in the middle of a run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -175,7 +175,7 @@ _PLAIN = (Tensor, bool, int, float, complex, str, torch.Size, torch.dtype, torch
 
 
 class _Tracer:
-    """What both interceptors write to."""
+    """The state that both modes share."""
 
     def __init__(self, record: Trace, network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]):
         own = {module: path for path, module in network.named_modules() if isinstance(module, MHSA)}
@@ -237,7 +237,7 @@ class _Tracer:
         changed: Iterable[Tensor] = (),
     ) -> None:
         """Record a call; what it returns, and what it changes in place, are activations from now on."""
-        made = [value for value in results if isinstance(value, Tensor)]
+        returned = [value for value in results if isinstance(value, Tensor)]
         convolves = RELATIVES.search(getattr(function, "__name__", str(function)))
         weights = [self._weights.get(id(c.tensor)) for c in arguments if convolves and isinstance(c, Constant)]
         call = Call(
@@ -245,12 +245,12 @@ class _Tracer:
             function=function,
             arguments=arguments,
             structure=structure,
-            results=tuple((tensor.shape, tensor.dtype) for tensor in made),
+            results=tuple((tensor.shape, tensor.dtype) for tensor in returned),
             past=next((path for path in weights if path is not None), None),
         )
         self.record.calls.append(call)
         number = len(self.record.calls)
-        for part, tensor in enumerate([*changed, *made]):
+        for part, tensor in enumerate([*changed, *returned]):
             self._note(tensor, Activation(number, part))
         for part, value in enumerate(results):
             if type(value) in (int, float):
@@ -259,7 +259,7 @@ class _Tracer:
                 self.miss(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
-        """What stands for an argument: tensors by their origin, numbers that Python read off one by the call, the rest as it is."""
+        """What stands for an argument: a tensor's origin, the call that gave a number (``.item()``), anything else as it is."""
         if isinstance(value, Tensor):
             origin, version = self._origins[value] if value in self._origins else (None, None)
             if version is not None and version != _version(value):
@@ -279,7 +279,7 @@ class _Tracer:
 
     @contextmanager
     def hooked(self, network: nn.Module) -> Iterator[None]:
-        """While active, calls of modules are followed."""
+        """Hook every module, so that calls are named by its path."""
         paths = {module: path for path, module in network.named_modules()} | self.layers
         with ExitStack() as stack:
             for module, path in paths.items():
@@ -311,9 +311,9 @@ class _Tracer:
             self.paths.pop()
             if module in self.layers:
                 self.inside -= 1
-                begun = pending.pop()
-                if begun is not None and output is not None:  # None after an error
-                    arguments, structure = begun
+                entered = pending.pop()
+                if entered is not None and output is not None:  # None after an error
+                    arguments, structure = entered
                     self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
 
         handles = [
@@ -325,7 +325,7 @@ class _Tracer:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees the functions of torch that Python code calls."""
+    """Function mode: sees the functions of torch that Python code calls."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
@@ -341,7 +341,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Sees the operators, and counts those that are convolutions; records what no function of torch has called."""
+    """Dispatch mode: counts convolution operators, and records the operators that no function of torch has called."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
@@ -388,3 +388,26 @@ def _digest(tensor: Tensor) -> bytes | None:
 def tensors(tree: Any) -> list[Tensor]:
     """All tensors in a nesting of lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def flattened(output: Any) -> tuple[list[Any], str | None]:
+    """Every tensor and every plain value in a nested output, in order; and why that is not the whole of it, if it is not."""
+    leaves: list[Any] = []
+    odd: list[str] = []
+    stack = [output]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            leaves += map(repr, value)
+            stack += reversed(list(value.values()))
+        elif isinstance(value, list | tuple):
+            stack += reversed(value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            stack += [getattr(value, field.name) for field in reversed(dataclasses.fields(value))]
+        elif value is None or isinstance(value, Tensor | bool | int | float | complex | str):
+            leaves.append(value)
+        else:
+            odd.append(f"the output: it holds an object of class {type(value).__name__}, which is not looked into")
+    if not odd and not any(isinstance(leaf, Tensor) for leaf in leaves):
+        odd.append("the output: there is no tensor in it")
+    return leaves, odd[0] if odd else None

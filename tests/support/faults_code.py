@@ -14,7 +14,7 @@ from construct.attention import EXECUTIONS, Scores
 from construct.encoding import quadratic as encoding
 from construct.execution import chunked
 from construct.tokens import TokenGrid
-from mutations import code, with_heads
+from faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
 
 # ---- faults in the code: the builder ---------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[Co
     patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g))))
 
 
-@code("builder: shifts off by one")
+@code("builder: shifts off by one", shown_on=ALL)
 def _(patch):
     right = shifts.tap_shifts
     patch.setattr(shifts, "tap_shifts", lambda g: tuple((tau[0] + 1, *tau[1:]) for tau in right(g)))
@@ -42,7 +42,7 @@ def _(patch):
     patch.setattr(shifts, "tap_shifts", lambda g: right(replace(g, dilation=(1,) * g.dims, padding=(0,) * g.dims)))
 
 
-@code("builder: the order of taps reversed")
+@code("builder: the order of taps reversed", shown_on=ALL)
 def _(patch):
     right = heads.tap_matrices
     patch.setattr(heads, "tap_matrices", lambda weight, g: right(weight, g).flip(0))
@@ -61,7 +61,7 @@ def _(patch):
     patch.setattr(heads, "tap_matrices", lambda weight, g: right(flipped(weight) if g.transposed else weight, g))
 
 
-@code("builder: plain kernels flipped", transposed=[False])
+@code("builder: kernels flipped", shown_on=ALL)
 def _(patch):
     right = heads.tap_matrices
     flipped = lambda weight: weight.flip(tuple(range(2, weight.dim())))  # noqa: E731
@@ -91,7 +91,7 @@ def _(patch):
 # ---- the encoding ------------------------------------------------------------------------------------------------------------
 
 
-@code("encoding: v with the sign of k − q turned")
+@code("encoding: v of −τ", shown_on=SYMMETRIC)
 def _(patch):
     patch.setattr(encoding, "v", lambda tau, alpha: tuple(-alpha * c for c in (1, *(2 * x for x in tau))))
 
@@ -109,6 +109,12 @@ def _(patch):
 @code("encoding: r of q − k")
 def _(patch):
     patch.setattr(encoding, "r", lambda delta: (sum(x * x for x in delta), *(-x for x in delta)))
+
+
+@code("encoding: r without its square", shown_on=ALL)
+def _(patch):
+    right = encoding.r
+    patch.setattr(encoding, "r", lambda delta: (0 * delta[0], *right(delta)[1:]))
 
 
 @code("encoding: r without the square of the last axis")
@@ -135,7 +141,13 @@ def _patched_sources(
     )
 
 
-@code("tokens: zeros padded by replicating", paddings=["numbers", "same"], padding_modes=["zeros"], transposed=[False])
+@code(
+    "tokens: zeros padded by replicating",
+    shown_on=ZEROS,
+    paddings=["numbers", "same"],
+    padding_modes=["zeros"],
+    transposed=[False],
+)
 def _(patch):
     right = tokens.sources_along_axis
     patch.setattr(tokens, "sources_along_axis", lambda n, stuff, pads, mode: right(n, stuff, pads, "replicate"))
@@ -164,12 +176,12 @@ def _(patch):
     _patched_sources(patch, off)
 
 
-@code("tokens: the far pad in front", more=2, paddings=["same"], transposed=[False])
+@code("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
 def _(patch):
     _patched_property(patch, "pads", lambda g, pads: tuple((after, before) for before, after in pads))
 
 
-@code("tokens: zeros stuffed with a phase", transposed=[True])
+@code("tokens: zeros stuffed with a phase", shown_on=TRANSPOSED, transposed=[True])
 def _(patch):
     def late(row, n, stuff, pads, mode):
         return row.roll(1) if stuff > 1 else row
@@ -206,6 +218,11 @@ def _(patch):
         return cls(grid.sources, tuple((q - a).clamp(min=0) for q, a in zip(grid.queries, g.anchor, strict=True)))
 
     patch.setattr(TokenGrid, "of", classmethod(shifted))
+
+
+@code("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
+def _(patch):
+    _patched_property(patch, "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1))
 
 
 @code("tokens: queries without stride", more=2, transposed=[False], paddings=["none", "numbers", "valid"])

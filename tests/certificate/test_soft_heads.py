@@ -16,8 +16,8 @@ from torch import nn
 import construct
 import verify
 from construct.from_conv import main
-from verify.rounding.any_aim import any_aim_bound, one_hot
-from verify.rounding.bounds import convolution_bound
+from verify.rounding.elements import convolution_bound
+from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions
 
@@ -116,7 +116,7 @@ def test_the_bound_covers_what_rounding_does(conv: Any, seed: int, scale: float,
         exact = copy.deepcopy(layer).double()
         x = verify.samples.sampling.generated_inputs(conv, 1, seed)
         error = (layer(x).double() - exact(x.double())).abs().numpy()
-    bound = any_aim_bound(layer, conv, x, error.shape[2:]) - convolution_bound(conv, x, error.shape[2:])
+    bound = soft_heads_bound(layer, conv, x, error.shape[2:]) - convolution_bound(conv, x, error.shape[2:])
     assert (error <= np.nan_to_num(bound, nan=np.inf) * (1 + 1e-3) + 1e-12 * float(x.abs().max())).all()
     assert not (content and one_hot(layer))
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.heads import balanced_radix
 from construct.tokens import TokenGrid
-from verify.layers.aims import (
-    Aim,
-    aim,
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import query_places, tokens_along
+from verify.layers.targets import (
+    Target,
     box_of,
     largest_encoding,
     largest_score,
     numbers_are_distinct,
     score_rounding,
     shift_of_number,
+    target,
 )
-from verify.layers.fields import Attention, Geometry
-from verify.layers.reading import query_places, tokens_along
 
 REACH = 3
 MODEST = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, -0.75, 2.0**-30, 1e-3, 0.3])
@@ -77,7 +77,7 @@ def aimed(draw: st.DrawFn) -> MHSA:
 def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_one(layer: MHSA):
     """Every shift of a box as wide as the kernel or twice: the best is unique and is the aim, and the next is a gap below."""
     attention = Attention.read(layer)
-    found = aim(attention, 0)
+    found = target(attention, 0)
     dims = len(layer.kernel_size)
     # With the parabola, the box that the radix can number; the first axis may go on.
     side = REACH if layer.radix or dims == 3 else 2 * REACH
@@ -110,7 +110,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     for part in (layer.v, layer.w_key_pos):
         part.data *= 2.0**-small
     attention = Attention.read(layer)
-    found = aim(attention, 0)
+    found = target(attention, 0)
     assume(found is not None)
     assert found is not None
     grid = TokenGrid.of(layer.geometry, (n,) * len(layer.kernel_size))
@@ -172,7 +172,7 @@ def test_rounding_is_not_far_above_what_happens():
         v = torch.from_numpy(np.append(-rng.uniform(1, 2), rng.uniform(-9, 9, 3)))[None]
         layer = layer_of(v, torch.from_numpy(np.eye(4) + rng.integers(-1, 2, (4, 4)) * 0.3)[None], 3)
         attention = Attention.read(layer)
-        found = aim(attention, 0)
+        found = target(attention, 0)
         if found is None:
             continue
         box = ((-40, 40),) * 3
@@ -210,5 +210,5 @@ def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
 
 
 def test_an_aim_says_how_far_off_it_is():
-    found = aim(Attention.read(layer_of(torch.tensor([[-4.0, 10.0]]), torch.eye(2)[None], 1)), 0)
-    assert found == Aim((1,), Fraction(4), (Fraction(1, 4),), Fraction(2), (Fraction(4), Fraction(10)))
+    found = target(Attention.read(layer_of(torch.tensor([[-4.0, 10.0]]), torch.eye(2)[None], 1)), 0)
+    assert found == Target((1,), Fraction(4), (Fraction(1, 4),), Fraction(2), (Fraction(4), Fraction(10)))

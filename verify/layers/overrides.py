@@ -1,10 +1,8 @@
-"""A layer computes what its fields say only if nothing but its class's own code runs when it is called.
+"""Refuses modules whose call may run anything but their class's own code: hooks, overridden methods, tensor subclasses.
 
-So a layer is read only if it has no hooks, its own or global ones; if neither the instance nor a subclass puts anything in the
-place of what a call of the class comes to; and if every tensor is a plain one.  Of convolutions, torch's own hooks that only make a
-tensor anew are let through, and the class that ``torch.nn.utils.parametrize`` makes, as it adds properties for the parametrized
-tensors alone; :mod:`verify.layers.reparametrized` then works these out.  Attention layers have to be settled first: nothing
-in a network makes theirs what they are but our own code.
+Only then do the fields of a layer say what it computes.  Of convolutions, torch's own hooks that only recompute a tensor are let
+through, and the class that ``torch.nn.utils.parametrize`` makes, which adds properties for the parametrized tensors alone;
+:mod:`verify.layers.reparametrized` evaluates these.  An attention layer must have plain parameters.
 """
 
 import inspect
@@ -26,23 +24,23 @@ HARMLESS = frozenset(
     "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
     "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
 )
-"""What an instance or a subclass may define anew, as no call of the layer comes to it."""
+"""What an instance or a subclass may override: no call of the layer reaches it."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class Unreadable(ValueError):
-    """The two modules given cannot be a convolution and an attention layer of the same kind; the message says why."""
+    """A module cannot be read as a convolution or an attention layer, or the two do not fit; the message says why."""
 
 
-def require_own_code(
+def require_no_overrides(
     layer: nn.Module, base: type[nn.Module], tensors: Iterable[str], known_hooks: Collection[object] = ()
 ) -> None:
-    """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are not what they seem.
+    """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are of another class.
 
     Args:
         layer: an instance of ``base``.
         base: the class whose code is known.
-        tensors: the names of its tensors; one that is parametrized is not looked at.
+        tensors: the names of its tensors; parametrized ones are skipped.
         known_hooks: forward pre-hooks that change nothing but these tensors.
 
     Raises:
@@ -59,7 +57,7 @@ def require_own_code(
     for own in fields:
         if hasattr(base, own) and own not in HARMLESS:
             raise Unreadable(f"{name} has a {own} of its own")
-        if any(own in fields[kept] for kept in ("_parameters", "_buffers", "_modules")):
+        if any(own in fields[registry] for registry in ("_parameters", "_buffers", "_modules")):
             raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
     known = {*dir(base), *fields, *tensors}
     for cls in type(layer).__mro__:
@@ -68,35 +66,35 @@ def require_own_code(
         for own in vars(cls):
             # The instance's own is met first, unless the class holds a property.
             met = own not in fields or hasattr(base, own) or hasattr(vars(cls)[own], "__set__")
-            if not met or is_worked_out(layer, own):
+            if not met or is_parametrized(layer, own):
                 continue
             if own in known and own not in HARMLESS:
                 raise Unreadable(f"{name} has a {own} of its own")
     for own in tensors:
-        tensor = None if is_worked_out(layer, own) else getattr(layer, own, None)
+        tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
         if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
 
 
-def is_worked_out(layer: nn.Module, name: str) -> bool:
-    """Whether ``torch.nn.utils.parametrize`` gives this tensor, by the property that it puts into the class."""
+def is_parametrized(layer: nn.Module, name: str) -> bool:
+    """Whether this tensor is a property that ``torch.nn.utils.parametrize`` put into the class."""
     attribute = inspect.getattr_static(type(layer), name, None)
     by_torch = isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
     return by_torch and parametrize.is_parametrized(layer, name)
 
 
-def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """As :func:`require_own_code`, of an attention layer; and what it says of itself beside the tensors has to be so.
+def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
+    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too.
 
     Raises:
         Unreadable: with the reason.
     """
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
-        # By whatever rule: one that is steady today may ask tomorrow whether the layer is in training.
-        told = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
-        raise Unreadable(f"{told} of {type(layer).__name__} is worked out from other parameters; settle it first")
-    require_own_code(layer, MHSA, tensors)
+        # Whatever the rule: it may ask whether the layer is in training.
+        names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
+        raise Unreadable(f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first")
+    require_no_overrides(layer, MHSA, tensors)
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
         raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")
@@ -105,9 +103,9 @@ def require_own_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     for own, value in vars(replace(geometry)).items():
         if vars(geometry).get(own) != value:
             raise Unreadable(f"the geometry of {name} has {own} {vars(geometry).get(own)!r}, which should be {value!r}")
-    beside = set(vars(geometry)) - set(vars(replace(geometry)))
-    if beside:
-        raise Unreadable(f"the geometry of {name} has a {min(beside)} of its own")
+    extra = set(vars(geometry)) - set(vars(replace(geometry)))
+    if extra:
+        raise Unreadable(f"the geometry of {name} has a {min(extra)} of its own")
 
 
 def require_known_encoding(layer: object) -> None:

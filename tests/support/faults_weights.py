@@ -10,7 +10,7 @@ from torch import Tensor
 from construct import MHSA, conv_to_mhsa
 from construct import heads as shifts
 from construct.encoding import quadratic as encoding
-from mutations import Inapplicable, weights, with_heads
+from faults import ALL, BIASED, SYMMETRIC, Inapplicable, weights, with_heads
 
 
 def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
@@ -65,7 +65,19 @@ def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tup
 # ---- faults in the numbers: the kernel ---------------------------------------------------------------------------------
 
 
-@weights("kernel flipped", more=2)
+def flip_kernel(layer: MHSA) -> None:
+    """The head at each tap carries the tap opposite."""
+    for tensor in (layer.w_val, layer.w_out):
+        tensor.data = tensor.data.flip(0)
+
+
+@weights("kernel flipped on every axis", shown_on=ALL)
+def _(conv, layer, rng):
+    flip_kernel(layer)
+    return layer
+
+
+@weights("kernel flipped on one axis", more=2)
 def _(conv, layer, rng):
     return rebuilt(conv, conv.weight.detach().flip(int(rng.integers(2, conv.weight.dim()))))
 
@@ -87,7 +99,7 @@ def _(conv, layer, rng):
     return layer
 
 
-@weights("values of two heads swapped")
+@weights("values of two heads swapped", shown_on=ALL)
 def _(conv, layer, rng):
     first, second = two(layer, rng)
     with torch.no_grad():
@@ -104,8 +116,8 @@ def _(conv, layer, rng):
 @weights("a tap one ulp off")
 def _(conv, layer, rng):
     flat = carrier(conv, layer).data.view(-1)
-    place = int(rng.choice(np.flatnonzero(flat.double().numpy())))
-    flat[place] *= 1 + 2 * torch.finfo(flat.dtype).eps
+    at = int(rng.integers(len(flat)))
+    flat[at] = torch.nextafter(flat[at], torch.zeros_like(flat[at]) if flat[at] else flat[at] + 1)
     return layer
 
 
@@ -113,6 +125,12 @@ def _(conv, layer, rng):
 def _(conv, layer, rng):
     flat = carrier(conv, layer).data.view(-1)
     flat[int(rng.integers(len(flat)))] += 2.0**-4
+    return layer
+
+
+@weights("a tap scaled", shown_on=ALL)
+def _(conv, layer, rng):
+    layer.w_val.data[-1] *= 1.25
     return layer
 
 
@@ -135,13 +153,17 @@ def _(conv, layer, rng):
     return layer
 
 
-@weights("output channels swapped", channels=["dense", "grouped", "multiplier"])
+@weights(
+    "output channels swapped",
+    shown_on=tuple(name for name in ALL if name != "depthwise"),
+    channels=["dense", "grouped", "multiplier"],
+)
 def _(conv, layer, rng):
     layer.w_out.data = layer.w_out.data.roll(1, 3)
     return layer
 
 
-@weights("groups swapped", channels=["grouped", "depthwise", "multiplier"])
+@weights("groups swapped", shown_on=("grouped", "depthwise"), channels=["grouped", "depthwise", "multiplier"])
 def _(conv, layer, rng):
     for w in (layer.w_val, layer.w_out):
         w.data = w.data.roll(1, 1)
@@ -171,7 +193,7 @@ def _(conv, layer, rng):
     return conv_to_mhsa(conv, head_dim=layer.w_val.shape[3] - 1)
 
 
-@weights("a bias dropped", bias=[True])
+@weights("a bias dropped", shown_on=BIASED, bias=[True])
 def _(conv, layer, rng):
     layer.b_out.data[int(rng.integers(len(layer.b_out)))] = 0
     return layer
@@ -180,6 +202,12 @@ def _(conv, layer, rng):
 @weights("a bias one ulp off", bias=[True])
 def _(conv, layer, rng):
     layer.b_out.data *= 1 + 2 * torch.finfo(layer.b_out.dtype).eps
+    return layer
+
+
+@weights("a bias twice as large")
+def _(conv, layer, rng):
+    layer.b_out.data[0] += max(float(layer.b_out.data[0].abs()), torch.finfo(layer.b_out.dtype).tiny)
     return layer
 
 
@@ -198,9 +226,24 @@ def _(conv, layer, rng):
     return layer
 
 
+@weights("two heads at one shift", shown_on=ALL)
+def _(conv, layer, rng):
+    first, second = two(layer, rng)
+    layer.v.data[first] = layer.v.data[second]
+    return layer
+
+
 @weights("all heads look one further")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] += 2 * 1024.0
+    return layer
+
+
+@weights("heads one anchor off")
+def _(conv, layer, rng):
+    """Every head looks one position further, as from another query; those of the last tap look off the kernel."""
+    steps = 1.0 if layer.radix is None else float(layer.radix[-1])
+    layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
     return layer
 
 
@@ -210,7 +253,13 @@ def _(conv, layer, rng):
     return layer
 
 
-@weights("mirrored shifts", more=2)
+@weights("shifts negated", shown_on=SYMMETRIC)
+def _(conv, layer, rng):
+    layer.v.data[:, 1:] *= -1
+    return layer
+
+
+@weights("shifts mirrored on one axis", more=2)
 def _(conv, layer, rng):
     layer.v.data[:, 1 + int(rng.integers(layer.v.shape[1] - 1))] *= -1
     return layer
@@ -254,7 +303,7 @@ def _(conv, layer, rng):
     return layer
 
 
-@weights("all heads soft", soft=True)
+@weights("all heads soft", soft=True, shown_on=ALL)
 def _(conv, layer, rng):
     layer.v.data *= 2.0**-8
     return layer
@@ -313,7 +362,7 @@ def _(conv, layer, rng):
 # ---- heads -----------------------------------------------------------------------------------------------------------------
 
 
-@weights("a head dropped")
+@weights("a head dropped", more=2)
 def _(conv, layer, rng):
     gone, kept = one(layer, rng), layer.heads
     return with_heads(layer, [h for h in range(kept) if h != gone]) if kept > 1 else _raise()
@@ -328,7 +377,7 @@ def _(conv, layer, rng):
     return with_heads(layer, [*range(layer.heads), one(layer, rng)])
 
 
-@weights("a head silenced")
+@weights("a head silenced", shown_on=ALL)
 def _(conv, layer, rng):
     getattr(layer, str(rng.choice(["w_val", "w_out"]))).data[one(layer, rng)] = 0
     return layer

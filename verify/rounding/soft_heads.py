@@ -1,10 +1,10 @@
 """How far rounding alone may move an attention layer's output, wherever its heads look and however softly.
 
-:mod:`verify.rounding.bounds` follows each term of the sum, and so has to know which pixel a head reads.  Where that is not
+:mod:`verify.rounding.elements` follows each term of the sum, and so has to know which pixel a head reads.  Where that is not
 known, this holds: softmax gives some weights p ≥ 0 with Σp = 1, so that a head's output is at most max|x|·|W_val||W_out|, and
 
 - scores that are off by at most s change every weight by a factor between e^−2s and e^2s;
-- scores of positions are worked out in float64, those of content in the type of the values, the softmax in float64;
+- scores of positions are evaluated in float64, those of content in the type of the values, the softmax in float64;
 - the sum over all T keys is one more sum, in any order.
 
 It is far from tight.  It is there so that REFUTED is never said of a difference that rounding could have made.
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.layers.aims import aim
-from verify.layers.fields import Attention, Geometry
-from verify.layers.reading import tokens_along
-from verify.rounding.bounds import attention_bound_of, convolution_bound, gamma
+from verify.layers.fields import Attention
+from verify.layers.reading import token_length
+from verify.layers.targets import attends_by_content, target
+from verify.rounding.elements import attention_bound, convolution_bound
+from verify.rounding.model import Format, gamma
 
 ONE_HOT = 800
 """A gap between scores from which on every weight but one is 0 in every format, whatever the scores' own rounding is here."""
@@ -28,13 +29,13 @@ ONE_HOT = 800
 def one_hot(layer: Any) -> bool:
     """Whether every head that adds anything looks at one key alone, whatever the image holds."""
     attention = Attention.read(layer)
-    if _content(attention):
+    if attends_by_content(attention):
         return False
-    aims = [aim(attention, int(head)) for head in np.flatnonzero(attention.carrying)]
-    return all(aimed is not None and aimed.gap >= ONE_HOT for aimed in aims)
+    targets = [target(attention, int(head)) for head in np.flatnonzero(attention.carrying)]
+    return all(at is not None and at.gap >= ONE_HOT for at in targets)
 
 
-def any_aim_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals; float64, perhaps infinite.
 
     Args:
@@ -46,49 +47,44 @@ def any_aim_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...
     Raises:
         Unreadable: the layer cannot be read.
     """
-    attention = Attention.read(layer)
-    keys = [len(tokens_along(attention.geometry, axis, n)) for axis, n in enumerate(x.shape[2:])]
+    attention, fmt = Attention.read(layer), Format.of(x.dtype)
+    keys = [token_length(attention.geometry, axis, n) for axis, n in enumerate(x.shape[2:])]
     tokens, largest = math.prod(keys), float(x.detach().abs().max()) if x.numel() else 0.0
+    smallest_normal = fmt.eta / (2 * fmt.u)
     with np.errstate(over="ignore", invalid="ignore"):
-        w_val, w_out = attention.sizes
+        w_val, w_out = attention.magnitudes
         # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel: no convex combination gives more.
         size = largest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(attention.b_out)
-        off = _score_error(attention, keys, largest, x.dtype)
-        moved = math.expm1(2 * off) if off < 300 else math.inf
+        error = _score_error(attention, keys, largest, fmt)
+        moved = math.expm1(2 * error) if error < 300 else math.inf
         # The softmax itself, and weights that are rounded to the type of the values or lost below its smallest number.
-        working = torch.finfo(torch.promote_types(x.dtype, torch.float32))
-        moved = (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + working.eps) - 1 + tokens * working.tiny
-        summed = gamma(tokens, working.eps / 2)
+        moved = (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u) - 1 + tokens * smallest_normal
+        summed = gamma(tokens, fmt.u)
         theirs = convolution_bound(conv, x, output)
         size = np.broadcast_to(size.reshape(1, -1, *(1,) * len(keys)), theirs.shape)
         attended = size * ((1 + moved) * (1 + summed))
-        lost = tokens * working.tiny * working.eps * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
-        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound_of(attention, x, attended) + lost
+        lost = tokens * fmt.eta * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
+        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound(attention, x, attended) + lost
     return np.where(np.isnan(total), np.inf, total)
 
 
-def _content(attention: Attention) -> bool:
-    return bool(attention.w_qry.any() or (attention.u.any() and attention.w_key.any()))
-
-
-def _score_error(attention: Attention, keys: list[int], largest: float, dtype: torch.dtype) -> float:
+def _score_error(attention: Attention, keys: list[int], largest: float, fmt: Format) -> float:
     """How far a head's score of a key may be off, at most."""
-    g: Geometry = attention.geometry
-    far = [float(n) for n in keys]  # no shift is longer along an axis
+    dims = len(keys)
+    furthest = [float(n) for n in keys]  # no shift is longer along an axis
     if attention.radix is None:
-        r = np.array([sum(n * n for n in far), *far])
+        r = np.array([sum(n * n for n in furthest), *furthest])
     else:
-        number = sum(abs(step) * n for step, n in zip(attention.radix, far, strict=True))
+        number = sum(abs(step) * n for step, n in zip(attention.radix, furthest, strict=True))
         r = np.array([number * number, number])
     d_in, key_dim = attention.w_qry.shape[1:]
     positions = np.abs(attention.v)[:, :, None] * np.abs(attention.w_key_pos)  # (heads, D_k, D_p)
     # Fourfold: an execution may expand the score around a centre, into terms that are up to so much larger.
-    error = 4 * gamma(key_dim + g.dims + 8, 2.0**-53) * float((positions.sum(axis=1) @ r).max(initial=0.0))
-    if _content(attention):
+    error = 4 * gamma(key_dim + dims + 8, 2.0**-53) * float((positions.sum(axis=1) @ r).max(initial=0.0))
+    if attends_by_content(attention):
         query = largest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)
         key = largest * np.abs(attention.w_key).sum(axis=1)
         places = np.abs(attention.w_key_pos) @ r  # (heads, D_k)
         sizes = ((query + np.abs(attention.u)) * key + query * places).sum(axis=1)
-        working = torch.finfo(torch.promote_types(dtype, torch.float32))
-        error += 4 * gamma(2 * d_in + key_dim + g.dims + 8, working.eps / 2) * float(sizes.max(initial=0.0))
+        error += 4 * gamma(2 * d_in + key_dim + dims + 8, fmt.u) * float(sizes.max(initial=0.0))
     return error

@@ -1,0 +1,115 @@
+"""The error bound of a certificate, per output channel: rounding, leakage and taps, each rounded up.
+
+With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the weights alone bound every output
+of the channel at once: B Σ|W| + |b| for the convolution, B Σ_h |W_val^h||W_out^h| + |b_out| for the attention, with the model of
+:mod:`verify.rounding.model`.
+
+A softmax that returns η where 0 is meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head that leaks ε moves
+its output by at most 2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps that differ add
+B Σ|ΔW| + |Δb|.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from verify.layers.fields import Attention
+from verify.oracle import Convolution, matmul
+from verify.rounding.model import (
+    TINY,
+    Format,
+    attention_rounding,
+    attention_size,
+    convolution_rounding,
+    most_roundings,
+    stored_rounding,
+    widened,
+)
+
+
+def rounding_part(
+    conv: Convolution, attention: Attention, bound: float, fmt: Format, tokens: int, soft: bool
+) -> np.ndarray:
+    """Rounding of both layers and the η of the softmax, float64 (D_out,).
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        bound: B.
+        fmt: the format of both layers.
+        tokens: T.
+        soft: whether attention weights other than 0 and 1 occur; they then carry rounding of their own.
+    """
+    bias = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
+    attended = attention_size(attention, bound).sum(axis=0)
+    size_c, size_a = bound * conv.sizes + bias, attended + np.abs(attention.b_out)
+    total = working_rounding(conv, attention, size_c, size_a, fmt, bound, tokens if soft else 0)
+    total = total + (tokens - 1) * fmt.eta * attended
+    return widened(stored_rounding(total, [(size_c, most_roundings(conv)), (size_a, 1)], fmt))
+
+
+def working_rounding(
+    conv: Convolution,
+    attention: Attention,
+    size_c: np.ndarray,
+    size_a: np.ndarray,
+    fmt: Format,
+    bound: float,
+    soft_tokens: int = 0,
+) -> np.ndarray:
+    """Rounding of both layers in the working format; by output channel first, then anything.
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        size_c: Σ|W||x| + |b|, (D_out, …).
+        size_a: Σ|W_val||W_out||x| + |b_out|, (D_out, …).
+        fmt: the format of both layers.
+        bound: the greatest |x|.
+        soft_tokens: T, where attention weights other than 0 and 1 occur.
+    """
+    theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = fmt.eta * (theirs.underflows + ours.underflows)
+        return theirs.slope * size_c + ours.slope * size_a + lost.reshape(-1, *(1,) * (size_c.ndim - 1))
+
+
+def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:
+    """2B Σ_h ε_h |W_val^h||W_out^h|, float64 (D_out,); ``leaks`` holds ε_h, rounded up."""
+    size = attention_size(attention, bound)
+    leaking = leaks > 0  # an exact 0 stays one, whatever the size
+    return widened(2 * (leaks[leaking, None] * size[leaking] + TINY).sum(axis=0))
+
+
+def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bound: float) -> np.ndarray:
+    """B Σ|ΔW| + |Δb|, float64 (D_out,), of the |ΔW| of each tap, (groups, D_in/groups, D_out/groups)."""
+    total = bias_difference
+    for difference in differences:
+        size = difference.sum(axis=1).reshape(-1)
+        total = total + np.where(size > 0, bound * size + TINY, 0.0)  # the product may underflow
+    return widened(total)
+
+
+def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
+    """No number on the way exceeds this, in either layer; silent content terms are evaluated too, and must not overflow."""
+    bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
+    with np.errstate(over="ignore"):
+        into = [
+            attention.magnitudes[0].sum(axis=2),
+            *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key)),
+        ]
+        values = bound * np.array([w.max(initial=0) for w in into])
+        through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
+        direct = bound * conv.sizes + bias
+        folded = _folded_size(attention)
+        # Rounding on the way cannot double a bounded sum.
+        return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), folded]))
+
+
+def _folded_size(attention: Attention) -> float:
+    """No entry of a folded |W_val||W_out| exceeds this: row sums times the greatest entries, whichever way is less."""
+    w_val, w_out = attention.magnitudes
+    with np.errstate(over="ignore", invalid="ignore"):
+        by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
+        by_row = matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
+    return float(min(by_column, by_row))

@@ -1,0 +1,271 @@
+"""How far apart two correct evaluations of one convolution may be on given inputs: a bound for every output.
+
+The model is that of :mod:`verify.rounding.model`, with Σ|W||x| + |b| worked out for each output.  On samples every rounding to half
+precision may go to either neighbour.
+"""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.layers.fields import Attention
+from verify.layers.reading import tap_matrix, tap_of_shift
+from verify.layers.taps import head_product, scaled_permutation_product
+from verify.layers.targets import target
+from verify.oracle import Convolution
+from verify.rounding.channels import leakage_part, working_rounding
+from verify.rounding.model import (
+    WIDEN,
+    Format,
+    Rounding,
+    attention_rounding,
+    convolution_rounding,
+    most_roundings,
+    stored_rounding,
+)
+
+
+class OffTheKernel(ValueError):
+    """Some head looks at no position of the kernel, so this layer is no evaluation of that convolution."""
+
+
+def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+    """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
+    fields, fmt = read_fields(conv, x, output), Format.of(x.dtype)
+    return _bound(convolution_rounding(fields, fmt), _size(fields, x), most_roundings(fields), fmt)
+
+
+def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
+    """As :func:`convolution_bound`, but no more than the part of the convolution in any bound of a certificate.
+
+    In half precision nothing is rounded at a tap that meets zeros alone, and every rounding goes to the nearest number.
+    """
+    fields, fmt = read_fields(conv, x), Format.of(x.dtype)
+    met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
+    return _bound(convolution_rounding(fields, fmt), _size(fields, x), met + 2, fmt, units=1)
+
+
+def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
+    """Elementwise: how far one-hot attention may be from its exact value on inputs ``x`` (B, D_in, *size).
+
+    Args:
+        attention: the attention layer's fields.
+        x: the inputs.
+        size: Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more; see :func:`attended_size`.
+    """
+    return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
+
+
+def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp.
+
+    Args:
+        conv: a torch convolution.
+        layer: the attention layer.
+        x: finite, (B, D_in, *size).
+        output: the spatial size of the output, where a transposed layer was asked for one.
+
+    Returns:
+        float64, of the shape of the output.
+
+    Raises:
+        OffTheKernel: a head looks at no tap of the kernel.
+    """
+    fields, attention, fmt = read_fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
+    size, times = _size(fields, x), most_roundings(fields)
+    theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
+    bias = np.abs(attention.b_out)
+    same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
+    if same_bias and carries_as_stored(attention, fields):
+        return _bound(theirs + ours, size, times + 1, fmt)
+    return _bound(theirs, size, times, fmt) + _bound(ours, attended_size(attention, fields, x), 1, fmt)
+
+
+def impulse_bound(
+    conv: Convolution,
+    attention: Attention,
+    inputs: np.ndarray,
+    fmt: Format,
+    tokens: int,
+    as_stored: bool = False,
+    remainders: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """How far one-hot attention that carries exactly the kernel may be off on impulses: float64 (N, D_out, *output).
+
+    At each output, the rounding of the terms that it meets, and nothing where it meets none: there both sides give 0, or the
+    bias.  But heads that are one-hot in the working type need not be so in float64, in which the softmax is evaluated: with a
+    gap between ln(2/η) of the one and of the other (104 and 745 for float32) a weight e^−gap that float32 would round to 0 is a
+    number, and an execution that multiplies by it in float64 (``sdpa``) keeps e^−gap·x, which float32 has room for where x is
+    large.  A head of sharpness α that leaks ε = 1 − Π 1/(1 + s_i) over the reals moves an output by at most
+    2ε·max|x|·Σ|W_val||W_out|, wherever the input is; so this is added, and it is exactly 0 where the gap beats float64 too, as
+    at the default α.  An execution that rounds the weights to the working type first stays within this also.
+
+    Args:
+        conv: the convolution's fields.
+        attention: the attention layer's fields.
+        inputs: (N, D_in, *grid), of one magnitude in all channels of a position.
+        fmt: the format of both layers.
+        tokens: at least T.
+        as_stored: whether Σ_h|W_val^h||W_out^h| is known to be |W| at every tap.
+        remainders: ε of every head, (heads,), as a softmax in float64 has it; none by default.
+
+    Returns:
+        None if a head that carries something looks at no tap.
+    """
+    weight = np.abs(conv.weight)
+    try:
+        kernel = weight if as_stored else carried_kernel(attention, absolute=True)
+    except OffTheKernel:
+        return None
+    largest = float(np.abs(inputs).max(initial=0.0))
+    by_channel = (-1, *(1,) * (inputs.ndim - 2))
+    bias = 0.0 if conv.bias is None else np.abs(conv.bias).reshape(by_channel)
+    # All channels of a position have one magnitude, so the weights may be summed over them first.
+    x = np.abs(inputs).max(axis=1, keepdims=True)
+    terms = _over_channels(conv, weight)(x)
+    carried = terms if kernel is weight or np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
+    size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(by_channel)
+    roundings = _taps_met(conv, (x > 0).astype(float)) + 2
+    left: Any = 0.0
+    if remainders is not None and remainders.any():
+        left = leakage_part(attention, largest, remainders).reshape(by_channel)
+    bounds = []
+    for c, a, times in zip(size_c, size_a, roundings, strict=True):
+        total = working_rounding(conv, attention, c, a, fmt, largest) + tokens * fmt.eta * a + left
+        bounds.append(stored_rounding(total, [(c, times), (a + left, 1)], fmt))
+    return np.stack(bounds) * WIDEN
+
+
+# ---- what the heads carry ----------------------------------------------------------------------------------------------
+
+
+def carried_kernel(attention: Attention, absolute: bool = False) -> np.ndarray:
+    """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks, in torch's layout, float64.
+
+    Args:
+        attention: the attention layer's fields.
+        absolute: use |W_val| |W_out|, the size of what the attention adds up.
+
+    Raises:
+        OffTheKernel: a head looks elsewhere, or nowhere in particular.
+    """
+    g = attention.geometry
+    groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
+    kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
+    factors = attention.magnitudes if absolute else (attention.w_val, attention.w_out)
+    for head, (w_val, w_out) in enumerate(zip(*factors, strict=True)):
+        at = target(attention, head)
+        tap = None if at is None else tap_of_shift(g, at.shift)
+        if tap is not None:
+            kernel[tap] += head_product(w_val, w_out)
+        # Adds exactly 0, wherever it looks, if no inner channel has a number other than 0 on both of its sides.
+        elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
+            place = "has no single best shift" if at is None else f"looks at {at.shift}, which is no tap"
+            raise OffTheKernel(f"head {head} {place}")
+    kernel = np.moveaxis(kernel, tuple(range(g.dims)), tuple(range(-g.dims, 0)))
+    if not g.transposed:
+        kernel = np.swapaxes(kernel, 1, 2)
+    return kernel.reshape(-1, *kernel.shape[2:])
+
+
+def carries_as_stored(attention: Attention, fields: Convolution) -> bool:
+    """Whether each tap is one head's whose factors put its numbers together by no addition, and no other head is there.
+
+    Then Σ_h |W_val^h||W_out^h| is |W|: each entry of either is the size of one product.
+    """
+    taken = set()
+    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
+        at = target(attention, head)
+        tap = None if at is None else tap_of_shift(attention.geometry, at.shift)
+        product = None if tap is None or tap in taken else scaled_permutation_product(w_val, w_out)
+        if tap is None or product is None:
+            return False
+        taken.add(tap)
+        matrix = tap_matrix(fields, tap)
+        if not (np.array_equal(product, matrix) or np.array_equal(np.abs(product), np.abs(matrix))):
+            return False
+    return len(taken) == prod(fields.kernel_size)
+
+
+# ---- sizes and sums ----------------------------------------------------------------------------------------------------
+
+
+def read_fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
+    """The fields of the convolution; a weight that is float32 is left so."""
+    weight = conv.weight.detach().cpu().resolve_neg()
+    fields = Convolution.read(conv, weight.numpy() if weight.dtype == torch.float32 else None)
+    return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
+
+
+def float32_size(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
+    """Σ|W|x of float32 numbers x ≥ 0 from above, summed in float32; None where that may overflow or says little.
+
+    A term passes a product and fewer than n additions, nothing cancels, and a product that underflows loses less than η: the
+    float32 sum is at least (1 − (n + 1)u)Σ − n·η, so that Σ is at most (sum + n·η)(1 + 2(n + 1)u) as long as (n + 1)u ≤ ½.
+    """
+    n, single = fields.contraction * prod(fields.kernel_size), np.finfo(np.float32)
+    lost = (n + 1) * float(single.eps) / 2
+    if lost > 2.0**-8:
+        return None
+    with np.errstate(over="ignore"):
+        rounded = fields.absolute(x)
+    if not np.isfinite(rounded.max(initial=0.0)):
+        return None
+    size = rounded.astype(np.float64)
+    size += n * float(single.smallest_subnormal)
+    size *= 1 + 2 * lost
+    return size
+
+
+def _size(fields: Convolution, x: torch.Tensor) -> np.ndarray:
+    """Σ|W||x| + |b| for every output, or little more, in a new array."""
+    single = fields.weight.dtype == np.float32 and x.dtype == torch.float32
+    size = float32_size(fields, x.detach().cpu().abs().numpy()) if single else None
+    if size is None:
+        wide = fields if fields.weight.dtype == np.float64 else replace(fields, weight=fields.weight.astype(np.float64))
+        size = wide.absolute(x.detach().cpu().double().abs().numpy())
+    if fields.bias is None:
+        return size
+    return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
+
+
+def attended_size(attention: Attention, fields: Convolution, x: torch.Tensor) -> np.ndarray:
+    """Σ_h|W_val^h||W_out^h||x| + |b_out| for every output.
+
+    Raises:
+        OffTheKernel: a head looks at no tap of the kernel.
+    """
+    kernel = carried_kernel(attention, absolute=True)
+    return _size(replace(fields, weight=kernel, bias=attention.b_out), x)
+
+
+def _taps_met(fields: Convolution, nonzero: np.ndarray) -> np.ndarray:
+    """How many taps of each output meet a number that is not 0, (N, 1, *output), of 1 and 0 by position."""
+    return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(nonzero)
+
+
+def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
+    """A convolution of one input channel: Σ_i W_i x = (Σ_i W_i) x, where x is the same in all channels."""
+    if conv.transposed:
+        blocks = weight.reshape(conv.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
+        summed = blocks.reshape(1, -1, *conv.kernel_size)
+    else:
+        summed = weight.sum(axis=1, keepdims=True)
+    return replace(conv, weight=summed, bias=None, groups=1)
+
+
+def _rounding_of(attention: Attention, x: torch.Tensor) -> Rounding:
+    largest = float(x.detach().abs().max()) if x.numel() else 0.0
+    return attention_rounding(attention, largest, Format.of(x.dtype))
+
+
+def _bound(rounding: Rounding, size: np.ndarray, roundings: Any, fmt: Format, units: int = 2) -> np.ndarray:
+    """The bound at outputs of these sizes, (B, D_out, *output), in the place of ``size`` where it can be."""
+    rest = fmt.eta * np.reshape(rounding.underflows, (-1, *(1,) * (size.ndim - 2)))
+    if fmt.stored_u:
+        return stored_rounding(rounding.slope * size + rest, [(size, roundings)], fmt, units) * WIDEN
+    np.multiply(size, rounding.slope * WIDEN, out=size)
+    return np.add(size, rest * WIDEN, out=size)

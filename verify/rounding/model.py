@@ -1,0 +1,180 @@
+"""The standard model of rounding, once: how far a convolution and an attention layer, each evaluated in any order, may be off.
+
+Each product and each sum returns its exact result times 1 + ε with |ε| ≤ u, and a product that underflows is off by η at most
+(u the unit roundoff, η the smallest positive number).  A sum of products, evaluated in *any* order, then errs by at most
+γ_n Σ|products| and what underflows, with γ_n = n·u/(1 − n·u) and n the most operations that one term passes through.
+
+**The convolution.**  A term is multiplied once and passes at most D_in/groups·ΠK additions, the bias among them: so many
+operations and one more, and as many products that may underflow.
+
+**One-hot attention.**  P is exactly 0 or 1, so that P X only moves numbers.  The rest may be evaluated in two orders:
+
+    (P X W_val) W_out   a term passes D_in/groups operations, and then N_h·D_h
+    P X (W_val W_out)   the factors are folded first: D_h operations, and then N_h·D_in/groups
+
+The bias is one more, so n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.  Underflow: D_in/groups products of X W_val
+are multiplied by |W_out|, N_h·D_h follow; folded, each entry is off by D_h·η, which meets |x| ≤ B, and N_h·D_in/groups follow.
+
+**Soft attention** has rounding of its own, and may be evaluated as a product of d factors, one softmax an axis, whose lengths sum
+to at most T + d.  A term passes 2(T + d) operations in the sums of the softmax and over the keys, and a few in every exponential,
+division and cast: 2T + 4 + 12d more.  Its products, T + d of them, underflow by η times |W_out| or |W_val||W_out|.  Entries of a
+factor below 2^−100 may be set to zero, which loses (T + d)·2^−100 of what is attended.
+
+**Half precision.**  Both are taken to accumulate in float32; the attention rounds to half once, the convolution at most once a
+tap and twice more.  That is an assumption about torch, not a theorem.
+
+Applied per output channel for a certificate in :mod:`verify.rounding.channels`, per output for samples in
+:mod:`verify.rounding.elements`.  The checker's own derivation stands apart.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.layers.fields import Attention
+from verify.oracle import Convolution, matmul
+
+WIDEN = 1 + 2.0**-20
+"""More than float64 can lose in evaluating a bound (a sum of fewer than 2^32 non-negative numbers)."""
+NEGLIGIBLE = 2.0**-100
+"""Where attention is evaluated axis by axis, weights below this may be taken for zero."""
+LN2 = Fraction(693147180559945310, 10**18)
+"""Just above ln 2."""
+TINY = 2.0**-1074
+"""The smallest double: what a product in float64 may lose besides."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format and the one that its layers compute in.
+
+    Attributes:
+        name: of the stored format.
+        u: unit roundoff of the working format (float32 for half precision).
+        eta: smallest positive number of the working format.
+        largest: largest finite number of the stored format.
+        stored_u: unit roundoff of the stored format where results are rounded to it (half precision), else 0.
+        stored_eta: smallest positive number of the stored format in that case, else 0.
+    """
+
+    name: str
+    u: float
+    eta: float
+    largest: float
+    stored_u: float
+    stored_eta: float
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> "Format":
+        """The format of a torch dtype."""
+        return FORMATS[str(dtype).removeprefix("torch.")]
+
+    @property
+    def one_hot_gap(self) -> Fraction:
+        """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
+        return LN2 * (1 + (149 if self.u == 2.0**-24 else 1074)) + Fraction(1, 2**45)
+
+    def below(self, value: float) -> float:
+        """The largest number of the stored format that is not above ``value``, which is positive."""
+        value = min(value, self.largest)
+        _, exponent = math.frexp(value)
+        digits = -int(math.log2(self.stored_u or self.u))
+        step = max(math.ldexp(1.0, max(exponent - digits, -1074)), self.stored_eta or self.eta)
+        return math.floor(value / step) * step
+
+
+FORMATS = {
+    "float16": Format("float16", 2.0**-24, 2.0**-149, 65504.0, 2.0**-11, 2.0**-24),
+    "bfloat16": Format("bfloat16", 2.0**-24, 2.0**-149, (2 - 2.0**-7) * 2.0**127, 2.0**-8, 2.0**-133),
+    "float32": Format("float32", 2.0**-24, 2.0**-149, (2 - 2.0**-23) * 2.0**127, 0.0, 0.0),
+    "float64": Format("float64", 2.0**-53, 2.0**-1074, (2 - 2.0**-52) * 2.0**1023, 0.0, 0.0),
+}
+
+
+def gamma(n: int, u: float) -> float:
+    """γ_n = n·u/(1 − n·u); infinite where it is undefined."""
+    return n * u / (1 - n * u) if n * u < 1 else float("inf")
+
+
+def widened(bound: np.ndarray) -> np.ndarray:
+    """A bound, with more added than float64 lost in evaluating it; an exact 0 stays one."""
+    with np.errstate(over="ignore"):
+        return np.where(bound > 0, np.nextafter(bound * WIDEN, np.inf), bound)
+
+
+def attention_size(attention: Attention, bound: float) -> np.ndarray:
+    """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
+
+    B comes first: the product of two small weights alone could underflow, and B be large.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        w_val, w_out = attention.magnitudes
+        into = w_val.sum(axis=2)  # (h, g, D_h)
+        into = np.where(into > 0, bound * into + TINY, 0.0)
+        through = matmul(into[:, :, None], w_out)[:, :, 0] + into.shape[2] * TINY
+    return np.where(np.isnan(through), np.inf, through).reshape(len(through), -1)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """An error of at most ``slope``·Σ|products| + η·``underflows``; the latter a number, or one per output channel."""
+
+    slope: float
+    underflows: Any
+
+    def __add__(self, other: "Rounding") -> "Rounding":
+        return Rounding(self.slope + other.slope, self.underflows + other.underflows)
+
+
+def convolution_rounding(conv: Convolution, fmt: Format) -> Rounding:
+    """Of a convolution, in the working format."""
+    n = conv.contraction * math.prod(conv.kernel_size) + 1
+    return Rounding(gamma(n, fmt.u), float(n))
+
+
+def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tokens: int = 0) -> Rounding:
+    """Of an attention layer, in the working format.
+
+    Args:
+        attention: its fields.
+        bound: the greatest |x|.
+        fmt: its format.
+        soft_tokens: T, where attention weights other than 0 and 1 occur; 0 for one-hot attention.
+    """
+    heads, _, d_in, head_dim = attention.w_val.shape
+    n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
+    underflows = d_in * attention.outward + heads * head_dim + heads * d_in * (1 + head_dim * bound)
+    if not soft_tokens:
+        return Rounding(gamma(n, fmt.u), underflows)
+    dims = attention.geometry.dims
+    with np.errstate(over="ignore", invalid="ignore"):
+        carried = attention_size(attention, 1.0).sum(axis=0)
+        underflows = underflows + (soft_tokens + dims) * (attention.outward + carried)
+    slope = gamma(n + 2 * soft_tokens + 4 + 12 * dims, fmt.u) + (soft_tokens + dims) * NEGLIGIBLE
+    return Rounding(slope, underflows)
+
+
+def stored_rounding(error: np.ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1) -> np.ndarray:
+    """An error in the working format, and in half precision what rounding the results to the stored format adds.
+
+    Args:
+        error: of all results together, before they are stored.
+        results: of each, |result| and how often it is rounded.
+        fmt: the format.
+        units: how many unit roundoffs one rounding may take: 1 to the nearest number, 2 to either neighbour.
+    """
+    if not fmt.stored_u:
+        return error
+    roundings = sum(times for _, times in results)
+    size = sum(times * size for size, times in results)
+    return error + units * fmt.stored_u * (size + roundings * error) + roundings * fmt.stored_eta
+
+
+def most_roundings(conv: Convolution) -> int:
+    """How often a convolution in half precision rounds to the stored format, at most: once a tap, and twice more."""
+    return math.prod(conv.kernel_size) + 2
