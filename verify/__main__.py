@@ -1,7 +1,4 @@
-"""``python -m verify``: recheck a certificate, print the proofs, judge the claims, audit a layer, draw figures.
-
-Nothing heavy is imported before a command needs it.
-"""
+"""``python -m verify``: the commands check, lemmas, claims, audit and plot; each imports what it needs when it runs."""
 
 import argparse
 import os
@@ -28,8 +25,8 @@ class Command:
 
     Attributes:
         summary: one line for the help.
-        arguments: adds its arguments to its parser.
-        run: carries it out, prints, and returns the exit code; a ValueError or OSError is told in one line, with code 2.
+        arguments: adds the command's arguments to a parser.
+        run: runs it, prints, and returns the exit code; a ValueError or OSError becomes one line and exit code 2.
     """
 
     summary: str
@@ -91,9 +88,9 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
 def _audit(options: argparse.Namespace) -> int:
     from verify.experiment.command import run
 
-    found = run(options)
-    print(found.to_json() if options.json else f"{found}\n", end="")
-    return 0 if found.is_convolution else 1
+    result = run(options)
+    print(result.to_json() if options.json else f"{result}\n", end="")
+    return 0 if result.is_convolution else 1
 
 
 def _plot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,11 +115,11 @@ COMMANDS = {
     ),
     "plot": Command("draw a figure of a layer, a certificate, the leakage or the cost", _plot_arguments, _plot),
 }
-"""By name; each command imports what it needs when it is run."""
+"""The commands by name."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """An argument parser that raises its errors as one line."""
 
     def error(self, message: str) -> NoReturn:
         raise BadArguments(f"{message} (--help lists the options)")
@@ -160,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # a reader who has seen enough (``| head``) is no error
+    except BrokenPipeError:  # a reader that stops early (``| head``) is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:

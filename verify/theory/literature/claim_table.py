@@ -90,8 +90,8 @@ class ClaimTable(Sequence[JudgedClaim]):
     @property
     def counts(self) -> dict[str, int]:
         """How many claims have each verdict."""
-        found = Counter(row.verdict for row in self.rows)
-        return {verdict: found[verdict] for verdict in (PROVED, REFUTED, EXPERIMENT, UNDECIDED)}
+        counter = Counter(row.verdict for row in self.rows)
+        return {verdict: counter[verdict] for verdict in (PROVED, REFUTED, EXPERIMENT, UNDECIDED)}
 
     @property
     def good(self) -> bool:

@@ -8,13 +8,13 @@ import sympy
 import torch
 
 from verify.oracle import Convolution
-from verify.theory.literature import literal
+from verify.theory.literature import equations
 from verify.theory.literature.claims_encoding import unmoved_steps
+from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
-from verify.theory.literature.literal import Setting, Vector
 from verify.theory.literature.torch_layers import pointwise_layer
 from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic.proof import Step
+from verify.theory.symbolic.proof import ProofStep
 from verify.theory.symbolic.proof_algebra import linear
 
 RING = (4, 5)
@@ -95,7 +95,7 @@ def translation_equivariance() -> Judgement:
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
     count = len(moved) * scores.size
-    attention, x = literal.softmax(scores.astype(float)), literal.integers(3, 2, *RING).reshape(2, -1).T
+    attention, x = equations.softmax(scores.astype(float)), equations.integers(3, 2, *RING).reshape(2, -1).T
     worst = max(float(np.abs(attention @ x[to] - (attention @ x)[to]).max()) for to in moved)
     inside, outside = _bounded(tau)
     return proved(
@@ -111,8 +111,8 @@ def translation_equivariance() -> Judgement:
 
 def _bounded(tau: Vector) -> tuple[int, int]:
     """A sharp head on a bounded grid, the image moved by one row: error where head and image stay on the grid, and elsewhere."""
-    tokens, x = proof_positions.positions(RING), literal.integers(3, *RING)
-    head = literal.sharp(proof_positions.quadratic_scores(tokens, tokens, tau))
+    tokens, x = proof_positions.positions(RING), equations.integers(3, *RING)
+    head = equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau))
     before, after = ((head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0)))
     error = np.abs(after - np.roll(before, 1, axis=0))
     stays = np.zeros(RING, dtype=bool)
@@ -128,7 +128,7 @@ def _bounded(tau: Vector) -> tuple[int, int]:
 def convolution_equivariance() -> Judgement:
     """For every tap and every translation of a wrapped grid, on impulses: so for every kernel and every input."""
     setting = Setting((3, 3), RING, (1, 1))
-    read, positions = literal.read_by_taps(setting, "circular"), proof_positions.positions(RING)
+    read, positions = equations.read_by_taps(setting, "circular"), proof_positions.positions(RING)
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
     return proved(
@@ -137,7 +137,7 @@ def convolution_equivariance() -> Judgement:
     )
 
 
-def _moved_steps() -> list[Step]:
+def _moved_steps() -> list[ProofStep]:
     """X'_i = X_{i−t}, so Y'_{o+t} = Σ_j X_{o+t+j−t} W_j."""
     o, t, j = sympy.symbols("o t j", integer=True)
     first, last = sympy.symbols("a b", integer=True)
@@ -177,8 +177,8 @@ def convolution_associative() -> Judgement:
     for a, b, c, d in ((1, 1, 1, 1), (2, 1, 2, 2)):
         f, g, h = (kernel_of_symbols(*of) for of in (("f", b, a, 2), ("g", c, b, 3), ("h", d, c, 2)))
         left, right = composed(composed(h, g), f), composed(h, composed(g, f))
-        told = f"{a} → {b} → {c} → {d} channels: {_differing(left, right)} of {left.size} polynomials differ"
-        checks.append(Check(told, _differing(left, right) == 0))
+        finding = f"{a} → {b} → {c} → {d} channels: {_differing(left, right)} of {left.size} polynomials differ"
+        checks.append(Check(finding, _differing(left, right) == 0))
     return proved(*checks)
 
 
@@ -191,7 +191,7 @@ def convolution_commutative() -> Judgement:
     """Matrices do not commute, so kernels of several channels do not."""
     f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
     many = _differing(composed(f, g), composed(g, f))
-    a, b = literal.integers(1, 2, 2, 2), literal.integers(2, 2, 2, 2)
+    a, b = equations.integers(1, 2, 2, 2), equations.integers(2, 2, 2, 2)
     example = int(np.abs(composed(a, b) - composed(b, a)).max())
     one, other = kernel_of_symbols("f", 1, 1, 3), kernel_of_symbols("g", 1, 1, 4)
     single = _differing(composed(one, other), composed(other, one))
@@ -213,7 +213,7 @@ def convolution_commutative() -> Judgement:
 def convolution_fourier() -> Judgement:
     """Diagonal there is what commutes with the cyclic shift, whose eigenvalues are distinct."""
     setting, n = Setting((3,), (8,), (1,)), 8
-    taps = {mode: literal.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
+    taps = {mode: equations.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
     shift = np.roll(np.eye(n, dtype=int), 1, axis=0)
     apart = {mode: int((read @ shift != shift @ read).sum()) for mode, read in taps.items()}
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)

@@ -7,7 +7,7 @@ never written down: they are what comes out if every check holds, and UNDECIDED 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from verify.theory.symbolic.proof import How, Proof, ProofFailed, Step
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 
 PROVED, REFUTED, UNDECIDED, EXPERIMENT = "PROVED", "REFUTED", "UNDECIDED", "an experiment"
 
@@ -17,15 +17,15 @@ class Check:
     """Something that was looked at.
 
     Attributes:
-        told: what was found, with the numbers of this run.
+        finding: what the check computed, with the numbers of this run.
         holds: whether it is as it should be.
     """
 
-    told: str
+    finding: str
     holds: bool
 
     def __str__(self) -> str:
-        return self.told if self.holds else f"FAILS: {self.told}"
+        return self.finding if self.holds else f"FAILS: {self.finding}"
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ def claim(id: str, source: str, wording: str) -> Callable[[Callable[[], Judgemen
 
 def proved(*checks: Check) -> Judgement:
     """The claim as printed follows from these checks: PROVED if all hold."""
-    return Judgement(PROVED if _all_hold(checks) else UNDECIDED, told(checks))
+    return Judgement(PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
 
 
 def refuted(*checks: Check, instead: Correction | None = None) -> Judgement:
     """The claim as printed is contradicted by these checks: REFUTED if all hold."""
-    return Judgement(REFUTED if _all_hold(checks) else UNDECIDED, told(checks), instead)
+    return Judgement(REFUTED if _all_hold(checks) else UNDECIDED, evidence_of(checks), instead)
 
 
 def corrected(statement: str, *checks: Check) -> Correction:
     """What is true instead: PROVED if all checks hold."""
-    return Correction(" ".join(statement.split()), PROVED if _all_hold(checks) else UNDECIDED, told(checks))
+    return Correction(" ".join(statement.split()), PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
 
 
 def experiment(reason: str) -> Judgement:
@@ -110,7 +110,7 @@ def by_proof(run: Callable[[], Proof]) -> Check:
     return Check(f"symbolic proof, {name}: {proof.discharged} steps by sympy, {proof.argued} argued", True)
 
 
-def by_steps(what: str, run: Callable[[], Iterable[Step]]) -> Check:
+def by_steps(what: str, run: Callable[[], Iterable[ProofStep]]) -> Check:
     """Some steps of a symbolic proof as a check.
 
     Args:
@@ -126,7 +126,7 @@ def by_steps(what: str, run: Callable[[], Iterable[Step]]) -> Check:
     return Check(f"{what} ({by_sympy}{f', {argued} argued' if argued else ''})", bool(steps))
 
 
-def told(checks: Iterable[Check]) -> str:
+def evidence_of(checks: Iterable[Check]) -> str:
     """All that the checks found, in one line."""
     return "; ".join(map(str, checks))
 

@@ -15,7 +15,7 @@ SIDE = 9
 
 
 @dataclass(frozen=True)
-class Row:
+class SharpnessRow:
     """One α.
 
     Attributes:
@@ -41,7 +41,7 @@ def softmax_row(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -
     return torch.softmax(scores.to(dtype), dim=0)
 
 
-def rows(dims: int = 2) -> list[Row]:
+def rows(dims: int = 2) -> list[SharpnessRow]:
     """The table for ``dims`` dimensions, one row for each of ``ALPHAS``."""
     table = []
     for alpha in ALPHAS:
@@ -51,7 +51,7 @@ def rows(dims: int = 2) -> list[Row]:
             top = int(weights.argmax())
             rest = torch.cat([weights[:top], weights[top + 1 :]])
             leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest.max())
-        table.append(Row(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
+        table.append(SharpnessRow(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
     return table
 
 

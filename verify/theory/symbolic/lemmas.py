@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from verify.theory.symbolic.proof import Proof
+from verify.theory.symbolic.proofs_encodings import absolute_steps, one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_factorisation import factorisation_steps, no_factorisation_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import any_length_steps, gap_steps, grid_steps, score_steps, squeeze_steps
 from verify.theory.symbolic.proofs_relative import relative_steps
-from verify.theory.symbolic.proofs_sharper import absolute_steps, one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 

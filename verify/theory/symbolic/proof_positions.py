@@ -66,8 +66,8 @@ def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
 
 def head_vector(tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None) -> list[float]:
     """v of a head that is to look at τ, with the quadratic encoding, or the parabola where there is a radix."""
-    aim = tuple(tau) if radix is None else (encoding.number(tau, radix),)
-    return [float(component) for component in encoding.v(aim, alpha)]
+    centre = tuple(tau) if radix is None else (encoding.number(tau, radix),)
+    return [float(component) for component in encoding.v(centre, alpha)]
 
 
 def code_length(dims: int) -> int:

@@ -8,7 +8,15 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, least_value, sum_at_most
+from verify.theory.symbolic.proof import (
+    ProofStep,
+    argued,
+    case_split,
+    from_assumptions,
+    identity,
+    least_value,
+    sum_at_most,
+)
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import alpha
 
@@ -16,7 +24,7 @@ count = sympy.Symbol("N", integer=True, nonnegative=True)
 _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "m"))
 
 
-def tail_steps() -> list[Step]:
+def tail_steps() -> list[ProofStep]:
     """Exponents of at least n(n − 1): the terms beyond N add up to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)})."""
     n = count + 1 + _m
     exponent = count * (count + 1) + 2 * (count + 1) * _m
@@ -60,7 +68,7 @@ def tail_steps() -> list[Step]:
     ]
 
 
-def tolerance_steps() -> list[Step]:
+def tolerance_steps() -> list[ProofStep]:
     """1 − ϑ^{−d} ≤ tolerance from α ≥ max(ln 2, ln(16d/(7·tolerance)))."""
     n, x = 1 + _m, sympy.Symbol("x", nonnegative=True)
     y = 1 / (2 + sympy.Symbol("g", nonnegative=True))  # e^-alpha, at most 1/2

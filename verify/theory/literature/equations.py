@@ -196,19 +196,19 @@ def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
 def rank(rows: Iterable[Iterable[Any]]) -> int:
     """The rank of a matrix of rationals, by elimination without rounding."""
     matrix = [[Fraction(x) for x in row] for row in rows]
-    found = 0
+    count = 0
     for column in range(len(matrix[0]) if matrix else 0):
-        pivot = next((i for i in range(found, len(matrix)) if matrix[i][column]), None)
+        pivot = next((i for i in range(count, len(matrix)) if matrix[i][column]), None)
         if pivot is None:
             continue
-        matrix[found], matrix[pivot] = matrix[pivot], matrix[found]
-        head = matrix[found]
-        for i in range(found + 1, len(matrix)):
+        matrix[count], matrix[pivot] = matrix[pivot], matrix[count]
+        head = matrix[count]
+        for i in range(count + 1, len(matrix)):
             factor = matrix[i][column] / head[column]
             if factor:
                 matrix[i] = [x - factor * y for x, y in zip(matrix[i], head, strict=True)]
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
