@@ -94,13 +94,13 @@ def attention_of(
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
-    before, spread = [tokens_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
+    before, spacing = [tokens_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
     return LayerAttention(
         probabilities,
         outputs,
         tuple(token_length(g, axis, n) for axis, n in enumerate(size)),
         tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
-        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spread, size, strict=True)),
+        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spacing, size, strict=True)),
         content,
     )
 

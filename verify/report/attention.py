@@ -92,7 +92,7 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
     except GridRefused as error:
         raise NoPicture(str(error)) from error
     sources = [tokens_along(g, axis, n).tolist() for axis, n in enumerate(size)]
-    spread = g.stride if g.transposed else (1,) * g.dims
+    spacing = g.stride if g.transposed else (1,) * g.dims
     before = [tokens_before(g, axis) for axis in range(g.dims)]
     return {
         "input": list(size),
@@ -100,7 +100,7 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
         "queries": [query_places(g, axis, o).tolist() for axis, o in enumerate(outputs)],
         "sources": sources,
         # Tokens from the first to the last of these are the input; tokens outside are padding.
-        "inside": [[first, first + s * (n - 1)] for first, s, n in zip(before, spread, size, strict=True)],
+        "inside": [[first, first + s * (n - 1)] for first, s, n in zip(before, spacing, size, strict=True)],
         "mode": g.padding_mode,
         "transposed": g.transposed,
     }

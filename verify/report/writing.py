@@ -59,11 +59,11 @@ def write_report(
             the attention is no probabilities.
         OSError: the file cannot be written.
 
-    >>> import construct, tempfile, torch, verify
+    >>> import construct, pathlib, tempfile, torch, verify
     >>> conv = torch.nn.Conv2d(1, 2, kernel_size=3, padding=1)
     >>> path = tempfile.mkdtemp() + "/page.html"
     >>> verify.write_report(path, conv, construct.conv_to_mhsa(conv), torch.randn(1, 1, 8, 8))
-    >>> "PROVED" in open(path, encoding="utf-8").read()
+    >>> "PROVED" in pathlib.Path(path).read_text(encoding="utf-8")
     True
     """
     models(original, converted)

@@ -1,4 +1,4 @@
-"""What happens at the border and between the pixels: padding, stride, dilation, and the signs of the shifts."""
+"""Claims on padding, stride, dilation and the sign of the shifts."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ IMAGE = Setting((3, 3), (5, 6), (1, 1))
 
 
 def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
-    """Sharp heads with the code's encoding on a grid taken as it is, every token a query and a key: (T, T) each."""
+    """Sharp heads with the code's encoding on an unpadded grid, every token a query and a key: (T, T) each."""
     tokens = proof_positions.positions(size)
     return [equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau)) for tau in shifts]
 
@@ -27,7 +27,7 @@ def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
     "Applied to an image as it is, the attention layer is the convolution with 'SAME' padding, that is with zeros around.",
 )
 def same_borders() -> Judgement:
-    """A head whose target is off the grid looks at the nearest key."""
+    """A head with its target off the grid attends the nearest key."""
     read = np.array(every_query(IMAGE.size, IMAGE.shifts))
     zeros, replicate = (equations.read_by_taps(IMAGE, mode) for mode in ("zeros", "replicate"))
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
@@ -62,7 +62,7 @@ def same_borders() -> Judgement:
     "Pad the image with ⌊K/2⌋ zeros on each side, apply the attention layer, crop: that is the zero-padded convolution.",
 )
 def pad_and_crop() -> Judgement:
-    """All tokens ask, then the border's outputs are cropped; K = 3 and 5."""
+    """Every token is a query, then the outputs of the border are cropped; K = 3 and 5."""
     checks = []
     for k in (3, 5):
         p = k // 2
@@ -87,7 +87,7 @@ def pad_and_crop() -> Judgement:
     "A strided convolution is the layer of stride 1 followed by a fixed choice of every s-th output.",
 )
 def stride() -> Judgement:
-    """Rows of the attention picked out, against the oracle with that stride."""
+    """Every s-th row of the attention, compared with the oracle of that stride."""
     checks = []
     for step in (2, 3):
         setting = Setting((3, 3), (7, 6), (1, 1), (step, step))
@@ -106,7 +106,7 @@ def stride() -> Judgement:
     "A dilated convolution needs no more heads: the shifts are stretched.",
 )
 def dilation() -> Judgement:
-    """K² heads at dil·δ, against the oracle."""
+    """K² heads at dil·δ, compared with the oracle."""
     settings = [
         Setting((3, 3), (7, 6), (2, 1), None, (2, 1)),
         Setting((2, 3), (6, 9), None, None, (3, 4)),

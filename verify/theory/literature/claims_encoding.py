@@ -1,4 +1,4 @@
-"""Which positional encodings will do: how many components, relative or absolute, how wide the keys, and which shifts there are."""
+"""Claims on positional encodings: their dimension, relative or absolute, the key dimension, and the set of shifts."""
 
 from fractions import Fraction
 
@@ -50,7 +50,7 @@ def three_sufficient() -> Judgement:
     "In two dimensions the encoding needs at least three components.",
 )
 def three_necessary() -> Judgement:
-    """Two will do in any dimension, the shifts being numbered; one will not, unless heads may spread."""
+    """Two components are enough in any dimension (shifts are numbered); one is not, unless heads spread their attention."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, radix=proof_positions.radix_for((8, 8)))
     return refuted(
@@ -122,7 +122,7 @@ def _spread_weights(taps: int) -> np.ndarray:
     "An encoding of the relative position alone, k − q, is enough to express convolution.",
 )
 def relative_sufficient() -> Judgement:
-    """The scores are functions of δ and nothing else, and yet reach every tap."""
+    """The scores depend on δ alone, and the heads reach every tap."""
     keys = PLANE.keys
     by_shift: dict[Vector, set[int]] = {}
     scores = proof_positions.quadratic_scores(keys, keys, (1, -1))
@@ -168,7 +168,7 @@ def relative_necessary() -> Judgement:
 
 
 def _stock_attention() -> Check:
-    """``scaled_dot_product_attention`` on the features, with no bias on the scores: integers, so that it must be exact."""
+    """``scaled_dot_product_attention`` on the features without a score bias, on integers, so exactly."""
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
     tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
     total = torch.zeros(len(PLANE.queries), 3)
@@ -190,7 +190,7 @@ def _stock_attention() -> Check:
     "The keys must be at least as wide as the positional encoding.",
 )
 def key_width() -> Judgement:
-    """One number is enough: the head's vector goes into its key matrix."""
+    """D_k = 1 is enough: the head's vector moves into its key matrix."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, key_dim=1)
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
@@ -246,7 +246,7 @@ def printed_shifts(k: int, dims: int) -> set[Vector]:
     learned vectors put in place of absolute positions.""",
 )
 def four_terms() -> Judgement:
-    """Symbolically; and the layer with all four terms switched on, against Eq. 6 written out."""
+    """Symbolically; and the layer with all four terms against Eq. 6 written out."""
     layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     attention = layer.attention_probabilities(x)[0].detach().numpy()
     wanted = np.array([equations.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)])

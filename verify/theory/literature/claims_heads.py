@@ -1,4 +1,4 @@
-"""How many heads a kernel needs, how they add up, and what a head may look at."""
+"""Claims on the number of heads, their sum, and what a head attends."""
 
 from fractions import Fraction
 
@@ -68,9 +68,9 @@ def heads_sufficient() -> Judgement:
     "A K×K convolution needs K² heads.",
 )
 def heads_necessary() -> Judgement:
-    """A blur needs one, a one-channel kernel of both signs exactly two; generic kernels need all."""
+    """A blur needs one head, a one-channel kernel of both signs exactly two, a generic kernel all K²."""
     blur = np.multiply.outer(equations.integers(1, 3, 2), np.ones((3, 3), dtype=int).astype(object))
-    one = spread(PLANE, [1] * 9)
+    one = spread_attention(PLANE, [1] * 9)
     two, weight = _by_sign(equations.integers(2, 1, 1, 3, 3))
     generic = unfolded(equations.integers(3, 3, 3, 3, 3))
     shifts = equations.rank(equations.read_by_taps(PLANE).reshape(9, -1))
@@ -99,10 +99,10 @@ def heads_necessary() -> Judgement:
     )
 
 
-def spread(setting: Setting, shares: list[int]) -> np.ndarray:
+def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
     """The attention that gives tap j the share shares_j of the whole: fractions (Q, T).
 
-    It is a limit of softmaxes over positions: the scores are ln(share) at the taps with a share, and −β elsewhere, β → ∞.
+    It is the limit β → ∞ of a softmax over positions with scores ln(share) at taps with a share and −β elsewhere.
     """
     hits = equations.given_heads(setting, setting.shifts)
     total = sum(shares)
@@ -114,11 +114,11 @@ def _by_sign(weight: np.ndarray) -> tuple[tuple[list[np.ndarray], list[np.ndarra
     flat = [int(x) for x in weight.reshape(-1)]
     parts = [[max(sign * x, 0) for x in flat] for sign in (1, -1)]
     values = [np.array([[sign * sum(part)]], dtype=object) for sign, part in zip((1, -1), parts, strict=True)]
-    return ([spread(PLANE, part) for part in parts], values), weight
+    return ([spread_attention(PLANE, part) for part in parts], values), weight
 
 
 def _signs(weight: np.ndarray) -> int:
-    """How many signs occur."""
+    """The number of distinct signs."""
     return len({bool(x > 0) for x in weight.reshape(-1)})
 
 
@@ -148,7 +148,7 @@ def heads_add_up() -> Judgement:
     "Attention that is uniform over a window, 1 where |δ − τ| ≤ R, would also suffice to express every convolution.",
 )
 def translation_group() -> Judgement:
-    """The windows' span holds no single tap unless R < 1."""
+    """The span of the windows contains no single tap unless R < 1."""
     rank_pairs = {(radius, dims): _ranks_with_windows(radius, dims) for dims in (1, 2) for radius in (0, 1, 2)}
     wide = {case: (alone, extended) for case, (alone, extended) in rank_pairs.items() if case[0] >= 1}
     single = {case: (alone, extended) for case, (alone, extended) in rank_pairs.items() if case[0] == 0}
@@ -167,7 +167,11 @@ def translation_group() -> Judgement:
             Check(f"R = 0: {same}", all(alone == more == 3**d for (_, d), (alone, more) in single.items())),
             reads_the_same(PLANE),
             compares(
-                PLANE, [spread(PLANE, [1] * 9)], [np.array([[9]], dtype=object)], blur, "one window is a 3×3 box blur"
+                PLANE,
+                [spread_attention(PLANE, [1] * 9)],
+                [np.array([[9]], dtype=object)],
+                blur,
+                "one window is a 3×3 box blur",
             ),
         ),
     )
@@ -191,7 +195,7 @@ def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:
 
 
 def _not_a_unit_steps() -> list[ProofStep]:
-    """Windows at any shifts: a combination is c(z)·(1 + z + … + z^2R), with lowest and highest term at least 2R apart."""
+    """A combination of windows is c(z)·(1 + z + … + z^2R): its lowest and highest terms are at least 2R apart."""
     low, length = sympy.Symbol("m", integer=True), sympy.Symbol("L", integer=True, nonnegative=True)
     radius = sympy.Symbol("R", integer=True, positive=True)
     apart = (low + length + 2 * radius) - low

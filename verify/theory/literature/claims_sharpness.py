@@ -1,4 +1,4 @@
-"""How sharp a head is: what α does at a finite value, and the threshold that was printed for float32."""
+"""Claims on the sharpness α: its effect at finite values, and the printed threshold for float32."""
 
 import math
 from typing import Any
@@ -82,7 +82,7 @@ def exponential_decay() -> Judgement:
     "In float32, α = 46 already gives hard attention, since the smallest positive number is about 10^−45.",
 )
 def alpha_46() -> Judgement:
-    """At 46 the neighbour's weight is far from the smallest number: it leaks, and the layer shows it."""
+    """At α = 46 the neighbour's weight is far above the smallest number, and the layer leaks."""
     single = torch.finfo(torch.float32)
     smallest = single.tiny * single.eps
     weight = neighbour(46)
@@ -118,7 +118,7 @@ def neighbour(alpha: float) -> float:
 
 
 def leaked_from_a_bright_pixel(alpha: float) -> float:
-    """What the float32 layer of the identity kernel gives beside a single pixel of 1e30."""
+    """The output of the identity kernel's float32 layer beside a single pixel of 1e30."""
     conv = small_convolution((1, 1), (3, 3), padding=1, bias=False)
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1e30
@@ -134,7 +134,7 @@ def leaked_from_a_bright_pixel(alpha: float) -> float:
     "The softmax of a head is normalised by a sum over the shifts of the kernel.",
 )
 def lemma_2_sum() -> Judgement:
-    """It is normalised over all keys; with the sum over the kernel's shifts alone the weights add up to more than 1."""
+    """The sum runs over all keys; over the kernel's shifts alone the weights would add up to more than 1."""
     tau, alpha, inside = (1, 1), 1, _window()
     weights = equations.softmax(middle_row(tau, alpha).astype(float))
     total, kernel = float(weights.sum()), float(weights[inside].sum())

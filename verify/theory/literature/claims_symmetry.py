@@ -1,4 +1,4 @@
-"""Permutations, translations, and the algebra of convolution: which symmetries hold, and where they stop."""
+"""Claims on permutations, translations and the algebra of convolution."""
 
 from itertools import permutations
 from typing import Any
@@ -50,7 +50,7 @@ def content_attention(x: np.ndarray) -> np.ndarray:
 
 
 def _largest_move(layer: Any) -> float:
-    """How far the layer is from commuting, over 20 permutations of 7 tokens."""
+    """The greatest failure to commute with 20 permutations of 7 tokens."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 2, 7, generator=generator, dtype=torch.float64)
     worst = 0.0
@@ -67,7 +67,7 @@ def _largest_move(layer: Any) -> float:
     "Without positions, self-attention gives the same output however the tokens are shuffled.",
 )
 def permutation_invariance() -> Judgement:
-    """The output is shuffled as well: equivariance, not invariance."""
+    """The output is permuted too: equivariance, not invariance."""
     layer, order = pointwise_layer(positions=False), torch.tensor([3, 1, 6, 0, 5, 2, 4])
     x = torch.randn(1, 2, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def permutation_invariance() -> Judgement:
     "With a relative encoding, self-attention on an unbounded (or wrapped) grid commutes with translations.",
 )
 def translation_equivariance() -> Judgement:
-    """The score does not change when query and key move together, so at every α the attention does not either."""
+    """The score is unchanged when query and key move together, so the attention is too, at every α."""
     tau, positions = (1, -1), proof_positions.positions(RING)
     scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in positions])
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
@@ -162,7 +162,7 @@ def kernel_of_symbols(name: str, outputs: int, inputs: int, width: int) -> np.nd
 
 
 def _differing(left: np.ndarray, right: np.ndarray) -> int:
-    """How many polynomials differ."""
+    """The number of polynomials that differ."""
     return sum(sympy.expand(a - b) != 0 for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True))
 
 
@@ -188,7 +188,7 @@ def convolution_associative() -> Judgement:
     "Convolution is commutative.",
 )
 def convolution_commutative() -> Judgement:
-    """Matrices do not commute, so kernels of several channels do not."""
+    """Matrices do not commute, so kernels of several channels do not either."""
     f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
     many = _differing(composed(f, g), composed(g, f))
     a, b = equations.integers(1, 2, 2, 2), equations.integers(2, 2, 2, 2)
@@ -211,7 +211,7 @@ def convolution_commutative() -> Judgement:
     "Convolution is diagonal in Fourier space.",
 )
 def convolution_fourier() -> Judgement:
-    """Diagonal there is what commutes with the cyclic shift, whose eigenvalues are distinct."""
+    """Exactly the maps that commute with the cyclic shift are diagonal there: its eigenvalues are distinct."""
     setting, n = Setting((3,), (8,), (1,)), 8
     taps = {mode: equations.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
     shift = np.roll(np.eye(n, dtype=int), 1, axis=0)

@@ -1,4 +1,4 @@
-"""Theorem 1 in its three statements, which are never to be mixed up, its two lemmas, and the dimensions other than two."""
+"""Theorem 1 as three distinct statements (in the limit, at finite α, in floating point), its lemmas, and other dimensions."""
 
 from itertools import product
 from typing import Any
@@ -24,7 +24,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def reads_the_same(setting: Setting, mode: str = "zeros", heads: list[np.ndarray] | None = None) -> Check:
-    """One sharp head a tap reads what the convolution's tap reads: so they agree for every input and every kernel there."""
+    """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
     read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
     wanted = equations.read_by_taps(setting, mode)
     same = read.shape == wanted.shape and bool(np.equal(read, wanted).all())
@@ -60,7 +60,7 @@ def theorem_limit() -> Judgement:
     "At some finite sharpness the layer of the construction equals the convolution exactly.",
 )
 def theorem_finite() -> Judgement:
-    """A neighbour's weight is positive at every α; the difference is at most what leaks."""
+    """A neighbour's weight is positive at every α; the difference is at most the leakage."""
     setting, identity, alpha = Setting((3, 3), (3, 3), (1, 1)), np.zeros((1, 1, 3, 3), dtype=int), 1024
     identity[0, 0, 1, 1] = 1
     beside = np.zeros((1, 3, 3), dtype=int)
@@ -120,7 +120,7 @@ def _within_bound(alpha: int) -> Check:
     soft = equations.mix(heads, setting.tokens(x), equations.tap_matrices(weight))
     exact = setting.convolution(weight)(x[None]).reshape(2, -1).T
     many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
-    slack = 1 + 1e-9  # far above what float64 lost here, far below the bound's own slack
+    slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
     finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
     return Check(finding, one > bound / 2 and one <= bound * slack and many <= bound * slack)
 
@@ -158,9 +158,9 @@ def _certified_in_every_format() -> Check:
     "In floating-point arithmetic a constant sharpness is enough: the layer is the convolution, up to the order of summation.",
 )
 def theorem_ieee() -> Judgement:
-    """Certificates for all inputs of some layers, exact zeros and ones, and integers bit for bit, on the layer that runs.
+    """Certificates for some layers, weights exactly 0 or 1, and integers bit for bit, all on the layer that runs.
 
-    Each certificate is a theorem about one kernel; that the same six steps go through for any is what the certifier is for.
+    Each certificate is a theorem about one kernel; the certifier repeats its six steps for any other.
     """
     conv = small_convolution((2, 3), (3, 3), padding=1)
     layer = attention_for(conv)
@@ -233,7 +233,7 @@ def lemma_2() -> Judgement:
     "The construction works in any number d of spatial dimensions, with an encoding of d + 1 components.",
 )
 def any_dimension() -> Judgement:
-    """Symbolically for vectors of any length; and against the oracle in one to four dimensions."""
+    """Symbolically for vectors of any length; and by the oracle in one to four dimensions."""
     settings = (
         Setting((3,), (5,), (1,)),
         Setting((3, 2), (3, 4), (1, 0)),

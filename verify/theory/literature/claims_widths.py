@@ -1,4 +1,4 @@
-"""How wide a head must be, and what a layer of a given width can express."""
+"""Claims on the head dimension D_h and what it can express."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import sympy
 
 from verify.theory.literature import equations
-from verify.theory.literature.claims_heads import PLANE, compares, spread, unfolded
+from verify.theory.literature.claims_heads import PLANE, compares, spread_attention, unfolded
 from verify.theory.literature.equations import Setting
 from verify.theory.literature.judgement import (
     Check,
@@ -33,7 +33,7 @@ LINE = Setting((2,), (6,))
     "Heads of width D_h in a layer of D_out outputs express any convolution with min(D_h, D_out) output channels.",
 )
 def channels_sufficient() -> Judgement:
-    """W_val holds the tap, W_out an identity, cut or padded: both the narrower and the wider head."""
+    """W_val is the tap and W_out an identity, cut or padded, for narrower and wider heads."""
     checks = []
     for head_dim, d_out in ((2, 4), (4, 2), (3, 3)):
         channels = min(head_dim, d_out)
@@ -52,7 +52,7 @@ def channels_sufficient() -> Judgement:
     "Heads of width D_h express convolutions of no more than min(D_h, D_out) output channels.",
 )
 def channels_limit() -> Judgement:
-    """With one input channel every tap has rank one, so D_h = 1 does for any number of outputs."""
+    """With one input channel every tap has rank one, so D_h = 1 is enough for any number of outputs."""
     weight = equations.integers(4, 5, 1, 3, 3)
     taps = equations.tap_matrices(weight)
     eye = np.eye(1, dtype=int)
@@ -100,7 +100,7 @@ def tap_rank() -> Judgement:
     weight = np.stack([a + b, a + 3 * b], axis=-1).transpose(1, 0, 2)  # (D_out, D_in, 2)
     ranks = [equations.rank(tap) for tap in equations.tap_matrices(weight)]
     widths = [equations.rank(values) for values in (2 * a, 4 * b)]
-    heads = [spread(LINE, [1, 1]), spread(LINE, [1, 3])]
+    heads = [spread_attention(LINE, [1, 1]), spread_attention(LINE, [1, 3])]
     hard = equations.rank(equations.read_by_heads(LINE, equations.hard_heads(LINE)).reshape(2, -1))
     return refuted(
         Check(
@@ -121,7 +121,7 @@ def tap_rank() -> Judgement:
     "With D_out = N_h·D_h nothing is lost: K heads of that width still express any convolution of width K.",
 )
 def width_loses_nothing() -> Judgement:
-    """Two taps I and J, multiplication by a complex number: two heads of width one cannot, whatever they attend."""
+    """The taps I and J of a complex multiplication: no two heads of width one compute it, whatever they attend."""
     weight = complex_taps()
     taps = equations.tap_matrices(weight)
     rank = equations.rank(unfolded(weight))
@@ -155,7 +155,7 @@ def complex_taps() -> np.ndarray:
 
 
 def _no_rank_one(taps: list[np.ndarray]) -> list[ProofStep]:
-    """det(aV + bW) > 0 unless a = b = 0, by the case that a ≠ 0; for b ≠ 0 alike."""
+    """det(aV + bW) > 0 unless a = b = 0: once for a ≠ 0, once for b ≠ 0."""
     two = "two heads equal in rank to two taps span what the taps span, so each head's matrix is a combination of the taps"
     steps = [argued(two, sympy.ImmutableMatrix(taps[0]))]
     for first, second in (taps, taps[::-1]):

@@ -1,7 +1,4 @@
-"""Sharpness against leakage in every format: what the bound says beside what torch's softmax does.
-
-``markdown()`` makes the table of docs/sharpness.md; a test compares the two.
-"""
+"""The leakage of torch's softmax against the sharpness α in every dtype, beside the bound: the table of docs/sharpness.md."""
 
 from dataclasses import dataclass
 
@@ -16,13 +13,13 @@ SIDE = 9
 
 @dataclass(frozen=True)
 class SharpnessRow:
-    """One α.
+    """The row of one α.
 
     Attributes:
         alpha: the sharpness.
-        bound: what a head leaks at most, over the reals, on a grid of any size in ``dims`` dimensions.
-        leaked: by dtype, the sum of the weights beside the largest, as torch's softmax gives them in that format.
-        neighbour: by dtype, the weight of one nearest neighbour; exactly 0 from the format's threshold on.
+        bound: the greatest leakage of a head over the reals, on any grid in ``dims`` dimensions.
+        leaked: by dtype, the sum of all softmax weights but the largest.
+        neighbour: by dtype, the weight of a nearest neighbour; exactly 0 from the dtype's threshold on.
     """
 
     alpha: float
@@ -42,7 +39,7 @@ def softmax_row(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -
 
 
 def rows(dims: int = 2) -> list[SharpnessRow]:
-    """The table for ``dims`` dimensions, one row for each of ``ALPHAS``."""
+    """The table for ``dims`` dimensions, one row for each α of ``ALPHAS``."""
     table = []
     for alpha in ALPHAS:
         leaked, neighbour = {}, {}
@@ -56,7 +53,7 @@ def rows(dims: int = 2) -> list[SharpnessRow]:
 
 
 def markdown(dims: int = 2) -> str:
-    """The table for people, in Markdown."""
+    """The table in Markdown."""
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = [
         "| α | bound 1 − ϑ(α)^−" + str(dims) + " | " + " | ".join(f"measured, {name}" for name in names) + " |",

@@ -1,6 +1,6 @@
-"""Real layers from raw numbers: a torch convolution, and the attention layer of the theorem with its eight tensors filled in here.
+"""A torch convolution and its attention layer with hand-filled tensors, without the builder.
 
-The builder is not used.  What is judged is ``construct.attention`` as it runs, with v from the code's encoding.
+The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from verify.theory.symbolic.proof_positions import head_vector
 def small_convolution(
     channels: tuple[int, int], kernel: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Any:
-    """A torch convolution of any of the three dimensions with seeded random numbers."""
+    """A torch convolution in 1, 2 or 3 dimensions with seeded random weights."""
     kind: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[len(kernel) - 1]
     conv = kind(*channels, tuple(kernel), dtype=dtype, **options)
     generator = torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ def attention_for(
         conv: the torch convolution.
         alpha: the sharpness.
         radix: None for the quadratic encoding, or the parabola's radix.
-        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row that else is v.
+        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row v.
     """
     geometry = layers.ConvGeometry(
         conv.in_channels,
@@ -93,7 +93,7 @@ def random_layer(width: int = 3) -> Any:
 
 
 def pointwise_layer(positions: bool) -> Any:
-    """A random layer that asks every token and attends by content; and by position too, if wanted."""
+    """A random layer of kernel size 1 that attends by content, and by position too if ``positions``."""
     layer = random_layer(width=1)
     if not positions:
         with torch.no_grad():

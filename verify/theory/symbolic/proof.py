@@ -1,10 +1,9 @@
-"""Proofs as values: each step says what it states, how it was discharged, and shows the expressions that were checked.
+"""Proofs as values: a step has a statement, the method that discharged it, and the expressions that were checked.
 
-A step is made by one of the functions below, and only once sympy has discharged it; otherwise they raise `ProofFailed`.
-`argued` alone takes the author's word, and a proof counts such steps apart.  None of them passes on nothing: an empty
-list, an equation without a symbol, contradictory premises, a limit in a variable or a substitution of a symbol that
-does not occur, sums without a sum and an empty matrix are refused.  Sums, ranks and substitutions are in
-`verify.theory.symbolic.proof_algebra`.
+The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  `argued` alone takes the
+author's word, and a proof counts such steps apart.  No step is vacuous: empty lists, equations without symbols, contradictory
+premises, limits in absent variables, substitutions of absent symbols, sums without a sum and empty matrices are refused.  Sums,
+ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +25,11 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Lt: ("positive", lambda left, right: right - left),
 }
 
-_LONGEST = 400  # characters of an expression that are printed; the whole of it is in the step
+_LONGEST = 400  # printed characters of an expression; the step has all of it
 
 
 class How(StrEnum):
-    """How a step was discharged; all but ARGUED by sympy."""
+    """The method that discharged a step; all but ARGUED are sympy's."""
 
     IDENTITY = "identity"
     ASSUMPTIONS = "from assumptions"
@@ -49,7 +48,7 @@ class ProofFailed(Exception):
 
     Attributes:
         step: the statement of the step.
-        expression: what was left over: the difference that did not vanish, the quantity whose sign is not known, …
+        expression: the remainder: the difference that did not vanish, the quantity of unknown sign, …
         reason: what it should have been.
     """
 
@@ -63,7 +62,7 @@ class ProofFailed(Exception):
 
 @dataclass(frozen=True)
 class ProofStep:
-    """One step: a plain statement, how it was discharged, and every expression that was checked for it."""
+    """One step of a proof: a statement, its method, and every expression that was checked."""
 
     statement: str
     how: How
@@ -87,7 +86,7 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Proof:
-    """A claim and the steps that show it."""
+    """A claim and the steps that prove it."""
 
     claim: str
     steps: tuple[ProofStep, ...]
@@ -98,12 +97,12 @@ class Proof:
 
     @property
     def discharged(self) -> int:
-        """How many steps sympy discharged."""
+        """The number of steps discharged by sympy."""
         return len(self.steps) - self.argued
 
     @property
     def argued(self) -> int:
-        """How many steps rest on an argument in words."""
+        """The number of steps that rest on an argument in words."""
         return sum(step.how is How.ARGUED for step in self.steps)
 
     def __str__(self) -> str:
@@ -127,7 +126,7 @@ def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 
 
 def from_assumptions(statement: str, *facts: Any) -> ProofStep:
-    """Each fact follows from what its symbols are assumed to be.
+    """Each fact follows from the assumptions on its symbols.
 
     A fact is an unevaluated relation (``sympy.Ge(a, b, evaluate=False)``) or a predicate (``sympy.Q.integer(a)``).
     """
@@ -160,7 +159,7 @@ def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> P
 
 def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> ProofStep:
     """The least value (infimum) of a function over a real interval is ``value``, found by calculus."""
-    real = sympy.Symbol(variable.name, real=True)  # an assumption on the sign would hide part of the domain
+    real = sympy.Symbol(variable.name, real=True)  # a sign assumption would hide part of the domain
     try:
         infimum = minimum(function.subs(variable, real), real, domain)
     except (NotImplementedError, ValueError) as error:
@@ -189,12 +188,12 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
-    """A step that sympy does not discharge: the statement is its own argument, and is counted apart."""
+    """A step that sympy does not discharge; its statement is the argument, and it is counted apart."""
     return ProofStep(statement, How.ARGUED, (expression,))
 
 
 def equation(left: Any, right: Any) -> Any:
-    """The equation left = right as it stands: sympy would otherwise evaluate it to True."""
+    """The unevaluated equation left = right, which sympy would otherwise reduce to True."""
     return sympy.Eq(left, right, evaluate=False)
 
 

@@ -1,4 +1,4 @@
-"""More steps that sympy discharges: linearity and values of sums, ranks of matrices, substitutions."""
+"""Proof steps on sums, matrix ranks and substitutions, discharged by sympy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,11 +33,11 @@ def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 
 
 def sum_value(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
-    """Each sum of (sum, value) comes to its value, as sympy evaluates it; an infinite one therefore converges."""
-    for one, value in equations:
-        if not isinstance(one, sympy.Sum):
-            raise ProofFailed(statement, one, "this should be a sum")
-        total = one.doit()
+    """Each sum of (sum, value) has that value by sympy; an infinite one therefore converges."""
+    for series, value in equations:
+        if not isinstance(series, sympy.Sum):
+            raise ProofFailed(statement, series, "this should be a sum")
+        total = series.doit()
         if sympy.expand(sympy.numer(sympy.together(total - value))) != 0:
             raise ProofFailed(statement, total, f"the sum should be {value}, but is")
     return ProofStep(statement, How.SUM, tuple(equation(*sides) for sides in equations))
@@ -58,7 +58,7 @@ def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> ProofStep:
 
 
 def substitution(statement: str, expression: Any, replacements: Sequence[tuple[Any, Any]], result: Any) -> ProofStep:
-    """Putting something else for some symbols of an expression gives ``result``: a new object, not an equal one."""
+    """Substituting symbols of an expression gives ``result``, a different object."""
     for old, _ in replacements:
         if old not in expression.free_symbols:
             raise ProofFailed(statement, expression, f"no substitution to make, {old} does not occur in")

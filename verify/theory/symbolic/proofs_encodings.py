@@ -1,4 +1,4 @@
-"""The steps of three sharper statements: absolute encodings of rank d + 1, D_p = 2 in any dimension, D_p = 1 in none."""
+"""Proof steps on other encodings: absolute ones of d + 1 features, D_p = 2 in any dimension, D_p = 1 in none."""
 
 from itertools import permutations, product
 from typing import Any

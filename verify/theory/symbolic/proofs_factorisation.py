@@ -1,4 +1,4 @@
-"""The steps of the Kronecker factorisation: attention by the quadratic encoding is a product of one small matrix an axis."""
+"""Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix an axis."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce

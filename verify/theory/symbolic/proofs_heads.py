@@ -1,4 +1,4 @@
-"""The steps of the least number of heads: a layer whose attention ignores its input is Σ_h P_h ⊗ W_h, a matrix of rank ≤ N_h.
+"""Proof steps of the least number of heads: attention that ignores its input is Σ_h P_h ⊗ W_h, of rank ≤ N_h.
 
 Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and the convolution
 Σ_j vec(S_j) vec(W_j)ᵀ, S_j the shift matrix of tap j.  Equal for all inputs means equal as matrices, and then equal in rank.

@@ -1,4 +1,4 @@
-"""The steps of the two leakage bounds: how much weight goes past the nearest key, on the lattice of integers and off it.
+"""Proof steps of the two leakage bounds: the weight past the nearest key, on the integer lattice and off it.
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})

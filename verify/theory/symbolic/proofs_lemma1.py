@@ -1,8 +1,7 @@
-"""The steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
+"""Proof steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
 
-One-hot attention is given here; `verify.theory.symbolic.proofs_theorem` gets it from the code's own encoding.  The
-convolution is written out from
-its definition, on symbols throughout: kernel, bias, and every token of the padded grid, whatever the padding put there.
+One-hot attention is assumed here; `verify.theory.symbolic.proofs_theorem` derives it from the code's encoding.  The convolution is
+its definition on symbols: kernel, bias, and every token of the padded grid, whatever the padding mode.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SymbolicConvolution:
-    """A small convolution with symbols for numbers: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
+    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
 
     Attributes:
         kernel: its sides.
@@ -134,7 +133,7 @@ def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
 
 
 def place_steps(dims: int) -> list[ProofStep]:
-    """Where a head reads, on any grid, with symbols for all sizes: axis by axis, then all axes together."""
+    """The position that a head reads on any grid, with symbols for all sizes: axis by axis, then together."""
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1

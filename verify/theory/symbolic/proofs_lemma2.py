@@ -1,4 +1,4 @@
-"""The steps of Lemma 2: the score is a quadratic, its maximum is unique by a gap of α, the softmax is squeezed onto it.
+"""Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed onto it.
 
 First in d = dims dimensions, then for a vector of symbolic length d at once.
 """
@@ -72,7 +72,7 @@ def gap_steps(dims: int) -> list[ProofStep]:
 
 
 def integer_step() -> ProofStep:
-    """What the case splits on integers rest on."""
+    """The case split that every integer is positive, zero or negative."""
     above = sympy.Symbol("m", integer=True, positive=True)
     below = sympy.Symbol("m", integer=True, negative=True)
     neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
@@ -162,10 +162,10 @@ def grid_steps(dims: int) -> list[ProofStep]:
 
 
 class SymbolicVector:
-    """A vector of d components, d a symbol, standing as one component in the code's own functions.
+    """A vector of symbolic length d that acts as one component in the code's functions.
 
-    It can be added, negated, multiplied by a number, and multiplied by another block: x·y = Σ_i x_i y_i, a sympy Sum.  That
-    is all that the encoding asks of a component.
+    It supports what the encoding does with a component: addition, negation, multiplication by a number, and the product with
+    another vector, x·y = Σ_i x_i y_i as a sympy Sum.
     """
 
     length = sympy.Symbol("d", integer=True, positive=True)
@@ -234,7 +234,7 @@ def any_length_steps() -> list[ProofStep]:
 
 
 def _reading_steps() -> list[ProofStep]:
-    """That a block stands for its components: shown for lengths that can be written out, argued for all others."""
+    """A `SymbolicVector` acts as its components do: shown for d up to 4, argued for all others."""
     delta, tau = SymbolicVector.named("delta"), SymbolicVector.named("tau")
     whole = refusing_other_types(lambda: score((delta,), (tau,)))
     written = []

@@ -1,7 +1,7 @@
-"""The steps from absolute to relative encodings (Eq. 4 → 5 → 6), saying which is an identity and which a new parametrisation.
+"""Proof steps from absolute to relative encodings (Eq. 4 → 5 → 6), which separate identities from new parametrisations.
 
-As in Transformer-XL, three things are put in the place of others: Ŵ_key r_δ for W_keyᵀ P_kᵀ, the key's position; uᵀ and vᵀ for
-P_q W_qry, the query's, in the third and the fourth term.  No algebra gives that, and a step says so.
+As in Transformer-XL, Ŵ_key r_δ replaces the key's position W_keyᵀ P_kᵀ, and uᵀ and vᵀ replace the query's position P_q W_qry in the
+third and the fourth term.  These replacements are no identities, and a step says so.
 """
 
 from collections.abc import Sequence

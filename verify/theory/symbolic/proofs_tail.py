@@ -1,4 +1,4 @@
-"""The steps of the tail of a sum over keys, as `verify.rounding.leakage` bounds it, and of the tolerance from which α is derived.
+"""Proof steps of the tail bound of `verify.rounding.leakage`, and of the tolerance from which α is derived.
 
 Both bounds compare e^{−αn²} (or e^{−α(n²−2nf)}, |f| ≤ ½) with a geometric series: n(n − 1) grows by at least 2(N + 1) a step
 beyond N, and n² ≥ 1 + 3(n − 1).
@@ -97,5 +97,5 @@ def tolerance_steps() -> list[ProofStep]:
 
 
 def beyond() -> Any:
-    """What the terms beyond N add up to at most, both sides together."""
+    """The bound on the terms beyond N, both sides together."""
     return 2 * sympy.exp(-alpha * count * (count + 1)) / (1 - sympy.exp(-2 * alpha * (count + 1)))

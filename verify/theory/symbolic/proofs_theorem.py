@@ -1,4 +1,4 @@
-"""The steps of Theorem 1 after Lemma 2: the limits of the code's own attention, put into Lemma 1; then the rate, on any grid."""
+"""Proof steps of Theorem 1 after Lemma 2: the limits of the code's attention, Lemma 1 on them, and the rate on any grid."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, w
 
 
 def theorem_steps(dims: int) -> list[ProofStep]:
-    """The layer whose P^h are the limits that sympy finds is the convolution; and how fast it gets there."""
+    """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
     case = cases(dims)[0]
     scores = [
         [[score(minus(key, query), shift) for key in case.tokens] for query in case.queries] for shift in case.shifts
