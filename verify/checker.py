@@ -59,14 +59,12 @@ def check(certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | 
     Raises:
         Rejected: a file is damaged or malformed, or the certificate states something false.
 
-    >>> import tempfile, construct, torch, verify
-    >>> from verify.argument.documents import write_document
+    >>> import tempfile, construct, torch, verify, verify.argument.documents as documents
     >>> conv = torch.nn.Conv1d(1, 2, kernel_size=3)
     >>> layer = construct.conv_to_mhsa(conv)
     >>> paths = [f"{tempfile.mkdtemp()}/{name}" for name in ("model.mhsa.json", "model.pt", "model.mhsa.pt")]
-    >>> torch.save(conv, paths[1])
-    >>> torch.save(layer, paths[2])
-    >>> write_document(paths[0], [("", verify.certify(conv, layer, grid=(8,)))], *paths[1:])
+    >>> torch.save(conv, paths[1]); torch.save(layer, paths[2])
+    >>> documents.write_document(paths[0], [("", verify.certify(conv, layer, grid=(8,)))], *paths[1:])
     >>> verify.check(*paths).verdict.name
     'PROVED'
     """
