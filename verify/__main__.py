@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from verify.experiment import command as audit_command
+from verify.plots import command as plot_command
+
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
   1    something is not
@@ -79,30 +82,14 @@ def _claims(options: argparse.Namespace) -> int:
     return 0 if table.good else 1
 
 
-def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.experiment.command import add_arguments
-
-    add_arguments(parser)
-
-
 def _audit(options: argparse.Namespace) -> int:
-    from verify.experiment.command import run
-
-    result = run(options)
+    result = audit_command.run(options)
     print(result.to_json() if options.json else f"{result}\n", end="")
     return 0 if result.is_convolution else 1
 
 
-def _plot_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.plots.command import add_arguments
-
-    add_arguments(parser)
-
-
 def _plot(options: argparse.Namespace) -> int:
-    from verify.plots.command import run
-
-    print(f"wrote {run(options)}")
+    print(f"wrote {plot_command.run(options)}")
     return 0
 
 
@@ -111,9 +98,11 @@ COMMANDS = {
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
     "audit": Command(
-        "find out by experiment how far an attention layer is from a convolution", _audit_arguments, _audit
+        "find out by experiment how far an attention layer is from a convolution", audit_command.add_arguments, _audit
     ),
-    "plot": Command("draw a figure of a layer, a certificate, the leakage or the cost", _plot_arguments, _plot),
+    "plot": Command(
+        "draw a figure of a layer, a certificate, the leakage or the cost", plot_command.add_arguments, _plot
+    ),
 }
 """The commands by name."""
 

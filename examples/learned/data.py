@@ -4,6 +4,7 @@ import hashlib
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,9 +53,11 @@ def digits() -> Pictures:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data = load_digits()
+    data: Any = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)
-    parts = train_test_split(images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=0)
+    parts: Any = train_test_split(
+        images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=0
+    )
     return _scaled("digits", parts[0], parts[2], parts[1], parts[3], 10, {})
 
 

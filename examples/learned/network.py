@@ -84,11 +84,6 @@ class Downsample(nn.Module):
         blocks = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (b, c, r, 2, k, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 
-    @staticmethod
-    def inverse(y: Tensor) -> Tensor:
-        """(B, 4C, rows, columns) → (B, C, 2·rows, 2·columns)."""
-        return y.unflatten(1, (-1, 2, 2)).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
-
 
 class Block(nn.Module):
     """Attention, dense, dropout and LayerNorm, and the same again around two dense layers; with a residual each, as in BERT.

@@ -30,7 +30,7 @@ def accuracy(summary: Summary) -> "Figure":
             least = min(least, percent[:, shortest // 4 :].min())
         # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
         ax.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(5 * (least // 5), 100.5))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
         return figure
 

@@ -23,8 +23,6 @@ from examples.learned.resnet import resnet18
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
-TIMES = ("seconds",)
-"""The metrics that differ between two runs of the same settings."""
 
 
 def network_of(settings: Settings, pictures: Pictures) -> nn.Module:

@@ -98,7 +98,7 @@ def accuracy(summary: Summary) -> "Figure":
                 ax.plot(x, percent.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
                 ax.fill_between(x, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             ax.set(xlabel=xlabel, title=task)
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.locator_params("x", integer=True)
         axes[0].set_ylabel("test accuracy, %")
         axes[-1].legend(loc="lower right", labelcolor=INK)
         return figure

@@ -122,42 +122,10 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """The audit in JSON's types."""
-        return {
-            "grid": list(self.grid),
-            "output": list(self.output),
-            "channels": list(self.channels),
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "dtype": self.dtype,
-            "is_convolution": self.is_convolution,
-            "rounding": self.rounding,
-            "superposition": self.superposition,
-            "affine": self.affine,
-            "equivariance": self.equivariance,
-            "equivariant": self.equivariant,
-            "kernel_size": list(self.kernel_size),
-            "kernel": self.kernel.tolist(),
-            "stride": list(self.stride),
-            "dilation": list(self.dilation),
-            "padding": [list(pair) for pair in self.padding],
-            "padding_modes": list(self.padding_modes),
-            "groups": self.groups,
-            "bias": self.bias.tolist(),
-            "bias_variation": self.bias_variation,
-            "distance": self.distance,
-            "interior": self.interior,
-            "border": self.border,
-            "border_by_mode": self.border_by_mode,
-            "interior_outputs": self.interior_outputs,
-            "not_finite": self.not_finite,
-            "tap_ranks": self.tap_ranks.tolist(),
-            "tap_effective_ranks": self.tap_effective_ranks.tolist(),
-            "attention_available": self.attention_available,
-            "content": self.content,
-            "heads": None if self.heads is None else [head.record() for head in self.heads],
-            "collapsed": [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed],
-            "unplaced": list(self.unplaced),
-        }
+        derived = ("is_convolution", "affine", "equivariant", "kernel_size", "content", "unplaced")
+        named = {name: getattr(self, name) for name in (*vars(self), *derived)}
+        collapsed = [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed]
+        return {name: _json(value) for name, value in named.items()} | {"collapsed": collapsed}
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -277,6 +245,15 @@ class Audit:
                 f"at most {100 * most:.3g} % of their attention"
             )
         return lines
+
+
+def _json(value: Any) -> Any:
+    """A value in JSON's types."""
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, Head):
+        return value.record()
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _times(sizes: Vector) -> str:

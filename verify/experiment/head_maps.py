@@ -39,14 +39,8 @@ class Head:
 
     def record(self) -> dict[str, Any]:
         """The statistics in JSON's types."""
-        return {
-            "centre": list(self.centre),
-            "spread": self.spread,
-            "peak": self.peak,
-            "content": self.content,
-            "content_most": self.content_most,
-            "shifts": [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts],
-        }
+        shifts = [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts]
+        return {**vars(self), "centre": list(self.centre), "shifts": shifts}
 
 
 def key_grids(field: ReceptiveField, keys: int) -> list[np.ndarray]:

@@ -51,10 +51,7 @@ def attention_figure(
     attention = attention_of(layer, x, grid, alpha)
     positions = [(0,) * len(attention.outputs), attention.middle()] if queries is None else [tuple(q) for q in queries]
     for position in positions:
-        if len(position) != len(attention.outputs) or not all(
-            0 <= q < o for q, o in zip(position, attention.outputs, strict=True)
-        ):
-            raise ValueError(f"the query {position} is no position of an output of size {attention.outputs}")
+        attention.require_query(position)
     positions = list(dict.fromkeys(positions))
     heads = min(layer.heads, MOST_HEADS)
     columns = min(heads, COLUMNS)
@@ -80,8 +77,7 @@ def attention_figure(
         bar = figure.colorbar(drawn[0].images[0], ax=[*axes.flat], fraction=0.03, pad=0.02)
         bar.set_label("attention probability")
         omitted = f"; the first {heads} of {layer.heads} heads" if heads < layer.heads else ""
-        scope = "for one input, on which it depends" if attention.content else "the same for every input"
-        figure.suptitle(f"Where each head looks, {scope}{omitted}", fontsize=11)
+        figure.suptitle(f"Where each head looks, {attention.scope}{omitted}", fontsize=11)
         figure.supxlabel("tokens; orange: the query; within the dashed frame: the input, outside: padding", fontsize=9)
     return figure
 

@@ -95,10 +95,7 @@ def centres_figure(
     """
     attention = attention_of(layer, x, grid, alpha, larger=2)
     position = attention.middle() if query is None else tuple(query)
-    if len(position) != len(attention.outputs) or not all(
-        0 <= q < o for q, o in zip(position, attention.outputs, strict=True)
-    ):
-        raise ValueError(f"the query {position} is no position of an output of size {attention.outputs}")
+    attention.require_query(position)
     measured = centres_of(attention, position)
     planes = (
         np.rint(measured.centre[:, 0]).astype(int) if len(attention.tokens) == 3 else np.zeros(layer.heads, dtype=int)
@@ -119,8 +116,7 @@ def centres_figure(
             panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
             for ax in panels:
                 ax.set_xlabel(f"shift from the query along axis {first + 1} (tokens)")
-        scope = "for one input, on which it depends" if attention.content else "the same for every input"
-        figure.suptitle(f"Centres of attention, {scope}", fontsize=11)
+        figure.suptitle(f"Centres of attention, {attention.scope}", fontsize=11)
     return figure
 
 

@@ -47,6 +47,18 @@ class LayerAttention:
         """The attention of a head for an output, over the padded grid."""
         return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(self.tokens)
 
+    def require_query(self, position: tuple[int, ...]) -> None:
+        """Raise a ValueError unless the output has this position."""
+        if len(position) != len(self.outputs) or not all(
+            0 <= q < o for q, o in zip(position, self.outputs, strict=True)
+        ):
+            raise ValueError(f"the query {position} is no position of an output of size {self.outputs}")
+
+    @property
+    def scope(self) -> str:
+        """For a title: the inputs that have this attention."""
+        return "for one input, on which it depends" if self.content else "the same for every input"
+
     def middle(self) -> tuple[int, ...]:
         """The middle output."""
         return tuple(o // 2 for o in self.outputs)
