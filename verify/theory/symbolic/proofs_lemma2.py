@@ -203,7 +203,7 @@ def any_length_steps() -> list[ProofStep]:
     shift = delta - tau
     before, square = sympy.Symbol("S", nonnegative=True), sympy.Symbol("m", integer=True) ** 2
     count, k = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "k"))
-    seen, now_above, now_below = sympy.symbols("seen,m>0,m<0")
+    earlier, now_above, now_below = sympy.symbols("earlier,m>0,m<0")
     return [
         *_reading_steps(),
         linear(
@@ -217,10 +217,10 @@ def any_length_steps() -> list[ProofStep]:
         ),
         case_split(
             "so sum_i n_i^2 >= 1 unless n = 0, by induction: one more component m adds m^2, and once a component other "
-            "than 0 was seen or comes now, the sum stays at 1 or above, or gets there",
-            [seen | now_above | now_below],
+            "than 0 came earlier or comes now, the sum stays at 1 or above, or gets there",
+            [earlier | now_above | now_below],
             [
-                (seen, sympy.Ge(1 + before + square, 1, evaluate=False)),
+                (earlier, sympy.Ge(1 + before + square, 1, evaluate=False)),
                 (now_above, sympy.Ge(before + (1 + k) ** 2, 1, evaluate=False)),
                 (now_below, sympy.Ge(before + (-(1 + k)) ** 2, 1, evaluate=False)),
             ],
