@@ -663,7 +663,7 @@ class AttentionPicture {
       this.leak.title = `measured ${measured}` + (bound === null ? "" : `, bound ${bound}`);
     }
     const off = picture.centres.filter((_, head) => centreKey(picture, head, query) === null).length;
-    if (off && measured !== null) text += ` ${off === 1 ? "1 head aims" : `${off} heads aim`} at no single key of this grid.`;
+    if (off && measured !== null) text += ` ${off === 1 ? "1 head looks" : `${off} heads look`} at no single key of this grid.`;
     this.leak.textContent = text;
     drawChart(this.chart, picture, this.worst, stop);
   }
