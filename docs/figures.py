@@ -54,13 +54,13 @@ def learned() -> construct.MHSA:
 
 
 def summary(name: str) -> dict[str, Any]:
-    """What a command of ``examples`` found."""
+    """The summary of a command of ``examples``."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def of_heads(found: dict[str, Any], heads: int) -> dict[str, Any]:
-    """The groups with so many heads alone."""
-    return {**found, "groups": [group for group in found["groups"] if group["heads"] == heads]}
+def of_heads(summary: dict[str, Any], heads: int) -> dict[str, Any]:
+    """The groups of this many heads."""
+    return {**summary, "groups": [group for group in summary["groups"] if group["heads"] == heads]}
 
 
 FIGURES: dict[str, "Callable[[], Figure]"] = {

@@ -61,7 +61,7 @@ print(f"their sum is {total:.0f}")
 
 # %%
 expected = torch.nn.functional.conv2d(image, kernel[None, None], padding=1)
-found = layer(image).detach()
-print(f"the layer:\n{found[0, 0]}\nconv2d:\n{expected[0, 0]}")
-assert torch.equal(found, expected), "equal bit for bit"
-assert total == float(found[0, 0, 0, 0]), "and the sum by hand is the first output"
+output = layer(image).detach()
+print(f"the layer:\n{output[0, 0]}\nconv2d:\n{expected[0, 0]}")
+assert torch.equal(output, expected), "equal bit for bit"
+assert total == float(output[0, 0, 0, 0]), "and the sum by hand is the first output"

@@ -21,10 +21,9 @@ sharpness, shifts = layer.centres()  # read back from the parameters
 print(f"head 0 looks {shifts[0].int().tolist()} tokens away, head {heads - 1} looks {shifts[-1].int().tolist()}")
 
 # %%
-seen = verify.compare(conv, layer, video)
-print(
-    f"{seen.compared} outputs; greatest difference {seen.max_abs:.2e}: {seen.interior:.2e} inside, {seen.border:.2e} at the border"
-)
+discrepancy = verify.compare(conv, layer, video)
+print(f"{discrepancy.compared} outputs; greatest difference {discrepancy.max_abs:.2e}:", end=" ")
+print(f"{discrepancy.interior:.2e} inside, {discrepancy.border:.2e} at the border")
 
 # %%
 attention = layer.attention_probabilities(video)
@@ -32,4 +31,4 @@ print(f"attention weights that occur: {attention.unique().tolist()}")
 assert d_p == 4
 assert heads == 3 * 2 * 3
 assert attention.unique().tolist() == [0.0, 1.0], "each head attends exactly one token"
-assert seen.max_abs < 1e-5, "and the layer computes the convolution, up to rounding"
+assert discrepancy.max_abs < 1e-5, "and the layer computes the convolution, up to rounding"

@@ -32,7 +32,7 @@ assert certificate.verdict.name != "PROVED"
 cells = torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0)).double()
 delta = cells[None, :, :] - cells[:, None, :]  # (queries, keys, 2), over the 36 pixels and no more
 r = torch.stack(encoding.r(delta.unbind(-1)))
-total = torch.zeros(36).double() + float(conv.bias.detach())
+total = torch.zeros(36).double() + conv.get_parameter("bias").item()
 for tau, weight in zip(
     torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)), conv.weight.detach().flatten(), strict=True
 ):

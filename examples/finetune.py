@@ -7,6 +7,8 @@ and it is trained for some seconds on mirrored digits.
 """
 
 # %%
+from typing import Any
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -15,7 +17,7 @@ import construct
 from construct.command.demo import PATH
 
 torch.manual_seed(0)
-data = load_digits()
+data: Any = load_digits()
 upright = torch.tensor(data.images / 16, dtype=torch.float32)[:, None]
 mirrored, labels = upright.transpose(2, 3), torch.tensor(data.target)
 test, learn = slice(-300, None), slice(0, 600)
@@ -44,7 +46,8 @@ assert apart < 1e-4
 
 # %%
 net = construct.convert(cnn)
-layer = net.context.conv
+layer = net.get_submodule("context.conv")
+assert isinstance(layer, construct.MHSA)
 layer.execution = "dense"  # the picture is small
 with torch.no_grad():
     layer.v.mul_(4.0 / layer.centres()[0].max())

@@ -33,9 +33,9 @@ net = construct.convert(model)
 pairs = {name: (conv, net.get_submodule(name)) for name, conv in model.named_children() if name != "3"}
 checks = check_on_activations(model, pairs, [photo], "a photograph")
 for name, check in checks.items():
-    heads, seen = pairs[name][1].heads, check.discrepancy.max_abs
+    heads, difference = pairs[name][1].heads, check.discrepancy.max_abs
     print(
-        f"layer {name}: {heads:2} heads, difference {seen:.1e}, rounding allows {check.bound:.1e}: {check.verdict.name}"
+        f"layer {name}: {heads:2} heads, difference {difference:.1e}, rounding allows {check.bound:.1e}: {check.verdict.name}"
     )
 
 # %% [markdown]

@@ -43,12 +43,12 @@ print(f"each position is r = (δ², δ): D_p = {layer.w_key_pos.shape[2]}")
 
 # %%
 with torch.no_grad():
-    found, expected = layer(one_hot(TEXT)[None])[0, 0], conv(one_hot(TEXT)[None])[0, 0]
-places = [k for k, count in enumerate(found.tolist()) if count == len(WORD)]
+    output, expected = layer(one_hot(TEXT)[None])[0, 0], conv(one_hot(TEXT)[None])[0, 0]
+places = [k for k, count in enumerate(output.tolist()) if count == len(WORD)]
 print(TEXT)
 print("".join("^" if k in places else " " for k in range(len(TEXT))).rstrip())
 print(f"{WORD!r} begins at {places}")
 
 # %%
-assert torch.equal(found, expected), "small integers: equal bit for bit"
+assert torch.equal(output, expected), "small integers: equal bit for bit"
 assert places == [k for k in range(len(TEXT)) if TEXT.startswith(WORD, k)]

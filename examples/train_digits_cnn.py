@@ -12,10 +12,10 @@ Nothing is written unless the network reads more than 95 % of the test images.
 """
 
 import argparse
-import math
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -47,15 +47,16 @@ def digits_cnn() -> nn.Sequential:
 
 def digits(seed: int) -> list[torch.Tensor]:
     """Train images, test images (N, 1, 8, 8), train labels, test labels (N,)."""
-    data = load_digits()
-    images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
-    return train_test_split(images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=seed)
+    pixels, labels = map(torch.tensor, load_digits(return_X_y=True))
+    images = (pixels / 16).float().reshape(-1, 1, 8, 8)
+    split: Any = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=seed)
+    return split
 
 
 def train(model: nn.Sequential, images: torch.Tensor, labels: torch.Tensor, epochs: int, batch: int = 64) -> None:
     """Fit in place: AdamW, one warm-up and cool-down of the learning rate, and leave the model in eval mode."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
-    steps = epochs * math.ceil(len(images) / batch)
+    steps = epochs * -(-len(images) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
     model.train()
     for _ in range(epochs):

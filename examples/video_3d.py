@@ -27,7 +27,7 @@ for weight, shift in zip(conv.weight.flatten().tolist(), layer.centres()[1].int(
     print(f"the head with weight {weight:+.0f} looks {shift} (frames, rows, columns) from the query")
 
 # %% [markdown]
-# What appears is +, what vanishes is −; the pixel that stands still is seen by no one.
+# What appears is +, what vanishes is −; the pixel that stands still gives 0.
 
 # %%
 with torch.no_grad():
@@ -41,5 +41,5 @@ print(f"{certificate.verdict.name} for every video of {FRAMES} frames of {HEIGHT
 print(f"D_p = {layer.w_key_pos.shape[2]}; the greatest difference allowed is {float(certificate.bound.max()):.1e}")
 assert torch.equal(motion, conv(video)[0, 0])
 assert certificate.verdict.name == "PROVED"
-assert middle[6].eq(0).all(), "what stands still is not seen"
+assert middle[6].eq(0).all(), "what stands still gives 0"
 assert middle.abs().sum() == 12

@@ -35,7 +35,7 @@ from construct.modules.learning import (
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from verify.layers.overrides import Unreadable
-from verify.plots.stored import layer_in
+from verify.plots.stored_layer import layer_in
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -1,4 +1,7 @@
-"""The checker.  It shares no reasoning with ``construct``, and importing it imports nothing heavy."""
+"""Proofs, certificates and checks that attention layers equal convolutions; shares no code with the builder in ``construct``.
+
+Importing it imports nothing heavy: public names load their modules on first use.
+"""
 
 import sys
 from importlib import import_module
@@ -51,34 +54,34 @@ __all__ = [
 
 
 def _require_our_construct() -> None:
-    """Refuse to work beside another package that is called ``construct``, which a parsing library puts over ours.
+    """Refuse to run beside the parsing library ``construct``, which overwrites our package of that name.
 
-    Looked at as a file, and not imported: that would import torch.
+    The file is read and not imported, because that would import torch.
 
     Raises:
-        ImportError: it is another one; ``python -m verify`` ends instead, with this one line.
+        ImportError: the package is another one; ``python -m verify`` prints this line and exits.
     """
     spec = PathFinder.find_spec("construct")
-    if spec is None:  # rechecking a certificate takes nothing of it
+    if spec is None:  # rechecking a certificate does not need it
         return
     get_data = getattr(spec.loader, "get_data", None)  # none where __init__.py is missing
     if get_data is not None and spec.origin is not None and b"conv-as-attention" in get_data(spec.origin):
         return
-    told = (
+    message = (
         "the package construct is not that of conv-as-attention: the distribution construct has overwritten it, or took it "
         "along when it was removed (pip uninstall construct, then pip install --force-reinstall --no-deps . in our folder)"
     )
-    if sys.argv[:1] == ["-m"]:  # while Python looks for what it is to run
-        sys.stderr.write(f"error: {told}\n")
+    if sys.argv[:1] == ["-m"]:  # while Python locates the module to run
+        sys.stderr.write(f"error: {message}\n")
         raise SystemExit(2)
-    raise ImportError(told)
+    raise ImportError(message)
 
 
 _require_our_construct()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name where it lives, when it is first asked for."""
+    """Import a public name from its module on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'verify' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

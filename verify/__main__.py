@@ -1,7 +1,4 @@
-"""``python -m verify``: recheck a certificate, print the proofs, judge the claims, audit a layer, draw figures.
-
-Nothing heavy is imported before a command needs it.
-"""
+"""``python -m verify``: the commands check, lemmas, claims, audit and plot; each imports what it needs when it runs."""
 
 import argparse
 import os
@@ -9,6 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+
+from verify.experiment import command as audit_command
+from verify.plots import command as plot_command
 
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
@@ -28,8 +28,8 @@ class Command:
 
     Attributes:
         summary: one line for the help.
-        arguments: adds its arguments to its parser.
-        run: carries it out, prints, and returns the exit code; a ValueError or OSError is told in one line, with code 2.
+        arguments: adds the command's arguments to a parser.
+        run: runs it, prints, and returns the exit code; a ValueError or OSError becomes one line and exit code 2.
     """
 
     summary: str
@@ -82,30 +82,14 @@ def _claims(options: argparse.Namespace) -> int:
     return 0 if table.good else 1
 
 
-def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.experiment.command import add_arguments
-
-    add_arguments(parser)
-
-
 def _audit(options: argparse.Namespace) -> int:
-    from verify.experiment.command import run
-
-    found = run(options)
-    print(found.to_json() if options.json else f"{found}\n", end="")
-    return 0 if found.is_convolution else 1
-
-
-def _plot_arguments(parser: argparse.ArgumentParser) -> None:
-    from verify.plots.command import add_arguments
-
-    add_arguments(parser)
+    result = audit_command.run(options)
+    print(result.to_json() if options.json else f"{result}\n", end="")
+    return 0 if result.is_convolution else 1
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from verify.plots.command import run
-
-    print(f"wrote {run(options)}")
+    print(f"wrote {plot_command.run(options)}")
     return 0
 
 
@@ -114,15 +98,17 @@ COMMANDS = {
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
     "audit": Command(
-        "find out by experiment how far an attention layer is from a convolution", _audit_arguments, _audit
+        "find out by experiment how far an attention layer is from a convolution", audit_command.add_arguments, _audit
     ),
-    "plot": Command("draw a figure of a layer, a certificate, the leakage or the cost", _plot_arguments, _plot),
+    "plot": Command(
+        "draw a figure of a layer, a certificate, the leakage or the cost", plot_command.add_arguments, _plot
+    ),
 }
-"""By name; each command imports what it needs when it is run."""
+"""The commands by name."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """An argument parser that raises its errors as one line."""
 
     def error(self, message: str) -> NoReturn:
         raise BadArguments(f"{message} (--help lists the options)")
@@ -160,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # a reader who has seen enough (``| head``) is no error
+    except BrokenPipeError:  # a reader that stops early (``| head``) is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:

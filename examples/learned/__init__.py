@@ -1,1 +1,1 @@
-"""Do attention layers learn convolutions?  Train the paper's network with each kind of attention, and measure the layers."""
+"""``python -m examples.learned``: train the paper's network with each kind of attention, and fit convolutions to its layers."""

@@ -1,4 +1,4 @@
-"""Where a run is, written so that it can go on bit for bit: whole or not at all, and read without running anything."""
+"""Checkpoints that resume a run bit for bit, written atomically and read with ``weights_only``."""
 
 import random
 from pathlib import Path
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from examples.learned.data import BadInput
-from examples.learned.replacing import replacing
+from examples.learned.files import replacing
 
 
 def random_states() -> dict[str, Any]:
-    """The states of all random number generators, in types that are read back safely."""
+    """The states of all random number generators, in types that ``weights_only`` loads."""
     kind, keys, position, gauss, cached = np.random.get_state()  # noqa: NPY002  whoever uses it, it has to go on
     version, numbers, spare = random.getstate()
     return {
@@ -30,7 +30,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Go on from there."""
+    """Restore these states."""
     torch.set_rng_state(states["torch"])
     if states["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
@@ -41,13 +41,13 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """A run that is killed has the old one or the new."""
+    """Write a checkpoint atomically."""
     with replacing(path) as file:
         torch.save(state, file)
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What was written; None if there is nothing.
+    """Read a checkpoint; None if there is none.
 
     Raises:
         BadInput: it is damaged.
@@ -56,9 +56,9 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes of torch's reader
-        told = str(error).strip().split("\n")[0][:120]
-        raise BadInput(f"{path}: damaged, or no checkpoint: {told} (remove it to train this run anew)") from None
+    except Exception as error:  # whatever torch raises on a damaged file
+        reason = str(error).strip().split("\n")[0][:120]
+        raise BadInput(f"{path}: damaged, or no checkpoint: {reason} (remove it to train this run anew)") from None
     if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
         raise BadInput(f"{path}: no checkpoint of a run (remove it to train this run anew)")
     return state

@@ -1,4 +1,4 @@
-"""The command: train every variant with every seed, measure the layers, and write the table and the pictures."""
+"""The command line of ``examples.learned``: train all variants and seeds, measure the layers, write table and figures."""
 
 import argparse
 import json
@@ -16,14 +16,13 @@ import torch
 from rich.console import Console
 
 from examples.learned import plots, table
+from examples.learned.console import bars, ended
 from examples.learned.data import BadInput, Pictures, cifar10, digits
+from examples.learned.files import replaced
 from examples.learned.measuring import distances
 from examples.learned.network import VARIANTS, AttentionNet
-from examples.learned.outcome import ended
-from examples.learned.progress import bars
-from examples.learned.replacing import replaced
+from examples.learned.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
-from examples.learned.several import Tell, beside_each_other, cores
 from examples.learned.summary import folder_of, summary_of
 from examples.learned.training import RESULT, Run, network_of
 
@@ -31,21 +30,21 @@ SUMMARY = "summary.json"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
-    found = argparse.ArgumentParser(
+    """The parser of the command line."""
+    arguments = argparse.ArgumentParser(
         prog="python -m examples.learned",
         description="Do attention layers learn convolutions?  Train the paper's network, and measure its layers.  "
         "A command that was stopped goes on where it was when it is given again.",
     )
-    found.add_argument(
+    arguments.add_argument(
         "--preset", choices=[*PRESETS], default="digits", help="sizes and schedule (default: %(default)s)"
     )
-    found.add_argument("--data", type=Path, help="CIFAR-10: cifar-10-binary.tar.gz, or a folder with its six files")
-    found.add_argument(
+    arguments.add_argument("--data", type=Path, help="CIFAR-10: cifar-10-binary.tar.gz, or a folder with its six files")
+    arguments.add_argument(
         "--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], metavar="NAME", help=", ".join(VARIANTS)
     )
-    found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
-    found.add_argument(
+    arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
+    arguments.add_argument(
         "--out", type=Path, default=Path("learned-runs"), help="folder of all output (default: %(default)s)"
     )
     for name, kind in (
@@ -56,21 +55,21 @@ def parser() -> argparse.ArgumentParser:
         ("width", int),
         ("rate", float),
     ):
-        found.add_argument(f"--{name}", type=kind, help="in place of the preset's")
-    found.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
-    found.add_argument(
+        arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
+    arguments.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
+    arguments.add_argument(
         "--threads", type=int, default=1, help="of torch on the CPU, for each run (default: %(default)s)"
     )
-    found.add_argument(
+    arguments.add_argument(
         "--jobs", type=int, metavar="N", help="runs at once (default: one for each CPU core; on a GPU one)"
     )
-    found.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    found.add_argument("--no-plots", action="store_true", help="write numbers alone")
-    return found
+    arguments.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    arguments.add_argument("--no-plots", action="store_true", help="write numbers alone")
+    return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if a loss was no number, 2 for bad input, 130 if it was stopped."""
+    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if it was interrupted."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command goes on from the last checkpoint"
@@ -107,55 +106,57 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     pictures = read(options.data)
     for name, digest in pictures.digests.items():
         console.print(f"{name}: SHA-256 {digest}", highlight=False, soft_wrap=True)
-    how = changed(
+    preset = changed(
         PRESETS[options.preset],
         **{name: getattr(options, name) for name in ("epochs", "batch", "heads", "layers", "width", "rate")},
     )
-    todo = [
-        Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
+    runs = [
+        Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
         for seed in dict.fromkeys(options.seeds)
         for variant in dict.fromkeys(options.variants)
     ]
-    suited(todo, pictures)
-    jobs = min(len(todo), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
+    suited(runs, pictures)
+    jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
         "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
     }
     work = partial(one_run, options=options, stated=stated)
-    with bars(console, "runs", len(todo)) as tell:
+    with bars(console, "runs", len(runs)) as tell:
         if jobs > 1:
-            beside_each_other(todo, partial(prepared, options.data, options.threads, work), jobs, tell)
+            run_in_processes(runs, partial(prepared, options.data, options.threads, work), jobs, tell)
         else:
-            for settings in todo:
+            for settings in runs:
                 work(settings, partial(tell, settings), pictures=pictures)
                 tell(settings, 0, 0, "", ended=True)
     seeds, variants = [*dict.fromkeys(options.seeds)], [*dict.fromkeys(options.variants)]
-    found = table.results_in(options.out, variants, seeds)
-    text = table.markdown(found)
+    results = table.results_in(options.out, variants, seeds)
+    text = table.markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     replaced(options.out / "table.md", text)
 
     def run_of(variant: str, seed: int) -> Run:
-        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, how)
+        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
         return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
 
-    summary = summary_of(found, run_of, pictures)
+    summary = summary_of(results, run_of, pictures)
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)
     return text
 
 
-def suited(todo: Sequence[Settings], pictures: Pictures) -> None:
-    """Make sure that sizes and pictures go together in every run, before the first one takes its time.
+def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
+    """Build every variant once with one layer, so that sizes that do not fit fail before any training.
 
     Raises:
-        BadInput: in some run they do not.
+        BadInput: the sizes of a run do not fit.
     """
     with torch.random.fork_rng(devices=[]):
-        for settings in {settings.variant: settings for settings in todo}.values():
-            one_layer = replace(settings.how, shape=replace(settings.how.shape, layers=1))  # all layers are alike
+        for settings in {settings.variant: settings for settings in runs}.values():
+            one_layer = replace(
+                settings.how, shape=replace(settings.how.shape, layers=1)
+            )  # all layers have the same sizes
             network_of(replace(settings, how=one_layer), pictures)
 
 
@@ -163,13 +164,13 @@ def read(data: Path | None) -> Pictures:
     """CIFAR-10 from a path, or scikit-learn's digits.
 
     Raises:
-        BadInput: there is something else, or it is damaged.
+        BadInput: the files are other ones, or damaged.
     """
     return digits() if data is None else cifar10(data)
 
 
 def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
-    """In a process of its own: the work, with its pictures."""
+    """The work of a process, with its pictures loaded."""
     torch.set_num_threads(threads)
     return partial(work, pictures=read(data))
 
@@ -177,7 +178,7 @@ def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Call
 def one_run(
     settings: Settings, tell: Tell, *, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str]
 ) -> None:
-    """Train a variant with a seed and measure it, unless that has been done."""
+    """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if (folder / RESULT).exists() and run.done == run.steps:
@@ -205,7 +206,7 @@ def one_run(
 
 
 def machine(device: str, threads: int) -> str:
-    """What the runs ran on, as far as it says something about their time."""
+    """The machine of the runs, as far as it matters for their time."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     return f"{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"

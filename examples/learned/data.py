@@ -1,9 +1,10 @@
-"""Pictures to learn from: scikit-learn's digits, or CIFAR-10 from its standard binary files, checked before they are believed."""
+"""The data sets: scikit-learn's digits, or CIFAR-10 from its binary files, by size and MD5."""
 
 import hashlib
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ RECORD_BYTES = 1 + 3 * SIDE * SIDE
 
 
 class BadInput(ValueError):
-    """Something that was given cannot be used; the message is one line that says what, and what to do."""
+    """Bad input; the message is one line that says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,11 @@ def digits() -> Pictures:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data = load_digits()
+    data: Any = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)
-    parts = train_test_split(images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=0)
+    parts: Any = train_test_split(
+        images, torch.tensor(data.target), test_size=0.2, stratify=data.target, random_state=0
+    )
     return _scaled("digits", parts[0], parts[2], parts[1], parts[3], 10, {})
 
 
@@ -113,27 +116,29 @@ def _read(path: Path) -> bytes:
 
 
 def _unpacked(path: Path) -> dict[str, bytes]:
-    """The six files of the archive, of which nothing is written anywhere."""
+    """The six files of the archive, extracted in memory."""
     content = _read(path)
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if len(content) != ARCHIVE_BYTES or digest != ARCHIVE_MD5:
-        told = f"{len(content)} bytes, MD5 {digest}, where cifar-10-binary.tar.gz has {ARCHIVE_BYTES} and {ARCHIVE_MD5}"
-        raise BadInput(f"{path}: {told} (fetch it again)")
-    found = {}
+        reason = (
+            f"{len(content)} bytes, MD5 {digest}, where cifar-10-binary.tar.gz has {ARCHIVE_BYTES} and {ARCHIVE_MD5}"
+        )
+        raise BadInput(f"{path}: {reason} (fetch it again)")
+    files = {}
     with tarfile.open(path) as archive:
         for member in archive:
             name = member.name.rpartition("/")[2]
-            held = archive.extractfile(member) if name in FILES and member.isfile() else None
-            if held is not None:
-                found[name] = held.read()
-    return {name: found[name] for name in FILES}
+            extracted = archive.extractfile(member) if name in FILES and member.isfile() else None
+            if extracted is not None:
+                files[name] = extracted.read()
+    return {name: files[name] for name in FILES}
 
 
 def _records(content: bytes, name: str, records: int) -> np.ndarray:
     """The rows of one file, uint8 (records, 3073)."""
     if len(content) != records * RECORD_BYTES:
-        told = f"{len(content)} bytes, not {records} × {RECORD_BYTES} = {records * RECORD_BYTES}"
-        raise BadInput(f"{name}: {told}: truncated, or not CIFAR-10's binary version (unpack the archive again)")
+        reason = f"{len(content)} bytes, not {records} × {RECORD_BYTES} = {records * RECORD_BYTES}"
+        raise BadInput(f"{name}: {reason}: truncated, or not CIFAR-10's binary version (unpack the archive again)")
     rows = np.frombuffer(content, dtype=np.uint8).reshape(records, RECORD_BYTES)
     wrong = np.flatnonzero(rows[:, 0] > 9)
     if len(wrong):

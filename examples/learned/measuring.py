@@ -1,4 +1,4 @@
-"""What a trained network learned: how far each layer is from a convolution, and where its heads look."""
+"""Measurements of a trained network: distance to the nearest convolution and attention centres, layer by layer."""
 
 from math import isqrt
 from typing import Any
@@ -18,18 +18,18 @@ def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
 
     Args:
         network: in any mode.
-        channels: of how many channels the map is read.
+        channels: the number of channels to measure at most.
 
     Returns:
         For each layer: the distance over all outputs with the padding that fits best, over the interior alone (None if
         there is none), and how far other inputs move the attention of the head that they move most.
     """
-    found = []
+    rows = []
     for layer in network.attentions():
         side = max(1, isqrt(layer.heads))
-        seen = verify.audit(layer, network.grid, kernel_size=side, most_channels=channels)
-        found.append({"distance": seen.distance, "interior": seen.interior, "content": seen.content})
-    return found
+        audit = verify.audit(layer, network.grid, kernel_size=side, most_channels=channels)
+        rows.append({"distance": audit.distance, "interior": audit.interior, "content": audit.content})
+    return rows
 
 
 @torch.no_grad()

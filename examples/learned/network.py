@@ -18,14 +18,14 @@ class Variant:
     """One row of the table.
 
     Attributes:
-        told: for people.
+        label: for people.
         encoding: as :func:`examples.learned.starting.attention_to_learn` takes it; "resnet" for the baseline.
         content: whether content is attended to.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.
     """
 
-    told: str
+    label: str
     encoding: str
     content: bool = False
     start: str = "paper"
@@ -83,11 +83,6 @@ class Downsample(nn.Module):
             raise BadInput(f"pictures of {rows} × {columns} cannot be downsampled by 2: both must be even")
         blocks = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (b, c, r, 2, k, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-
-    @staticmethod
-    def inverse(y: Tensor) -> Tensor:
-        """(B, 4C, rows, columns) → (B, C, 2·rows, 2·columns)."""
-        return y.unflatten(1, (-1, 2, 2)).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
 
 
 class Block(nn.Module):
@@ -151,14 +146,14 @@ class AttentionNet(nn.Module):
         return self.classify(self.states(x)[-1].mean((2, 3)))
 
     def states(self, x: Tensor) -> list[Tensor]:
-        """What every attention layer gets, and what comes out last: each (B, width, rows/2, columns/2)."""
+        """The input of every attention layer and the final output, each (B, width, rows/2, columns/2)."""
         if tuple(x.shape[1:]) != self.picture:
-            told = " × ".join(map(str, x.shape[1:]))
-            raise BadInput(f"pictures of {told}, where the network takes {' × '.join(map(str, self.picture))}")
-        found = [self.places(self.embed(self.downsample(x).movedim(1, -1)).movedim(-1, 1))]
+            size = " × ".join(map(str, x.shape[1:]))
+            raise BadInput(f"pictures of {size}, where the network takes {' × '.join(map(str, self.picture))}")
+        states = [self.places(self.embed(self.downsample(x).movedim(1, -1)).movedim(-1, 1))]
         for block in self.blocks:
-            found.append(block(found[-1]))
-        return found
+            states.append(block(states[-1]))
+        return states
 
     def attentions(self) -> list[MHSA]:
         """The attention layers, in order."""

@@ -1,4 +1,4 @@
-"""The pictures, drawn from a summary alone, so that they can be made again without the runs."""
+"""The figures of ``examples.learned``, drawn from a summary file alone."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,31 +20,31 @@ def accuracy(summary: Summary) -> "Figure":
     with style():
         figure = new_figure(8.0, 3.8)
         ax, least = figure.subplots(), 100.0
-        for place, (variant, held) in enumerate(summary["variants"].items()):
-            shortest = min(map(len, held["accuracy"]))
-            seen = 100 * np.array([run[:shortest] for run in held["accuracy"]])
+        for place, (variant, results) in enumerate(summary["variants"].items()):
+            shortest = min(map(len, results["accuracy"]))
+            percent = 100 * np.array([run[:shortest] for run in results["accuracy"]])
             colour, dashes = COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--"
             epochs = np.arange(1, shortest + 1)
-            ax.plot(epochs, seen.mean(0), dashes, label=VARIANTS[variant].told, color=colour, lw=1.3)
-            ax.fill_between(epochs, seen.min(0), seen.max(0), color=colour, alpha=0.12, lw=0)
-            least = min(least, seen[:, shortest // 4 :].min())
+            ax.plot(epochs, percent.mean(0), dashes, label=VARIANTS[variant].label, color=colour, lw=1.3)
+            ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
+            least = min(least, percent[:, shortest // 4 :].min())
         # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
         ax.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(5 * (least // 5), 100.5))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
         return figure
 
 
 def seconds(summary: Summary) -> "Figure":
     """Training time by variant: a bar for the mean of the seeds, a dot for each."""
-    held = summary["variants"]
+    variants = summary["variants"]
     with style():
-        figure = new_figure(8.0, 0.6 + 0.35 * len(held))
+        figure = new_figure(8.0, 0.6 + 0.35 * len(variants))
         ax = figure.subplots()
-        for place, one in enumerate(held.values()):
+        for place, one in enumerate(variants.values()):
             ax.barh(place, np.mean(one["seconds"]), color=FAINT, alpha=0.5)
             ax.plot(one["seconds"], [place] * len(one["seconds"]), ".", color=BLUE)
-        ax.set_yticks(range(len(held)), [VARIANTS[variant].told for variant in held])
+        ax.set_yticks(range(len(variants)), [VARIANTS[variant].label for variant in variants])
         ax.invert_yaxis()
         ax.set_xlabel("seconds of training")
         return figure
@@ -54,8 +54,8 @@ def centres(summary: Summary, variant: str) -> "Figure":
     """Where the heads of every layer look from the middle query: the mean shift, and an ellipse of one deviation."""
     from matplotlib.patches import Ellipse
 
-    held = summary["variants"][variant]["looks"]
-    layers, reach = held["layers"], max(held["grid"]) / 2 + 0.5
+    looks = summary["variants"][variant]["looks"]
+    layers, reach = looks["layers"], max(looks["grid"]) / 2 + 0.5
     with style():
         figure = new_figure(1.7 * len(layers), 2.3)
         axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
@@ -80,22 +80,22 @@ def maps(summary: Summary, variant: str) -> "Figure":
 
     Every map is as dark as its own greatest number; a square marks the query.
     """
-    held = summary["variants"][variant]["looks"]
-    (rows, columns), layers = held["grid"], held["layers"]
-    seen = np.array([layer["map"] for layer in layers])  # (layers, heads, rows, columns)
-    shown = seen / seen.max((2, 3), keepdims=True).clip(min=1e-9)
+    looks = summary["variants"][variant]["looks"]
+    (rows, columns), layers = looks["grid"], looks["layers"]
+    weights = np.array([layer["map"] for layer in layers])  # (layers, heads, rows, columns)
+    shown = weights / weights.max((2, 3), keepdims=True).clip(min=1e-9)
     tiles = np.pad(shown, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each
-    wide = tiles.transpose(0, 2, 1, 3).reshape(len(seen) * (rows + 1), -1)[:-1, :-1]
+    wide = tiles.transpose(0, 2, 1, 3).reshape(len(weights) * (rows + 1), -1)[:-1, :-1]
     with style():
-        figure = new_figure(0.75 * seen.shape[1] + 0.9, 0.75 * rows / columns * len(seen) + 0.9)
+        figure = new_figure(0.75 * weights.shape[1] + 0.9, 0.75 * rows / columns * len(weights) + 0.9)
         ax = figure.subplots()
         ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
-        across, down = (columns + 1) * np.arange(seen.shape[1]), (rows + 1) * np.arange(len(seen))
+        across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))
         x, y = np.meshgrid(across + columns // 2, down + rows // 2)
         size = max(2.0, 30 / max(rows, columns))
         ax.plot(x.ravel(), y.ravel(), "s", mfc="none", mec=ORANGE, ms=size, mew=0.9)
-        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(1, seen.shape[1] + 1)])
-        ax.set_yticks(down + (rows - 1) / 2, [f"layer {n}" for n in range(1, len(seen) + 1)])
+        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(1, weights.shape[1] + 1)])
+        ax.set_yticks(down + (rows - 1) / 2, [f"layer {n}" for n in range(1, len(weights) + 1)])
         ax.tick_params(length=0, labelsize=8)
         ax.spines[:].set_visible(False)
         ax.set_title(_title(summary, variant), fontsize=9)
@@ -104,15 +104,15 @@ def maps(summary: Summary, variant: str) -> "Figure":
 
 def _title(summary: Summary, variant: str) -> str:
     looks = summary["variants"][variant]["looks"]
-    told = f"{VARIANTS[variant].told}, seed {looks['seed']}"
-    return f"{told}, averaged over {looks['pictures']} test pictures"
+    run = f"{VARIANTS[variant].label}, seed {looks['seed']}"
+    return f"{run}, averaged over {looks['pictures']} test pictures"
 
 
 def write(summary: Summary, folder: Path) -> None:
     """Draw all of them: of the runs together, and of each attention variant."""
     drawn = {"accuracy": accuracy(summary), "seconds": seconds(summary)}
-    for variant, held in summary["variants"].items():
-        if held["looks"] is not None:
+    for variant, results in summary["variants"].items():
+        if results["looks"] is not None:
             drawn |= {f"centres-{variant}": centres(summary, variant), f"maps-{variant}": maps(summary, variant)}
     for name, figure in drawn.items():
         write_figure(figure, folder / f"{name}.svg")

@@ -1,4 +1,4 @@
-"""The baseline: ResNet-18 as it is used on small pictures, with a 3 × 3 stem and no pooling before the first stage."""
+"""ResNet-18 for small pictures, the baseline: a 3 × 3 stem and no pooling before the first stage."""
 
 from torch import Tensor, nn
 
@@ -38,10 +38,10 @@ def resnet18(channels: int, classes: int, width: int = 64) -> nn.Sequential:
         width: channels of the first of four stages; each has twice those of the one before.
     """
     stages: list[nn.Module] = []
-    here = width
+    channels_in = width
     for stage in range(4):
-        there = width * 2**stage
-        stages += [Residual(here, there, 1 if stage == 0 else 2), Residual(there, there, 1)]
-        here = there
+        channels_out = width * 2**stage
+        stages += [Residual(channels_in, channels_out, 1 if stage == 0 else 2), Residual(channels_out, channels_out, 1)]
+        channels_in = channels_out
     stem = [_conv(channels, width, 3, 1), nn.ReLU()]
-    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(here, classes))
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, classes))

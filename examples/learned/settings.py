@@ -1,4 +1,4 @@
-"""What a run is made of: two presets, and everything that decides its numbers."""
+"""The settings of a run: two presets, and everything that decides its numbers."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -71,21 +71,21 @@ class Settings:
         return asdict(self)
 
     def differences(self, other: dict[str, Any]) -> str:
-        """What another record says otherwise, in a few words; empty if nothing."""
+        """The differences from another record in a few words; empty if there are none."""
         mine, theirs = _flat(self.record()), _flat(other)
         odd = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
         return ", ".join(f"{key} {theirs.get(key)} then and {mine.get(key)} now" for key in odd)
 
 
 def changed(preset: Preset, **given: Any) -> Preset:
-    """A preset with what the user gave in place of its own; None is nothing."""
+    """A preset with the user's values where they are not None."""
     known = {key: value for key, value in given.items() if value is not None}
     shape = {key: known.pop(key) for key in ("heads", "layers", "width") if key in known}
     return replace(preset, shape=replace(preset.shape, **shape), **known)
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in record.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

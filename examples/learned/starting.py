@@ -1,4 +1,4 @@
-"""Attention layers to train: which encoding learns, and where the heads start.
+"""Attention layers with learned encodings, and the initial attention centres of their heads.
 
 The tokens are the input's own positions, without padding: a 1×1 geometry of stride 1, with any number of heads.  Three starts:
 the paper's (centres drawn at random), a local one (ConViT's: one head on each shift of a square kernel), and a given convolution.
@@ -85,19 +85,19 @@ def attention_to_learn(
             nn.init.xavier_uniform_(one, generator=generator)
         return drawn
 
-    zero, aims = torch.zeros(heads, in_channels, d_k), torch.zeros(heads, d_k)
+    zero, vectors = torch.zeros(heads, in_channels, d_k), torch.zeros(heads, d_k)
     w_key_pos = torch.eye(d_k, d_p).repeat(heads, 1, 1)
     if encoding == "none":
         w_key_pos = torch.zeros_like(w_key_pos)
     elif encoding == "relative":
         # Ŵ_key = [1; 0] where that fits, for then the rows and W_qry, W_key and v can still be anything.
         w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
-        aims = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
+        vectors = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
     else:
         tau = _first_shifts(start, heads, dims, generator).unbind(1)
         round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
-        aim = encodings.v(tau, alpha) if encoding == "quadratic" else encodings.v_covariance(tau, round_)
-        aims[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in aim], dim=1)
+        vector = encodings.v(tau, alpha) if encoding == "quadratic" else encodings.v_covariance(tau, round_)
+        vectors[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in vector], dim=1)
     # All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
     width = in_channels if head_dim is None else head_dim
     w_out = nn.init.xavier_uniform_(torch.empty(heads * width, out_channels), generator=generator)
@@ -107,7 +107,7 @@ def attention_to_learn(
         w_key=xavier(heads, in_channels, d_k) if content else zero.clone(),
         w_key_pos=w_key_pos,
         u=torch.zeros(heads, d_k),
-        v=aims,
+        v=vectors,
         w_val=w_val[:, None],
         w_out=w_out.view(heads, 1, width, out_channels),
         b_out=torch.zeros(out_channels),

@@ -1,4 +1,4 @@
-"""What pictures are drawn from: the accuracy and time of all runs, and where the heads of each variant look."""
+"""The summary behind the figures: accuracy and time of all runs, and the attention centres of each variant."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +16,12 @@ DIGITS = 4
 
 
 def summary_of(
-    found: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run], pictures: Pictures
+    results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run], pictures: Pictures
 ) -> dict[str, Any]:
     """The summary, in JSON's types.
 
     Args:
-        found: the results of each variant, a seed each.
+        results_of: the results of each variant, one a seed.
         run_of: the run of a variant and a seed; one at a time, for networks may be large.
         pictures: whose test pictures attention is averaged over.
 
@@ -30,20 +30,20 @@ def summary_of(
         what :func:`looks_of` finds with the first seed, None for a network without attention.
     """
     variants = {}
-    for variant, results in found.items():
+    for variant, runs in results_of.items():
         accuracy, looks = [], None
-        for place, seed in enumerate(result["seed"] for result in results):
+        for place, seed in enumerate(result["seed"] for result in runs):
             run = run_of(variant, seed)
             accuracy.append([round(line["test_accuracy"], DIGITS) for line in run.metrics()])
             if place == 0 and isinstance(run.network, AttentionNet):
                 looks = {"seed": seed, **looks_of(run.network, pictures.test[:PICTURES].to(run.device))}
         variants[variant] = {
-            "seeds": [result["seed"] for result in results],
-            "seconds": [result["seconds"] for result in results],
+            "seeds": [result["seed"] for result in runs],
+            "seconds": [result["seconds"] for result in runs],
             "accuracy": accuracy,
             "looks": looks,
         }
-    commands = sorted({result["command"] for results in found.values() for result in results})
+    commands = sorted({result["command"] for runs in results_of.values() for result in runs})
     return {"commands": commands, "variants": variants}
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.learned.files import records
 from examples.learned.network import VARIANTS
-from examples.learned.outcome import records
 from examples.learned.training import RESULT
 
 KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")
-"""What every result has."""
+"""The keys of every result."""
 MEASURED = (
     ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
     ("untrained", "distance", "The same before training:"),
@@ -22,16 +22,16 @@ MEASURED = (
         "How far other inputs move the attention of the head that they move most (0 not at all, 1 wholly):",
     ),
 )
-"""What of the audits stands in a table of its own: when, what, and its heading."""
+"""The tables of the audits: when, which figure, and the heading."""
 
 
 def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
-    """What the runs wrote, by variant, in the order of the seeds; runs that are not finished are left out."""
-    found = {}
+    """The results of finished runs by variant, in the order of the seeds."""
+    results = {}
     for variant in variants:
         paths = [folder / variant / f"seed-{seed}" / RESULT for seed in seeds]
-        found[variant] = [records(path, KEYS)[0] for path in paths if path.exists()]
-    return {variant: some for variant, some in found.items() if some}
+        results[variant] = [records(path, KEYS)[0] for path in paths if path.exists()]
+    return {variant: runs for variant, runs in results.items() if runs}
 
 
 def spread(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
@@ -52,9 +52,11 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         accuracy = spread([run["test_accuracy"] for run in runs], scale=100)
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
-        lines.append(f"| {VARIANTS[variant].told} | {runs[0]['parameters']:,} | {accuracy} | {seconds:.0f} | {seeds} |")
-    for when, key, told in MEASURED:
-        lines += ["", told, "", f"| variant | {numbered} |", f"|{rule}|"]
+        lines.append(
+            f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {seconds:.0f} | {seeds} |"
+        )
+    for when, key, heading in MEASURED:
+        lines += ["", heading, "", f"| variant | {numbered} |", f"|{rule}|"]
         for variant, runs in results.items():
             if not runs[0]["layers"]:
                 continue
@@ -62,14 +64,14 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
             for layer in range(layers):
                 numbers = [run[when][layer][key] for run in runs]
                 cells.append("–" if any(n is None for n in numbers) else spread(numbers))
-            lines.append(f"| {VARIANTS[variant].told} | {' | '.join(cells)} |")
+            lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
     every = [run for runs in results.values() for run in runs]
     lines += ["", "Runs:", ""]
     for stated in sorted({(run["command"], run["machine"]) for run in every}):
-        some = [run for run in every if (run["command"], run["machine"]) == stated]
-        started, ended = min(run["started"] for run in some), max(run["ended"] for run in some)
-        total = sum(run["seconds"] for run in some)
+        alike = [run for run in every if (run["command"], run["machine"]) == stated]
+        started, ended = min(run["started"] for run in alike), max(run["ended"] for run in alike)
+        total = sum(run["seconds"] for run in alike)
         lines.append(
-            f"- `{stated[0]}`: {len(some)} runs, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
+            f"- `{stated[0]}`: {len(alike)} runs, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
         )
     return "\n".join(lines) + "\n"

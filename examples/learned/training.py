@@ -1,4 +1,4 @@
-"""One run: a variant and a seed.  It can be killed at any moment, and then goes on from its last checkpoint, bit for bit."""
+"""The training loop of one variant and seed, which resumes from its last checkpoint bit for bit."""
 
 import json
 import math
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from examples.learned import checkpoints
+from examples.learned.console import Diverged, stepped
 from examples.learned.data import BadInput, Pictures
+from examples.learned.files import records
 from examples.learned.network import VARIANTS, AttentionNet
-from examples.learned.outcome import Diverged, records, stepped
 from examples.learned.resnet import resnet18
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
-TIMES = ("seconds",)
-"""What of the metrics differs between two runs of the same settings."""
 
 
 def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
@@ -40,7 +39,7 @@ def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
 
 
 def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """For everything that learns; without decay where it would be a wish: of aims, gates, norms and biases."""
+    """The optimizer of all trainable parameters, without weight decay on centres, gates, norms and biases."""
     learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
     plain = [p for name, p in learned.items() if "parametrizations" in name or p.dim() < 2]
     rest = [p for name, p in learned.items() if "parametrizations" not in name and p.dim() >= 2]
@@ -127,8 +126,10 @@ class Run:
         try:
             self._load(state)
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            told = " ".join(str(error).split())[:120]
-            raise BadInput(f"{self.folder / CHECKPOINT}: damaged: {told} (remove it to train this run anew)") from None
+            reason = " ".join(str(error).split())[:120]
+            raise BadInput(
+                f"{self.folder / CHECKPOINT}: damaged: {reason} (remove it to train this run anew)"
+            ) from None
 
     def _load(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
@@ -145,7 +146,7 @@ class Run:
         checkpoints.set_random_states(state["random"])
 
     def save(self) -> None:
-        """Write down where the run is."""
+        """Write a checkpoint."""
         state = {
             "settings": self.settings.record(),
             "network": self.network.state_dict(),
@@ -162,13 +163,13 @@ class Run:
         checkpoints.write(state, self.folder / CHECKPOINT)
 
     def train(self, tell: Callable[[int, str], None]) -> None:
-        """To the last epoch.
+        """Train to the last epoch.
 
         Args:
-            tell: gets the steps taken so far, and a word on how it goes.
+            tell: progress callback with the steps taken and a status.
 
         Raises:
-            Diverged: the loss is no number any more.
+            Diverged: the loss is no longer a number.
         """
         self.network.train()
         last = time.monotonic()
@@ -201,8 +202,8 @@ class Run:
         loss = nn.functional.cross_entropy(logits, labels)
         value = float(loss.detach())
         if not math.isfinite(value):
-            told = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
-            raise Diverged(f"{self.settings}: {told} (try a smaller --rate)")
+            reason = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
+            raise Diverged(f"{self.settings}: {reason} (try a smaller --rate)")
         self.optimiser.zero_grad()
         loss.backward()
         stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
@@ -211,12 +212,12 @@ class Run:
         self.position += 1
 
     def _end_epoch(self) -> None:
-        loss, right, seen = self.sums
+        loss, right, count = self.sums
         self.epoch, self.position = self.epoch + 1, 0
         line = {
             "epoch": self.epoch,
-            "train_loss": loss / seen,
-            "train_accuracy": right / seen,
+            "train_loss": loss / count,
+            "train_accuracy": right / count,
             "test_accuracy": self.accuracy(),
             "seconds": round(self.seconds, 3),
         }
@@ -234,8 +235,8 @@ class Run:
         for x, labels in zip(self.pictures.test.split(500), self.pictures.test_labels.split(500), strict=True):
             logits = self.network(x.to(self.device))
             if not bool(logits.isfinite().all()):  # the loss of the last step was that before it
-                told = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
-                raise Diverged(f"{self.settings}: {told}")
+                reason = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
+                raise Diverged(f"{self.settings}: {reason}")
             right += int((logits.argmax(1).cpu() == labels).sum())
         self.network.train()
         return right / len(self.pictures.test)

@@ -1,1 +1,1 @@
-"""Does gradient descent find the theorem, and where does a converted network go?  Two experiments, each with its ruler."""
+"""``python -m examples.taught``: train attention on convolutions, and fine-tune converted CNNs."""

@@ -1,4 +1,4 @@
-"""The command ``cnn``: trained CNNs that go on learning, as themselves and as attention."""
+"""The command ``cnn``: fine-tune trained CNNs, as convolutions and as attention."""
 
 import argparse
 import statistics
@@ -11,39 +11,39 @@ from typing import Any
 from examples.learned.data import BadInput
 from examples.learned.table import spread
 from examples.taught.converted import WAYS
-from examples.taught.finetuning import TASKS, Course, day_one, gone_on, layers_of, shifted_test, trained_cnn
+from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test, trained_cnn
 from examples.taught.parts import Part
 
 LAYERS = ("stem", "context", "shrink", "depthwise", "mix", "head")
 """Of the demo network, in order."""
 
 
-def options_of(found: argparse.ArgumentParser) -> None:
+def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
-    found.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"])
-    found.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
-    found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
-    found.add_argument("--epochs", type=int, default=3, help="of going on (default: %(default)s)")
-    found.add_argument(
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"])
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
+    parser.add_argument("--epochs", type=int, default=3, help="of going on (default: %(default)s)")
+    parser.add_argument(
         "--train", type=int, default=1000, help="pictures to go on with, 1437 at most (default: %(default)s)"
     )
-    found.add_argument("--batch", type=int, default=32, help="(default: %(default)s)")
-    found.add_argument("--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)")
-    found.add_argument("--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)")
-    found.add_argument("--alpha", type=float, default=4.0, help="the lowered α (default: %(default)s)")
-    found.add_argument("--key-dim", type=int, default=8, help="D_k of content (default: %(default)s)")
-    found.add_argument(
+    parser.add_argument("--batch", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)")
+    parser.add_argument("--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)")
+    parser.add_argument("--alpha", type=float, default=4.0, help="the lowered α (default: %(default)s)")
+    parser.add_argument("--key-dim", type=int, default=8, help="D_k of content (default: %(default)s)")
+    parser.add_argument(
         "--content-layers",
         nargs="+",
         choices=LAYERS,
         default=[*LAYERS[2:]],
         help="which layers may learn content (default: the last four: pairs of all 8 × 8 pixels take long)",
     )
-    found.add_argument("--pretrained", type=int, default=30, help="epochs of the CNN's own training (default: 30)")
+    parser.add_argument("--pretrained", type=int, default=30, help="epochs of the CNN's own training (default: 30)")
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
-    """For every seed a part for what its network is before anything learns, and one for every task and way.
+    """For every seed one part for its network before fine-tuning, and one for every task and way.
 
     Raises:
         BadInput: more pictures than there are.
@@ -86,7 +86,7 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
         tell: gets the epochs done, and a word.
 
     Returns:
-        ``first``: the network of a seed before anything learns; or ``run``: what became of it.
+        ``first``: the measurements of a seed before fine-tuning; or ``run``: those after it.
     """
     about = part.about
     tell(0, "the CNN's own training")
@@ -95,26 +95,26 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
         return {"first": {"seed": about["seed"], "ladder": day_one(cnn, test, test_labels)}}
     course = Course(**{**about["course"], "content_layers": tuple(about["course"]["content_layers"])})
     parts, way, seed = [x[: about["train"]], test, labels[: about["train"]], test_labels], about["way"], about["seed"]
-    network, epochs = gone_on(cnn, parts, way, course, seed, tell)
+    network, epochs = continue_training(cnn, parts, way, course, seed, tell)
     tell(part.steps, "audit")
     layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test)
     return {"run": {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}}
 
 
-def gathered(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary, and the lines of the metrics, of all parts."""
-    runs = [part["run"] for part in found if "run" in part]
+    runs = [part["run"] for part in results if "run" in part]
     lines = [{**{key: run[key] for key in ("seed", "task", "way")}, **row} for run in runs for row in run["epochs"]]
-    return {"first": [part["first"] for part in found if "first" in part], "runs": runs}, lines
+    return {"first": [part["first"] for part in results if "first" in part], "runs": runs}, lines
 
 
-def table(found: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> str:
     """Three tables: what lowering α does, where accuracy goes, and how convolution-like the layers remain."""
     lines = [
         "| α of all layers, nothing learned | greatest difference of a logit, relative | predictions that differ | accuracy, % |",
         "|---:|---|---:|---:|",
     ]
-    for rows in zip(*(first["ladder"] for first in found["first"]), strict=True):
+    for rows in zip(*(first["ladder"] for first in summary["first"]), strict=True):
         apart = [row["apart"] for row in rows]
         differ = ", ".join(str(row["predictions"]) for row in rows)
         lines.append(
@@ -126,15 +126,21 @@ def table(found: dict[str, Any]) -> str:
         "| task | way | before, % | after, % | train loss at last | seconds a run |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    kinds = dict.fromkeys((run["task"], run["way"]) for run in found["runs"])
-    grouped = {kind: [run for run in found["runs"] if (run["task"], run["way"]) == kind] for kind in kinds}
+    kinds = dict.fromkeys((run["task"], run["way"]) for run in summary["runs"])
+    grouped = {kind: [run for run in summary["runs"] if (run["task"], run["way"]) == kind] for kind in kinds}
     for (task, way), runs in grouped.items():
         before, after = ([run["epochs"][n]["accuracy"] for run in runs] for n in (0, -1))
         loss = statistics.fmean(run["epochs"][-1]["loss"] for run in runs)
         seconds = statistics.fmean(run["epochs"][-1]["seconds"] for run in runs)
-        lines.append(
-            f"| {task} | {WAYS[way].told} | {spread(before, scale=100)} | {spread(after, scale=100)} | {loss:.3f} | {seconds:.0f} |"
+        cells = (
+            task,
+            WAYS[way].label,
+            spread(before, scale=100),
+            spread(after, scale=100),
+            f"{loss:.3f}",
+            f"{seconds:.0f}",
         )
+        lines.append(f"| {' | '.join(cells)} |")
     keys = ("distance", "content", "swayed", "α", "off the lattice")
     lines += ["", f"| task | way | layer | {' | '.join(keys)} |", "|---|---|---|---:|---:|---:|---|---:|"]
     for (task, way), runs in grouped.items():

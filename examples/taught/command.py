@@ -1,4 +1,4 @@
-"""The command line: settings by options, metrics as lines of JSON, a summary, a table and pictures."""
+"""The command line of ``examples.taught``: writes metrics as lines of JSON, a summary, a table and figures."""
 
 import argparse
 import json
@@ -15,13 +15,12 @@ import torch
 from rich.console import Console
 
 from examples.learned.command import machine
+from examples.learned.console import bars, ended
 from examples.learned.data import BadInput
-from examples.learned.outcome import ended
-from examples.learned.progress import bars
-from examples.learned.replacing import replaced
-from examples.learned.several import cores
+from examples.learned.files import replaced
+from examples.learned.processes import cores
 from examples.taught import cnn, plots, teacher
-from examples.taught.parts import all_done
+from examples.taught.parts import run_all
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
 COMMANDS = {"teacher": teacher, "cnn": cnn}
@@ -30,31 +29,31 @@ MOST = {"alpha": 2**20, "alphas": 2**20, "sharpen": 2**20, "threads": 1024}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
-    found = argparse.ArgumentParser(
+    """The parser of the command line."""
+    arguments = argparse.ArgumentParser(
         prog="python -m examples.taught",
         description="Does gradient descent find the theorem (teacher), and where does a converted network go (cnn)?  "
         "A command that was stopped does what is left when it is given again.",
     )
-    commands = found.add_subparsers(dest="command", required=True)
+    commands = arguments.add_subparsers(dest="command", required=True)
     about = {
         "teacher": "random convolutions teach attention layers on patches of photographs",
         "cnn": "a trained CNN goes on learning, as itself and as attention",
     }
     for name, module in COMMANDS.items():
-        one = commands.add_parser(name, help=about[name], description=f"{about[name][0].upper()}{about[name][1:]}.")
-        module.options_of(one)
-        one.add_argument(
+        command = commands.add_parser(name, help=about[name], description=f"{about[name][0].upper()}{about[name][1:]}.")
+        module.options_of(command)
+        command.add_argument(
             "--out", type=Path, default=Path(f"taught-{name}"), help="folder of all output (default: %(default)s)"
         )
-        one.add_argument("--threads", type=int, default=1, help="of torch, for each process (default: %(default)s)")
-        one.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one for each CPU core)")
-        one.add_argument("--no-plots", action="store_true", help="write numbers alone")
-    return found
+        command.add_argument("--threads", type=int, default=1, help="of torch, for each process (default: %(default)s)")
+        command.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one for each CPU core)")
+        command.add_argument("--no-plots", action="store_true", help="write numbers alone")
+    return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if a loss was no number, 2 for bad input, 130 if it was stopped."""
+    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if it was interrupted."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command does what is left"
@@ -62,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked(options: argparse.Namespace) -> None:
-    """Make sure that numbers are what they have to be.
+    """Check the ranges of all numbers.
 
     Raises:
-        BadInput: one is not; the message names its option.
+        BadInput: one is out of range; the message names its option.
     """
     for name, value in vars(options).items():
         option = f"--{name.replace('_', '-')}"
@@ -101,7 +100,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {options.out}: {error.strerror}") from None
-    before = sum(part.found(options.out) is not None for part in parts)
+    before = sum(part.stored(options.out) is not None for part in parts)
     stated = {
         "command": shlex.join(["python", "-m", "examples.taught", *given]),
         "machine": machine("cpu", options.threads) + (f", {jobs} at once" if jobs > 1 else ""),
@@ -109,16 +108,16 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     }
     start = time.monotonic()
     with bars(console, options.command, len(parts)) as tell:
-        done = all_done(parts, module.done, options.out, jobs, options.threads, tell)
-    found, lines = module.gathered(done)
+        done = run_all(parts, module.done, options.out, jobs, options.threads, tell)
+    results, lines = module.gathered(done)
     stated["seconds"] = str(round(time.monotonic() - start))
     earlier = f" ({before} of {len(parts)} parts are of an earlier run)" if before else ""
-    text = module.table(found)
+    text = module.table(results)
     text += (
         f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s{earlier}; {stated['machine']}.\n"
     )
     replaced(options.out / METRICS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-    summary = json.dumps({**stated, "seeds": options.seeds, **found}, allow_nan=False, separators=(",", ":"))
+    summary = json.dumps({**stated, "seeds": options.seeds, **results}, allow_nan=False, separators=(",", ":"))
     replaced(options.out / SUMMARY, summary + "\n")
     replaced(options.out / TABLE, text)
     if not options.no_plots:

@@ -1,4 +1,4 @@
-"""A trained CNN as attention that learns: the same function first, then softer, then with content behind a closed gate."""
+"""Trainable attention from a trained CNN: the same function, then a lower α, then gated content attention."""
 
 import copy
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from construct.modules.learning import gate_content, learned_quadratic, with_key
 
 @dataclass(frozen=True)
 class Way:
-    """One way to go on from a trained CNN.
+    """One way to fine-tune a trained CNN.
 
     Attributes:
-        told: for people.
+        label: for people.
         attention: whether its convolutions become attention.
         soft: whether α is lowered, so that α and τ learn.
         content: whether content is switched on behind a gate.
         longer: how many times as many epochs it gets.
     """
 
-    told: str
+    label: str
     attention: bool = True
     soft: bool = True
     content: bool = False
@@ -72,10 +72,10 @@ def softened(network: nn.Module, alpha: float) -> nn.Module:
     return network
 
 
-def made(
+def network_for(
     cnn: nn.Sequential, way: Way, alpha: float, key_dim: int, seed: int, content_layers: tuple[str, ...]
 ) -> nn.Module:
-    """The network that goes on in this way, in eval mode, before its first step.
+    """The network of one way in eval mode, before its first step.
 
     Args:
         cnn: trained; not changed.
@@ -105,25 +105,25 @@ def made(
     return network.eval()
 
 
-def learned_by(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """What learns: (values, biases and norms, as in a CNN; what decides where heads look)."""
+def trainable(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters: (values, biases and norms, as in a CNN; those of the attention)."""
     own = ("w_val", "w_out", "b_out")
-    values, aims = [], []
+    values, positional = [], []
     inside = {f"{name}." for name in attentions(network)}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             of_attention = any(name.startswith(prefix) for prefix in inside)
-            (aims if of_attention and name.rpartition(".")[2] not in own else values).append(parameter)
-    return values, aims
+            (positional if of_attention and name.rpartition(".")[2] not in own else values).append(parameter)
+    return values, positional
 
 
 @torch.no_grad()
 def inputs_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What every attention layer is given when the network is given x."""
-    seen: dict[str, Tensor] = {}
+    """The input of every attention layer when the network runs on x, by forward pre-hooks."""
+    inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda layer, given: seen.update({name: given[0]})
+        return lambda layer, given: inputs.update({name: given[0]})
 
     hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in attentions(network).items()]
     try:
@@ -131,4 +131,4 @@ def inputs_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return inputs

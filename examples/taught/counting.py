@@ -1,4 +1,4 @@
-"""Have the centres become the shifts of a kernel?  Counted with a fixed tolerance, so that a table cannot flatter.
+"""Count the attention centres that reached the shifts of a kernel, within a fixed tolerance.
 
 A head is *placed* if every component of its centre τ is within 0.25 of the nearest integer shift and that shift is in Δ_K.
 What is asked of the placed heads depends on how many there are:
@@ -21,7 +21,7 @@ NEAREST = 0.5
 
 @dataclass(frozen=True)
 class Count:
-    """What the centres of one student are.
+    """The counts of one student.
 
     Attributes:
         asked: "bijection", "cover" or "injective".
@@ -64,8 +64,8 @@ def count(centres: Sequence[Sequence[float]], kernel: int, near: float = NEAR) -
             placed[tuple(round(t) for t in tau)] += 1
     covered, shared = len(placed), sum(n > 1 for n in placed.values())
     if len(centres) > kernel**2:
-        asked, found = "cover", covered == kernel**2
+        asked, reached = "cover", covered == kernel**2
     else:
         asked = "bijection" if len(centres) == kernel**2 else "injective"
-        found = covered == len(centres)
-    return Count(asked, found, covered, shared, between, outside)
+        reached = covered == len(centres)
+    return Count(asked, reached, covered, shared, between, outside)

@@ -1,4 +1,4 @@
-"""A trained CNN goes on learning digits, in several ways that have the same pictures in the same order."""
+"""Fine-tuning of a trained CNN on digits, in several ways on the same pictures in the same order."""
 
 import copy
 import math
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import verify
-from examples.learned.outcome import Diverged, stepped
-from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made, softened
+from examples.learned.console import Diverged, stepped
+from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, softened, trainable
 
 TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}
 LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
@@ -27,7 +27,7 @@ REACH = 2
 
 @dataclass(frozen=True)
 class Course:
-    """How a network goes on, beside the way.
+    """The hyperparameters of fine-tuning.
 
     Attributes:
         task: a key of ``TASKS``.
@@ -78,7 +78,7 @@ def shifted_test(test: Tensor) -> Tensor:
 @torch.no_grad()
 def logits_of(network: nn.Module, x: Tensor) -> Tensor:
     """(B, 10), in batches."""
-    return torch.cat([network(some) for some in x.split(120)])
+    return torch.cat([network(batch) for batch in x.split(120)])
 
 
 def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
@@ -92,25 +92,25 @@ def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any
     Returns:
         For each α: the greatest difference of a logit, over the greatest logit; how many predictions differ; the accuracy.
     """
-    right, sharp = logits_of(cnn, x), as_attention(cnn)
+    expected, sharp = logits_of(cnn, x), as_attention(cnn)
     rows = []
     for alpha in LADDER:
-        seen = logits_of(softened(sharp, alpha), x)
+        logits = logits_of(softened(sharp, alpha), x)
         rows.append(
             {
                 "alpha": alpha,
-                "apart": float((seen - right).abs().max() / right.abs().max()),
-                "predictions": int((seen.argmax(1) != right.argmax(1)).sum()),
-                "accuracy": float((seen.argmax(1) == labels).double().mean()),
+                "apart": float((logits - expected).abs().max() / expected.abs().max()),
+                "predictions": int((logits.argmax(1) != expected.argmax(1)).sum()),
+                "accuracy": float((logits.argmax(1) == labels).double().mean()),
             }
         )
     return rows
 
 
-def gone_on(
+def continue_training(
     cnn: nn.Sequential, parts: list[Tensor], way: str, course: Course, seed: int, tell: Callable[[int, str], None]
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """Go on from a trained CNN.
+    """Fine-tune a trained CNN.
 
     Args:
         cnn: where to start; not changed.
@@ -124,14 +124,18 @@ def gone_on(
         The network, and a record for every epoch; the first, 0, is before the first step.
 
     Raises:
-        Diverged: the loss is no number any more.
+        Diverged: the loss is no longer a number.
     """
     x, test, labels, test_labels = parts
     if course.task == "shifted":
         test = shifted_test(test)
-    network = made(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers)
-    values, aims = learned_by(network)
-    groups = [{"params": some, "lr": lr} for some, lr in ((values, course.rate), (aims, course.aim_rate)) if some]
+    network = network_for(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers)
+    values, positional = trainable(network)
+    groups = [
+        {"params": parameters, "lr": lr}
+        for parameters, lr in ((values, course.rate), (positional, course.aim_rate))
+        if parameters
+    ]
     optimiser = torch.optim.Adam(groups)
     epochs = course.epochs * WAYS[way].longer
     steps = epochs * math.ceil(len(x) / course.batch)
@@ -146,8 +150,8 @@ def gone_on(
             loss = nn.functional.cross_entropy(network(pictures), labels[chosen])
             value = float(loss.detach())
             if not math.isfinite(value):
-                told = f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
-                raise Diverged(f"{told} (try a smaller --rate or --aim-rate)")
+                reason = f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
+                raise Diverged(f"{reason} (try a smaller --rate or --aim-rate)")
             optimiser.zero_grad()
             loss.backward()
             stepped(
@@ -173,8 +177,8 @@ def layers_of(network: nn.Module, x: Tensor) -> list[dict[str, Any]]:
     """How convolution-like each attention layer is.
 
     Args:
-        network: with attention layers; of a CNN, nothing is found.
-        x: pictures, for what the layers are really given.
+        network: with attention layers; a CNN has no rows.
+        x: pictures, for the layers' real inputs.
 
     Returns:
         For each layer: by audit as a black box, on white noise, the distance to the nearest convolution and how far other
@@ -186,15 +190,17 @@ def layers_of(network: nn.Module, x: Tensor) -> list[dict[str, Any]]:
     for name, given in inputs_of(network, x[:LOOKED]).items():
         layer = attentions(network)[name]
         # No larger a kernel than the CNN's own, with the pixels between its taps: what leaks out of it is distance.
-        window = [span + 1 for span in layer.geometry.span]
-        seen = verify.audit(copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=window, most_channels=AUDITED)
+        kernel_size = [span + 1 for span in layer.geometry.span]
+        audit = verify.audit(
+            copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=kernel_size, most_channels=AUDITED
+        )
         p = layer.attention_probabilities(given)
         alpha, tau = layer.centres()
         rows.append(
             {
                 "layer": name.removesuffix(".conv"),
-                "distance": seen.distance,
-                "content": None if seen.heads is None else sum(h.content for h in seen.heads) / len(seen.heads),
+                "distance": audit.distance,
+                "content": None if audit.heads is None else sum(h.content for h in audit.heads) / len(audit.heads),
                 "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2) if len(p) > 1 else 0.0,
                 "alpha": [float(alpha.min()), float(alpha.max())],
                 "between": float((tau - tau.round()).abs().max()),

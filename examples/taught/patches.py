@@ -1,4 +1,4 @@
-"""Patches of natural images: scikit-learn's two photographs, cut into a part to learn from and a part that is held out."""
+"""Random patches of scikit-learn's two photographs, split into a training and a held-out part, or white noise."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The pictures, drawn from a summary file alone, so that they can be made again without the run."""
+"""The figures of ``examples.taught``, drawn from a summary file alone."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MOST = 12
 """Groups whose centres are drawn."""
 
 
-def _told(group: dict[str, Any]) -> str:
+def _group_label(group: dict[str, Any]) -> str:
     return f"{group['data']}, {group['heads']} heads, {group['start']}"
 
 
@@ -45,7 +45,7 @@ def centres(summary: Summary) -> "Figure":
                 ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
             limit = reach + 2.5
             ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
-            ax.set_title(_told(group), fontsize=8)
+            ax.set_title(_group_label(group), fontsize=8)
         return figure
 
 
@@ -57,13 +57,13 @@ def _over_time(summary: Summary, key: str, label: str) -> "Figure":
         for ax, data in zip(axes, datas, strict=True):
             groups = [group for group in summary["groups"] if group["data"] == data]
             for place, group in enumerate(groups):
-                seen = np.array(group["series"][key])  # (looks, seeds)
+                values = np.array(group["series"][key])  # (looks, seeds)
                 x, colour = group["series"]["step"], COLOURS[place % len(COLOURS)]
-                told = f"{group['heads']} heads, {group['start']}"
+                name = f"{group['heads']} heads, {group['start']}"
                 if len({(g["alpha"], g["rate"]) for g in groups}) > 1:
-                    told += f", α {group['alpha']:g}, rate {group['rate']:g}"
-                ax.plot(x, np.median(seen, axis=1), color=colour, lw=1.3, label=told)
-                ax.fill_between(x, seen.min(1), seen.max(1), color=colour, alpha=0.12, lw=0)
+                    name += f", α {group['alpha']:g}, rate {group['rate']:g}"
+                ax.plot(x, np.median(values, axis=1), color=colour, lw=1.3, label=name)
+                ax.fill_between(x, values.min(1), values.max(1), color=colour, alpha=0.12, lw=0)
             ax.set(yscale="log", xlabel="step", title=data)
         axes[0].set_ylabel(label)
         axes[-1].legend(fontsize=7)
@@ -87,18 +87,18 @@ def accuracy(summary: Summary) -> "Figure":
     with style():
         figure = new_figure(3.9 * len(tasks) + 0.6, 3.4)
         axes = figure.subplots(1, len(tasks), squeeze=False)[0]
-        told = "epoch" + (" (of cnn-longer, ten)" if "cnn-longer" in ways else "")
+        xlabel = "epoch" + (" (of cnn-longer, ten)" if "cnn-longer" in ways else "")
         shortest = min(len(run["epochs"]) for run in summary["runs"]) - 1
         for ax, task in zip(axes, tasks, strict=True):
             for place, way in enumerate(ways):
                 runs = [run["epochs"] for run in summary["runs"] if (run["task"], run["way"]) == (task, way)]
-                seen = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
+                percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
                 # Who has more epochs is drawn over the same width.
-                x, colour = np.linspace(0, shortest, seen.shape[1]), COLOURS[place]
-                ax.plot(x, seen.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
-                ax.fill_between(x, seen.min(0), seen.max(0), color=colour, alpha=0.12, lw=0)
-            ax.set(xlabel=told, title=task)
-            ax.xaxis.get_major_locator().set_params(integer=True)
+                x, colour = np.linspace(0, shortest, percent.shape[1]), COLOURS[place]
+                ax.plot(x, percent.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
+                ax.fill_between(x, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
+            ax.set(xlabel=xlabel, title=task)
+            ax.locator_params("x", integer=True)
         axes[0].set_ylabel("test accuracy, %")
         axes[-1].legend(loc="lower right", labelcolor=INK)
         return figure

@@ -1,4 +1,4 @@
-"""Teachers and students: random convolutions, and attention layers that learn them from patches.
+"""Teachers (random convolutions) and students (attention layers that learn them from patches).
 
 **The tokens.** The teacher has no padding, and the student asks only where the teacher answers: queries are the positions whose
 window lies in the patch, keys are all positions of it.  So q + τ is a token of the image for every τ ∈ Δ_K, and a student with
@@ -28,7 +28,7 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class Setting:
-    """What one group of students has in common.
+    """The hyperparameters of one group of students.
 
     Attributes:
         heads: N_h.
@@ -59,7 +59,7 @@ class Setting:
     floor: float | None = None
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """For people."""
         floor = "" if self.floor is None else f", driven to α ≥ {self.floor:g}"
         return f"{self.heads} heads, {self.start} start, α = {self.alpha:g} at first, rate {self.rate:g}, {self.data}{floor}"
@@ -81,10 +81,10 @@ def teachers_of(setting: Setting, seeds: list[int]) -> nn.Module:
         fan_in = CHANNELS * setting.kernel**2
         weight = torch.randn(shape, generator=generator) / fan_in**0.5
         drawn.append((weight, torch.randn(setting.out_channels, generator=generator)))
-    made = nn.Conv2d(CHANNELS, len(seeds) * setting.out_channels, setting.kernel).requires_grad_(False)
-    made.weight.copy_(torch.cat([weight for weight, _ in drawn]))
-    made.bias.copy_(torch.cat([bias for _, bias in drawn]))  # type: ignore[union-attr]
-    return made
+    teachers = nn.Conv2d(CHANNELS, len(seeds) * setting.out_channels, setting.kernel).requires_grad_(False)
+    teachers.weight.copy_(torch.cat([weight for weight, _ in drawn]))
+    teachers.bias.copy_(torch.cat([bias for _, bias in drawn]))  # type: ignore[union-attr]
+    return teachers
 
 
 def shifts_of(kernel: int) -> list[tuple[int, int]]:
@@ -115,7 +115,7 @@ class Students:
         for seed in seeds:
             generator = torch.Generator().manual_seed(10_000 + seed)  # not the teacher's numbers again
             try:
-                made = attention_to_learn(
+                student = attention_to_learn(
                     CHANNELS,
                     setting.out_channels,
                     setting.heads,
@@ -125,7 +125,7 @@ class Students:
                 )
             except ValueError as error:
                 raise BadInput(str(error)) from None
-            alone.append({name: tensor.detach() for name, tensor in settle(made).named_parameters()})
+            alone.append({name: tensor.detach() for name, tensor in settle(student).named_parameters()})
         joined = {name: torch.cat([one[name] for one in alone]) for name in NAMES}
         joined["w_out"] = torch.cat([self._among_all(one["w_out"], place) for place, one in enumerate(alone)])
         self.mask = torch.cat(
@@ -178,11 +178,11 @@ class Students:
 
     def alone(self, place: int) -> MHSA:
         """The student of one seed, as a layer of its own with plain tensors."""
-        setting, some = self.setting, slice(place * self.setting.heads, (place + 1) * self.setting.heads)
+        setting, heads = self.setting, slice(place * self.setting.heads, (place + 1) * self.setting.heads)
         width = slice(place * setting.out_channels, (place + 1) * setting.out_channels)
         held = {name: getattr(self.layer, name).detach() for name in NAMES}
-        own = {name: tensor[some].clone() for name, tensor in held.items() if name not in ("w_out", "b_out")}
-        weights = MHSAWeights(**own, w_out=held["w_out"][some, ..., width].clone(), b_out=held["b_out"][width].clone())
+        own = {name: tensor[heads].clone() for name, tensor in held.items() if name not in ("w_out", "b_out")}
+        weights = MHSAWeights(**own, w_out=held["w_out"][heads, ..., width].clone(), b_out=held["b_out"][width].clone())
         k = (setting.kernel, setting.kernel)
         geometry = ConvGeometry(CHANNELS, setting.out_channels, k, (1, 1), (0, 0), "zeros", (1, 1), 1)
         return MHSA(geometry, weights, "dense")

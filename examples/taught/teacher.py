@@ -1,4 +1,4 @@
-"""The command ``teacher``: all groups of students, and what is written of them."""
+"""The command ``teacher``: train and measure all groups of students."""
 
 import argparse
 import statistics
@@ -14,32 +14,32 @@ from examples.taught.students import Setting, Students
 from examples.taught.teaching import measured, taught
 
 
-def options_of(found: argparse.ArgumentParser) -> None:
+def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
-    found.add_argument("--heads", nargs="+", type=int, default=[4, 9, 16], metavar="N", help="(default: 4 9 16)")
-    found.add_argument("--kernel", type=int, default=3, metavar="K", help="of the teacher, odd (default: %(default)s)")
-    found.add_argument("--starts", nargs="+", choices=["paper", "local"], default=["paper", "local"])
-    found.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help="patches (default: images noise)")
-    found.add_argument("--alphas", nargs="+", type=float, default=[1.0], metavar="A", help="α at first (default: 1)")
-    found.add_argument(
+    parser.add_argument("--heads", nargs="+", type=int, default=[4, 9, 16], metavar="N", help="(default: 4 9 16)")
+    parser.add_argument("--kernel", type=int, default=3, metavar="K", help="of the teacher, odd (default: %(default)s)")
+    parser.add_argument("--starts", nargs="+", choices=["paper", "local"], default=["paper", "local"])
+    parser.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help="patches (default: images noise)")
+    parser.add_argument("--alphas", nargs="+", type=float, default=[1.0], metavar="A", help="α at first (default: 1)")
+    parser.add_argument(
         "--rates", nargs="+", type=float, default=[0.05], metavar="R", help="of τ and log α (default: 0.05)"
     )
-    found.add_argument("--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)")
-    found.add_argument(
+    parser.add_argument("--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)")
+    parser.add_argument(
         "--sharpen", type=float, metavar="A", help="drive every α up to A in the second half (default: leave it alone)"
     )
-    found.add_argument("--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)")
-    found.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
-    found.add_argument("--batch", type=int, default=16, help="patches a step (default: %(default)s)")
-    found.add_argument("--side", type=int, default=7, help="pixels along a patch (default: %(default)s)")
-    found.add_argument("--out-channels", type=int, default=4, help="of the teacher (default: %(default)s)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)")
+    parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="patches a step (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=7, help="pixels along a patch (default: %(default)s)")
+    parser.add_argument("--out-channels", type=int, default=4, help="of the teacher (default: %(default)s)")
 
 
 def settings_of(options: argparse.Namespace) -> list[Setting]:
     """Every combination that was asked for, the slowest last.
 
     Raises:
-        BadInput: an option is no such thing.
+        BadInput: an option is invalid.
     """
     if options.kernel % 2 == 0:
         raise BadInput(f"--kernel is {options.kernel}, and Δ_K has a middle for odd K alone")
@@ -69,14 +69,14 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """A part for every group of students.
 
     Raises:
-        BadInput: an option is no such thing.
+        BadInput: an option is invalid.
     """
     seeds, parts = [*dict.fromkeys(options.seeds)], []
     for setting in settings_of(options):
         Students(setting, seeds[:1])  # refuses heads that do not suit the start, before anything takes its time
         patches(setting.data, setting.side)
         about = {"command": "teacher", "setting": asdict(setting), "seeds": seeds}
-        parts.append(Part(setting.told, setting.steps, about))
+        parts.append(Part(setting.label, setting.steps, about))
     return parts
 
 
@@ -95,7 +95,7 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     tell(setting.steps, "audit")
     group = {
         **asdict(setting),
-        "told": setting.told,
+        "label": setting.label,
         "seconds": looks[-1]["seconds"],
         "students": [rounded(row) for row in measured(students, looks)],
         "series": series_of(looks),
@@ -103,10 +103,10 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     return {"group": group, "lines": [{**asdict(setting), **look} for look in looks]}
 
 
-def gathered(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary, and the lines of the metrics, of all parts."""
-    lines = [{"group": number, **line} for number, part in enumerate(found) for line in part["lines"]]
-    return {"groups": [part["group"] for part in found]}, lines
+    lines = [{"group": number, **line} for number, part in enumerate(results) for line in part["lines"]]
+    return {"groups": [part["group"] for part in results]}, lines
 
 
 def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def rounded(found: Any) -> Any:
+def rounded(record: Any) -> Any:
     """The same record with three digits of every number: no more of them mean anything."""
-    if isinstance(found, dict):
-        return {key: rounded(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return [rounded(value) for value in found]
-    return _short(found) if isinstance(found, float) else found
+    if isinstance(record, dict):
+        return {key: rounded(value) for key, value in record.items()}
+    if isinstance(record, list):
+        return [rounded(value) for value in record]
+    return _short(record) if isinstance(record, float) else record
 
 
 def _short(value: float) -> float:
@@ -136,9 +136,9 @@ LEARNED = 0.01
 """A student whose nearest convolution's kernel is as close to the teacher's has learned the convolution."""
 
 
-def table(found: dict[str, Any]) -> str:
+def table(summary: dict[str, Any]) -> str:
     """The groups as a table: medians over seeds, and in brackets the least and the greatest."""
-    groups = found["groups"]
+    groups = summary["groups"]
     lines = [
         "| patches | heads | start | asked of centres | found | by nearest shifts | kernel within 1 % | shared, between, outside | "
         "error held out | kernel's distance | on Δ_K | α at last |",

@@ -1,4 +1,4 @@
-"""One group of students is taught, watched, and measured."""
+"""Training and measuring one group of students."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import verify
-from examples.learned.outcome import Diverged, stepped
+from examples.learned.console import Diverged, stepped
 from examples.taught.counting import NEAREST, count
 from examples.taught.patches import Patches
 from examples.taught.students import Setting, Students, scale_of, teachers_of
@@ -46,7 +46,7 @@ def taught(
 
     Raises:
         BadInput: heads and start do not go together.
-        Diverged: a loss is no number any more.
+        Diverged: a loss is no longer a number.
     """
     students, teachers = Students(setting, seeds), teachers_of(setting, seeds)
     return students, teach(students, teachers, patches, tell)
@@ -84,11 +84,11 @@ def teach(
         wrong = [seed for seed, error in zip(students.seeds, errors.tolist(), strict=True) if not math.isfinite(error)]
         if wrong:
             raise Diverged(
-                f"{setting.told}, seed {wrong[0]}: the loss is no number at step {step + 1} (try a smaller --rate)"
+                f"{setting.label}, seed {wrong[0]}: the loss is no number at step {step + 1} (try a smaller --rate)"
             )
         optimiser.zero_grad()
         errors.sum().backward()
-        stepped(optimiser, f"{setting.told}: a step is longer than float32 can say (try a smaller --rate)")
+        stepped(optimiser, f"{setting.label}: a step is longer than float32 can say (try a smaller --rate)")
         done = step + 1
         if (least := setting.least_alpha(done)) > 0:
             with torch.no_grad():
@@ -133,13 +133,13 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
     for place, seed in enumerate(students.seeds):
         error = looks[-1]["error"][place]
         if not math.isfinite(error):
-            raise Diverged(f"{setting.told}, seed {seed}: the held-out error is no number (try a smaller --rate)")
+            raise Diverged(f"{setting.label}, seed {seed}: the held-out error is no number (try a smaller --rate)")
         # The map itself, whatever patches taught it: white noise has all the directions that photographs hardly have.
-        seen = verify.audit(students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel)
+        audit = verify.audit(students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel)
         apart = None
-        if seen.kernel.shape == tuple(kernels[place].shape):
-            theirs = kernels[place].numpy()
-            apart = float(((seen.kernel - theirs) ** 2).sum() / (theirs**2).sum()) ** 0.5
+        if audit.kernel.shape == tuple(kernels[place].shape):
+            kernel = kernels[place].numpy()
+            apart = float(((audit.kernel - kernel) ** 2).sum() / (kernel**2).sum()) ** 0.5
         centres = tau[place].tolist()
         rows.append(
             {
@@ -148,7 +148,7 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
                 "count": count(centres, setting.kernel).record(),
                 "nearest": count(centres, setting.kernel, NEAREST).record(),
                 "first": count(looks[0]["tau"][place], setting.kernel).record(),
-                "to_convolution": seen.distance,
+                "to_convolution": audit.distance,
                 "kernel_apart": apart,
                 "inside": inside(alpha[place], tau[place], setting.kernel, setting.side),
                 "alpha": sorted(alpha[place].tolist()),

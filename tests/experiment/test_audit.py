@@ -363,7 +363,7 @@ def test_the_size_of_the_weights_makes_no_difference(power, mode):
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
 @pytest.mark.parametrize("grid", [(7, 7, 8), (7, 8, 7), (8, 8, 9)])
 def test_a_window_is_found_among_those_of_three_axes(mode, grid):
-    """Strided and dilated on a small grid: many windows are candidates along each axis."""
+    """Strided and dilated on a small grid: many receptive fields are candidates along each axis."""
     conv = convolution(1, 2, dims=3, stride=2, dilation=2, padding=1, padding_mode=mode)
     found = verify.audit(hidden(conv), grid, in_channels=1)
     assert found.is_convolution
@@ -473,7 +473,7 @@ def test_the_blur_shortcut_swaps_the_axes():
     found = verify.audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
     assert np.allclose(found.kernel, dense_kernel(conv).swapaxes(2, 3), atol=1e-12)
     assert not np.allclose(found.kernel, dense_kernel(conv), atol=0.1)
-    assert not found.attention_seen
+    assert not found.attention_available
     assert "shows no attention" in str(found)
 
 

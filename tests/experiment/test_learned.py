@@ -31,13 +31,13 @@ sys.path.append(str(ROOT))  # the examples are no installed package
 
 from examples.learned import checkpoints, data, plots, table, training  # noqa: E402
 from examples.learned.command import main  # noqa: E402
+from examples.learned.console import Diverged  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
 from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
 from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
-from examples.learned.outcome import Diverged  # noqa: E402
+from examples.learned.processes import Tell, run_in_processes  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
-from examples.learned.several import Tell, beside_each_other  # noqa: E402
 from examples.learned.summary import looks_of  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
@@ -63,7 +63,7 @@ def quiet(done: int, word: str) -> None:
 
 
 def without_times(run: Run) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in training.TIMES} for line in run.metrics()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in run.metrics()]
 
 
 def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
@@ -213,7 +213,7 @@ def test_downsampling_can_be_undone_bit_for_bit(batch: int, channels: int, rows:
     x = torch.randn(batch, channels, 2 * rows, 2 * columns, generator=torch.Generator().manual_seed(0)).to(dtype)
     y = Downsample()(x)
     assert y.shape == (batch, 4 * channels, rows, columns)
-    assert torch.equal(Downsample.inverse(y), x)
+    assert torch.equal(y.unflatten(1, (-1, 2, 2)).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3), x)
     for channel in range(channels):  # the four pixels of a square are four channels of one token
         assert torch.equal(y[:, 4 * channel + 1], x[:, channel, 0::2, 1::2])
 
@@ -632,7 +632,7 @@ def test_every_thing_is_done_once_and_told():
         if ended:
             told.append((thing, done, steps))
 
-    beside_each_other(range(5), squares, 2, tell)
+    run_in_processes(range(5), squares, 2, tell)
     assert sorted(told) == [(n, n, n**2) for n in range(5)]
 
 
@@ -642,7 +642,7 @@ def test_every_thing_is_done_once_and_told():
 )
 def test_what_stops_one_of_them_stops_all(number: int, error: type[Exception], words: str):
     with pytest.raises(error, match=words):
-        beside_each_other([1, number, *range(2, 9)], squares, 2, lambda *_: None)
+        run_in_processes([1, number, *range(2, 9)], squares, 2, lambda *_: None)
     assert not multiprocessing.active_children()
 
 

@@ -26,13 +26,13 @@ import construct  # noqa: E402
 import verify  # noqa: E402
 from construct.command.demo import PATH  # noqa: E402
 from examples import train_digits_cnn  # noqa: E402
+from examples.learned.console import Diverged  # noqa: E402
 from examples.learned.data import BadInput  # noqa: E402
-from examples.learned.outcome import Diverged  # noqa: E402
 from examples.taught import finetuning, plots  # noqa: E402
 from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
-from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, learned_by, made  # noqa: E402
+from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable  # noqa: E402
 from examples.taught.counting import NEAR, count  # noqa: E402
-from examples.taught.finetuning import Course, accuracy, day_one, gone_on, layers_of, shifted  # noqa: E402
+from examples.taught.finetuning import Course, accuracy, continue_training, day_one, layers_of, shifted  # noqa: E402
 from examples.taught.parts import FOLDER, Part  # noqa: E402
 from examples.taught.patches import LEARNED, patches  # noqa: E402
 from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of  # noqa: E402
@@ -243,13 +243,15 @@ def parts() -> list[torch.Tensor]:
 def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
     """At full sharpness, gate and all, logits are the CNN's within rounding; the gate is closed at any sharpness."""
     x = parts[1]
-    network = made(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
+    network = network_for(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
     with torch.no_grad():
         right, seen = cnn(x), network(x)
         assert (seen - right).abs().max() < 1e-5 * right.abs().max()
         assert torch.equal(seen.argmax(1), right.argmax(1))
         if way == "content":
-            soft = [made(cnn, WAYS[some], 4.0, 5, 0, COURSE.content_layers)(x) for some in ("positions", "content")]
+            soft = [
+                network_for(cnn, WAYS[some], 4.0, 5, 0, COURSE.content_layers)(x) for some in ("positions", "content")
+            ]
             torch.testing.assert_close(*soft, atol=1e-4, rtol=1e-4)
             assert (soft[0] - right).abs().max() > 0.1  # lowering α is what changes something
 
@@ -267,7 +269,7 @@ def test_lowering_alpha_alone_is_told(cnn: nn.Sequential, parts: list[torch.Tens
 def test_what_learns(cnn: nn.Sequential):
     counts = {}
     for way in WAYS:
-        values, aims = learned_by(made(cnn, WAYS[way], 4.0, 5, 0, COURSE.content_layers))
+        values, aims = trainable(network_for(cnn, WAYS[way], 4.0, 5, 0, COURSE.content_layers))
         counts[way] = (sum(p.numel() for p in values), sum(p.numel() for p in aims))
     own = sum(p.numel() for p in cnn.parameters())
     heads = 9 + 9 + 4 + 9 + 1 + 16
@@ -279,7 +281,7 @@ def test_what_learns(cnn: nn.Sequential):
 
 def test_sharp_attention_learns_as_the_cnn_does(cnn: nn.Sequential, parts: list[torch.Tensor]):
     """The same pictures in the same order, the same optimiser: the same function after some steps, so the baseline is fair."""
-    ends = [gone_on(cnn, parts, way, COURSE, 0, quiet) for way in ("cnn", "sharp")]
+    ends = [continue_training(cnn, parts, way, COURSE, 0, quiet) for way in ("cnn", "sharp")]
     with torch.no_grad():
         before, plain, attention = cnn(parts[1]), *(network(parts[1]) for network, _ in ends)
     assert (plain - before).abs().max() > 0.05
@@ -290,7 +292,7 @@ def test_sharp_attention_learns_as_the_cnn_does(cnn: nn.Sequential, parts: list[
 @pytest.mark.parametrize("task", [*finetuning.TASKS])
 def test_content_learns_and_the_first_network_is_not_changed(task: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
     first = copy.deepcopy(cnn.state_dict())
-    network, rows = gone_on(cnn, parts, "content", replace(COURSE, task=task), 0, quiet)
+    network, rows = continue_training(cnn, parts, "content", replace(COURSE, task=task), 0, quiet)
     assert [row["epoch"] for row in rows] == [0, 1]
     assert all(torch.equal(tensor, first[name]) for name, tensor in cnn.state_dict().items())
     layers = attentions(network)
@@ -328,7 +330,7 @@ def test_training_that_diverges_is_told_in_a_line(cnn: nn.Sequential, parts: lis
     spoiled = [parts[0].clone(), *parts[1:]]
     spoiled[0][:] = float("nan")
     with pytest.raises(Diverged, match=r"^cnn, same, seed 0: the loss is nan at step 1 \(try a smaller --rate or"):
-        gone_on(cnn, spoiled, "cnn", COURSE, 0, quiet)
+        continue_training(cnn, spoiled, "cnn", COURSE, 0, quiet)
 
 
 # ---- the commands --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from readings import alike, by_checker, by_command, by_pickle, by_torch, differe
 from verify.recheck import archives, arrays, opcodes
 from verify.recheck.archives import Archive, Record
 from verify.recheck.arrays import Rejected
-from verify.recheck.opcodes import Made, Walk
+from verify.recheck.opcodes import Pickled, Walk
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,10 +139,10 @@ def found_by_zipfile(file: Any) -> Archive:
     raise Rejected("no zip")
 
 
-def any_storage(walk: Walk, described: Any) -> Made:
+def any_storage(walk: Walk, described: Any) -> Pickled:
     _, kind, key, _, count = described
     walk.storages.setdefault(key, (kind.args, count))
-    return Made("storage", described)
+    return Pickled("storage", described)
 
 
 def any_state(_: Walk, target: Any, state: Any) -> None:
@@ -173,7 +173,7 @@ def things_done(rng: random.Random) -> bytes:
 
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[random.Random], bytes]]] = {
     "the directory that zipfile finds": (arrays, "archive_in", found_by_zipfile, second_directory),
-    "whatever says how to read": (archives, "_judge", lambda archive: None, odd_records),
+    "whatever says how to read": (archives, "_check_format", lambda archive: None, odd_records),
     "the last type of a storage": (Walk, "_storage", any_storage, odd_program),
     "what is done to storages and tensors": (Walk, "_give", lambda *_: None, things_done),
     "attributes of a dict": (Walk, "_fill", any_state, odd_program),

@@ -20,7 +20,7 @@ from construct.from_conv import main
 from construct.modules.learning import learned_quadratic, with_covariance
 from verify.__main__ import main as verify_main
 from verify.argument.documents import write_document
-from verify.plots.stored import layer_in
+from verify.plots.stored_layer import layer_in
 from verify.recheck.arrays import layers_in
 from verify.strategies import Case, cases
 

@@ -29,7 +29,7 @@ from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.layers.fields import stated_geometry
 from verify.recheck import arrays, opcodes
-from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Made, Rejected, layers_in, numbers, strict_json
+from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Pickled, Rejected, layers_in, numbers, strict_json
 from verify.recheck.opcodes import Walk
 
 CONVOLUTIONS = {
@@ -382,11 +382,11 @@ def test_the_walk_records_what_pickle_makes():
     def plain(record):
         if isinstance(record, tuple):
             return tuple(map(plain, record))
-        if isinstance(record, Made) and record.kind == "dict":
+        if isinstance(record, Pickled) and record.kind == "dict":
             return {key: plain(x) for key, x in record.pairs}
-        if isinstance(record, Made) and record.kind == "_codecs encode":
+        if isinstance(record, Pickled) and record.kind == "_codecs encode":
             return record.args[0].encode(record.args[1])
-        return [plain(x) for x, _ in record.pairs] if isinstance(record, Made) else record
+        return [plain(x) for x, _ in record.pairs] if isinstance(record, Pickled) else record
 
     assert plain(Walk(pickle.dumps(value, 2)).root) == value
     for protocol in (0, 1, 3, 4, 5):

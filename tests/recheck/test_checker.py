@@ -27,8 +27,8 @@ from verify.argument.documents import indented, write_document
 from verify.layers.fields import digest, stated_geometry
 from verify.layers.reading import GridRefused
 from verify.recheck.arrays import TENSORS, Rejected, layers_in
-from verify.recheck.exact import NoAim, aim_of, exponential, product_gap, selected, tail
-from verify.recheck.pairs import Pair
+from verify.recheck.exact import NoCentre, centre_of, exponential, product_gap, selected, tail
+from verify.recheck.pairs import LayerPair
 from verify.recheck.statements import read_document, record_digest
 from verify.strategies import convolutions, sizes_for
 
@@ -758,9 +758,9 @@ def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory
     files = Files(tmp_path_factory.mktemp("pair")).write([("", certificate)], conv, mhsa)
     result = files.check()
     assert result.verdict.name == ("PROVED" if certificate.verdict.name == "PROVED" else "UNDECIDED")
-    (claim,) = read_document(files.certificate).claims
+    (claim,) = read_document(files.certificate).certificates
     with files.conv.open("rb") as one_file, files.mhsa.open("rb") as other_file:
-        pair = Pair.read(claim, layers_in(one_file, "conv")[""], layers_in(other_file, "mhsa")[""])
+        pair = LayerPair.read(claim, layers_in(one_file, "conv")[""], layers_in(other_file, "mhsa")[""])
     if certificate.verdict.name == "PROVED":
         own, _ = checker.parts_of(pair)
         for name in ("rounding", "leakage", "taps", "bound"):
@@ -832,15 +832,15 @@ def test_products_are_judged_exactly(data):
 
 
 def test_a_head_is_read_back():
-    aim = aim_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
+    aim = centre_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
     assert aim[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
-    with pytest.raises(NoAim, match="gap of 0"):
-        aim_of(np.array([-8.0, 8.0, 0.0]), np.eye(3), None, [3, 3])
-    aim = aim_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
+    with pytest.raises(NoCentre, match="gap of 0"):
+        centre_of(np.array([-8.0, 8.0, 0.0]), np.eye(3), None, [3, 3])
+    aim = centre_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
     assert aim[:4] == ((2, -3), 8, (0,), 8)
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
-        with pytest.raises(NoAim, match="radix"):
-            aim_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
+        with pytest.raises(NoCentre, match="radix"):
+            centre_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
 
 
 JSON = st.recursive(

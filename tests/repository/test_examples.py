@@ -142,7 +142,7 @@ def test_a_script_without_an_assertion_is_seen(source):
 
 def test_a_failing_example_is_seen(tmp_path):
     source = (ROOT / "examples/conv3d.py").read_text(encoding="utf-8")
-    broken = source.replace("seen = verify.compare(", "layer.b_out.data += 1e-3\nseen = verify.compare(")
+    broken = source.replace("discrepancy = verify.compare(", "layer.b_out.data += 1e-3\ndiscrepancy = verify.compare(")
     assert broken != source
     script = tmp_path / "broken.py"
     script.write_text(broken, encoding="utf-8")

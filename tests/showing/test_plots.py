@@ -30,9 +30,9 @@ from verify.plots import (
 from verify.plots.centres import SHARES, centres_of, radius
 from verify.plots.costs import Series, measured, read_costs, write_costs
 from verify.plots.errors import rows_of
-from verify.plots.seen import seen
-from verify.plots.sharpness import LOOKS, leaked
-from verify.plots.stored import layer_in
+from verify.plots.leakage import LOOKS, leaked
+from verify.plots.probabilities import attention_of
+from verify.plots.stored_layer import layer_in
 from verify.rounding.leakage import leakage_on_lattice
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +79,9 @@ def test_of_three_dimensions_the_plane_with_most_attention_is_shown():
     _, layer = seeded(SHOWN["3-D"])
     own = layer.attention_probabilities(torch.zeros(1, 2, 4, 4, 4))[0].detach().numpy()
     figure = attention_figure(layer, grid=(4, 4, 4), queries=[(1, 1, 1)])
-    outputs = seen(layer, grid=(4, 4, 4)).outputs
+    outputs = attention_of(layer, grid=(4, 4, 4)).outputs
     for head, ax in enumerate(panels(figure)):
-        whole = own[head, np.ravel_multi_index((1, 1, 1), outputs)].reshape(seen(layer, grid=(4, 4, 4)).tokens)
+        whole = own[head, np.ravel_multi_index((1, 1, 1), outputs)].reshape(attention_of(layer, grid=(4, 4, 4)).tokens)
         np.testing.assert_array_equal(ax.images[0].get_array(), max(whole, key=lambda plane: plane.sum()))
 
 
@@ -105,7 +105,7 @@ def test_an_edited_head_shows_the_edit_and_content_is_seen():
 
 def test_another_sharpness_is_that_of_a_layer_built_with_it():
     conv, layer = conv_and_layer(alpha=1024.0)
-    softened = seen(layer, grid=(5, 5), alpha=0.75).probabilities
+    softened = attention_of(layer, grid=(5, 5), alpha=0.75).probabilities
     soft = construct.conv_to_mhsa(conv, alpha=0.75).attention_probabilities(torch.zeros(1, 2, 5, 5))[0]
     np.testing.assert_array_equal(softened, soft.detach().numpy())
     assert layer.centres()[0].unique().tolist() == [1024.0], "the layer itself is as it was"
@@ -142,7 +142,7 @@ def test_centres_and_circles_are_mean_and_spread_of_the_softmax(alpha):
 def test_circles_of_a_gaussian_hold_their_share():
     """At α = 0.05 the lattice is fine: the discrete attention is almost the Gaussian itself."""
     layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 1), alpha=0.05)
-    found = seen(layer, grid=(41, 41))
+    found = attention_of(layer, grid=(41, 41))
     whole, measured_ = found.map(0, (20, 20)), centres_of(found, (20, 20))
     steps = np.arange(41) - 20
     distance = np.hypot(steps[:, None], steps[None, :])
@@ -154,7 +154,7 @@ def test_centres_in_one_dimension_and_in_three():
     _, layer = seeded(SHOWN["1-D"])
     ax = axes(centres_figure(layer, grid=(15,)))[0]
     points = [line for line in ax.lines if line.get_gid()]
-    mean = centres_of(seen(layer, grid=(15,)), (seen(layer, grid=(15,)).outputs[0] // 2,)).centre[:, 0]
+    mean = centres_of(attention_of(layer, grid=(15,)), (attention_of(layer, grid=(15,)).outputs[0] // 2,)).centre[:, 0]
     np.testing.assert_array_equal([line.get_xdata()[0] for line in points], mean)
     np.testing.assert_allclose(mean, [-2, -1, 0, 1, 2], atol=1e-3)
     _, layer = seeded(SHOWN["3-D"])

@@ -24,7 +24,7 @@ from report_layers import SHOWN, drawn, edited_layer, network, own_attention, se
 from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture
-from verify.report.layer import Layer, NoPicture, in_words
+from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.strategies import Case, cases
 
 
@@ -196,7 +196,7 @@ def rows_from(found: dict[str, Any], factor: float = 1.0) -> np.ndarray:
 def test_the_data_give_the_layers_own_attention(name: str) -> None:
     layer, found = drawn(name)
     np.testing.assert_allclose(rows_from(found), own_attention(layer, found), rtol=1e-12, atol=1e-300)
-    assert len(found["aims"]) == len(found["taps"]) == layer.heads
+    assert len(found["centres"]) == len(found["taps"]) == layer.heads
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -206,7 +206,7 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
     seen = 0
     for stop, factor in enumerate(found["factors"]):
         rows = rows_from(found, factor)
-        for head, aim in enumerate(found["aims"]):
+        for head, aim in enumerate(found["centres"]):
             if aim is None:
                 assert found["bound_of"][head] is None
                 continue
@@ -224,7 +224,7 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
 @given(case=cases())
 def test_any_layer_can_be_drawn(case: Case) -> None:
     layer = construct.conv_to_mhsa(case.conv, alpha=0.75)
-    found = picture(Layer("", case.conv, layer))
+    found = picture(ReportLayer("", case.conv, layer))
     layer.double()
     with torch.no_grad():
         own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"], dtype=torch.float64))[0]
@@ -234,16 +234,16 @@ def test_any_layer_can_be_drawn(case: Case) -> None:
 
 def test_an_edited_v_shows() -> None:
     conv, layer = seeded(edited_layer)
-    found = picture(Layer("", conv, layer))
-    assert found["aims"][0] == {"shift": [1, 2], "alpha": 2.0}
-    assert found["aims"][4] is None  # between two pixels
-    assert found["aims"][5] is None
+    found = picture(ReportLayer("", conv, layer))
+    assert found["centres"][0] == {"shift": [1, 2], "alpha": 2.0}
+    assert found["centres"][4] is None  # between two pixels
+    assert found["centres"][5] is None
     assert found["taps"] == [None, 1, 2, 3, None, None, 6, 7, 8]
 
 
 def test_taps_beside_the_heads_that_carry_them() -> None:
     conv, layer = seeded(SHOWN["transposed"])
-    found = picture(Layer("", conv, layer))
+    found = picture(ReportLayer("", conv, layer))
     assert found["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
     norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
     np.testing.assert_allclose(found["kernel"]["norms"], norms, rtol=1e-12)
@@ -257,20 +257,20 @@ def test_attention_to_content_is_shipped_as_it_is() -> None:
         layer.w_qry.normal_()
         layer.w_key.normal_()
     x = torch.randn(1, 2, 9, 9)
-    found = picture(Layer("", conv, layer, x=x))
+    found = picture(ReportLayer("", conv, layer, x=x))
     shape = [layer.heads, *(len(axis) for axis in found["queries"]), *found["shape"]]
     shipped = np.frombuffer(base64.b64decode(found["maps"]), "<u2").reshape(shape) / 65535
     with torch.no_grad():
         own = layer.attention_probabilities(x[:, :, : found["input"][0], : found["input"][1]])
     assert np.abs(shipped.ravel() - own.numpy().ravel()).max() <= 0.5 / 65535 + 1e-12
-    assert "depends on the image" in found["told"]
+    assert "depends on the image" in found["caption"]
 
 
 def test_learned_attention_alone(tmp_path: Path) -> None:
     maps = torch.softmax(torch.randn(3, 4, 5, 20), -1).reshape(3, 4, 5, 4, 5)
     verify.write_report(tmp_path / "page.html", attention={"block <1>": maps})
     found = read(tmp_path / "page.html").data()["0"]
-    assert (found["shape"], found["heads"], found["aims"]) == ([4, 5], 3, [None] * 3)
+    assert (found["shape"], found["heads"], found["centres"]) == ([4, 5], 3, [None] * 3)
     for wrong, why in (
         (maps * 2, "probabilities"),
         (maps[0], "shape"),
@@ -285,9 +285,9 @@ def test_what_cannot_be_drawn_says_why() -> None:
     conv = nn.Conv2d(1, 1, 60, dilation=3)
     layer = construct.conv_to_mhsa(conv)
     with pytest.raises(NoPicture, match="too many to draw"):
-        picture(Layer("", conv, layer))
+        picture(ReportLayer("", conv, layer))
     with pytest.raises(NoPicture, match="no attention layer"):
-        picture(Layer("", conv, conv))
+        picture(ReportLayer("", conv, conv))
 
 
 def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch)
     layer = construct.conv_to_mhsa(conv)
     monkeypatch.setattr(pages, "MOST_PICTURES", 5_000)
     monkeypatch.setattr(pages, "MOST_IMAGES", 5_000)
-    layers = [Layer(f"layer{k}", conv, layer, x=torch.randn(1, 1, 20, 20)) for k in range(300)]
+    layers = [ReportLayer(f"layer{k}", conv, layer, x=torch.randn(1, 1, 20, 20)) for k in range(300)]
     content = pages.page(layers, pages.Facts("Many"))
     document = Document(content.decode())
     assert len(content) < 2**20
@@ -348,7 +348,7 @@ def test_the_strip_shows_both_outputs_on_one_scale() -> None:
     with torch.no_grad():
         wrong.b_out[0] += 0.5
     x = torch.rand(1, 3, 12, 11)
-    shown = images.strip(Layer("", conv, wrong, x=x))
+    shown = images.strip(ReportLayer("", conv, wrong, x=x))
     assert shown is not None
     assert [image.title for image in shown.images] == ["Input", "Convolution", "Attention", "Difference"]
     assert "±0.5" in shown.images[3].scale
@@ -359,7 +359,7 @@ def test_the_strip_shows_both_outputs_on_one_scale() -> None:
     assert np.array_equal(pixels(shown.images[0]), expected)
     conv.weight.data.fill_(float("nan"))
     with pytest.raises(NoPicture, match="the convolution's output is not finite"):
-        images.strip(Layer("", conv, wrong, x=x))
+        images.strip(ReportLayer("", conv, wrong, x=x))
 
 
 def test_large_pictures_keep_the_greatest_difference() -> None:

@@ -125,7 +125,7 @@ def test_the_scripts_softmax_is_the_layers(opened: Opened, name: str) -> None:
         const picture = pictures[index];
         const asked = picture.queries.map((axis) => axis.length);
         const queries = Array.from({ length: asked.reduce((a, b) => a * b, 1) }, (_, q) => placeOf(asked, q));
-        return picture.aims.map((_, head) => queries.map((query) => Array.from(probabilities(picture, head, query))));
+        return picture.centres.map((_, head) => queries.map((query) => Array.from(probabilities(picture, head, query))));
     }"""
     found = opened.page.evaluate("(index) => pictures[index]", number_of(name))
     rows = np.array(opened.page.evaluate(script, number_of(name)))

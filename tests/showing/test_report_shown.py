@@ -20,8 +20,8 @@ import verify
 from construct.from_conv import main
 from report_layers import seeded
 from verify.report import conversion, images, writing
-from verify.report.given import given_picture
-from verify.report.layer import Layer, NoPicture
+from verify.report.given_attention import given_picture
+from verify.report.layer import NoPicture, ReportLayer
 from verify.report.numbers import numbers_of, summary
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_a_refuted_row_does_not_look_like_success(tmp_path: Path) -> None:
     assert " &gt; " in row
     assert float(seen) > float(allowed)
     within = verify.certify(conv, layer, grid=(8, 8), within=1e-3)
-    parts = summary(told := Layer("", conv, layer, None, within, within.verdict), numbers_of(told))
+    parts = summary(told := ReportLayer("", conv, layer, None, within, within.verdict), numbers_of(told))
     assert [part if isinstance(part, str) else part.exact for part in parts][1:] == [" > ", "0.001"]
     assert "looks where the tap looks" not in text
 
@@ -232,7 +232,7 @@ def test_a_shade_of_what_is_shipped_is_right() -> None:
     assert (few["bits"], many["bits"]) == (16, 8)
     assert np.abs(numbers_in(few) - exact.ravel()).max() <= 0.51 / 65535
     assert np.abs(np.sqrt(numbers_in(many)) - np.sqrt(exact.ravel())).max() <= 0.51 / 255
-    assert "rounded to what a shade can show" in many["told"]
+    assert "rounded to what a shade can show" in many["caption"]
 
 
 def test_too_much_attention_asks_from_fewer_positions() -> None:
@@ -241,7 +241,7 @@ def test_too_much_attention_asks_from_fewer_positions() -> None:
     assert found["queries"] == [[1, 3, 5], [1, 3, 5]]
     expected = maps.numpy()[:, 1::2, 1::2].ravel()
     assert np.abs(np.sqrt(numbers_in(found)) - np.sqrt(expected)).max() <= 0.51 / 255
-    assert "from 3 × 3 of the 6 × 7 positions" in found["told"]
+    assert "from 3 × 3 of the 6 × 7 positions" in found["caption"]
     with pytest.raises(NoPicture, match="too many"):
         given_picture("a", maps.numpy(), 50, 64)
 
@@ -260,7 +260,7 @@ def test_every_tap_is_found_by_its_shift(conv: Any) -> None:
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
         layer.w_qry.normal_()
-    found = picture(Layer("", conv, layer))
+    found = picture(ReportLayer("", conv, layer))
     taps = [tap_of_shift(Geometry.read(conv), tuple(shift)) for shift in found["shifts"]]
     assert taps == [*np.ndindex(*conv.kernel_size)]
 
@@ -269,6 +269,6 @@ def test_a_patch_embedding_has_few_large_tokens() -> None:
     from verify.report.attention import picture
 
     conv = nn.Conv2d(3, 2, 16, 16)
-    found = picture(Layer("", conv, construct.conv_to_mhsa(conv)))
+    found = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv)))
     assert [len(axis) for axis in found["queries"]] == [2, 2]
     assert found["shape"] == [32, 32]

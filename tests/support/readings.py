@@ -18,7 +18,7 @@ from construct.files.pickle_values import KNOWN
 from construct.files.reading import read
 from construct.modules.convolutions import BASES
 from verify.layers.fields import stated_geometry
-from verify.recheck.arrays import BYTES, Layer, layers_in
+from verify.recheck.arrays import BYTES, StoredLayer, layers_in
 
 LAYERS = (*BASES, MHSA)
 
@@ -72,7 +72,7 @@ def by_command(data: bytes, path: Path) -> nn.Module | dict[str, Tensor]:
     return read(path).content
 
 
-def by_checker(data: bytes) -> dict[str, Layer]:
+def by_checker(data: bytes) -> dict[str, StoredLayer]:
     """The layers that a recheck finds, with their numbers read."""
     layers = layers_in(io.BytesIO(data), "f")
     for layer in layers.values():
@@ -89,7 +89,7 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
 
 
-def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
+def differences(content: Any, layers: dict[str, StoredLayer]) -> list[str]:
     """Where the checker's layers are not what torch returned, path by path."""
     content = unwrapped(content)
     found = []
@@ -120,7 +120,7 @@ def differences(content: Any, layers: dict[str, Layer]) -> list[str]:
     return found
 
 
-def _compared(layer: Layer, tensors: dict[str, Tensor]) -> list[str]:
+def _compared(layer: StoredLayer, tensors: dict[str, Tensor]) -> list[str]:
     found = [f"other tensors: {[*layer.tensors]}, {[*tensors]}"] if {*layer.tensors} != {*tensors} else []
     for name in {*layer.tensors} & {*tensors}:
         stored, (dtype, shape, data) = layer.tensors[name], bits(tensors[name])

@@ -9,7 +9,7 @@ from torch import nn
 
 import construct
 from verify.report.attention import picture
-from verify.report.layer import Layer
+from verify.report.layer import ReportLayer
 
 HOSTILE = (
     "</script><img src=x onerror=window.hurt=1>",
@@ -59,7 +59,7 @@ SHOWN = {
 
 def drawn(name: str) -> tuple[Any, dict[str, Any]]:
     conv, layer = seeded(SHOWN[name])
-    return layer, picture(Layer(name, conv, layer))
+    return layer, picture(ReportLayer(name, conv, layer))
 
 
 def own_attention(layer: Any, found: dict[str, Any]) -> np.ndarray:

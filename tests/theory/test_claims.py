@@ -23,8 +23,8 @@ from verify.theory.literature import (
     claims_symmetry,
     claims_theorem,
     claims_widths,
+    equations,
     judgement,
-    literal,
     torch_layers,
 )
 from verify.theory.literature.claim_table import ALL, ClaimTable, claims
@@ -157,7 +157,7 @@ def test_no_check_is_no_evidence() -> None:
 # ---- breaking the code under each claim -----------------------------------------------------------------------------------
 
 right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
-right_query, right_call, right_mix = encoding.absolute_query, oracle.Convolution.__call__, literal.mix
+right_query, right_call, right_mix = encoding.absolute_query, oracle.Convolution.__call__, equations.mix
 
 
 def v_negated(tau, alpha):
@@ -207,7 +207,7 @@ def without_the_bias(heads, x, weights, bias=0):
 
 
 def hard_intervals(scores):
-    return [literal.iv.mpf(int(score == scores.max())) for score in scores]
+    return [equations.iv.mpf(int(score == scores.max())) for score in scores]
 
 
 def colder(scores):
@@ -243,7 +243,7 @@ def positional_attention(x):
 
 right_content = claims_symmetry.content_attention
 right_composed = claims_symmetry.composed
-right_heads = literal.hard_heads
+right_heads = equations.hard_heads
 
 
 def correlated(second, first):
@@ -262,16 +262,16 @@ HALVED = (encoding, "v", v_without_the_2)
 BREAKAGES = {
     "theorem-limit": [NEGATED, (encoding, "r", r_mirrored)],
     "theorem-finite": [
-        (literal, "enclosed_softmax", hard_intervals),
+        (equations, "enclosed_softmax", hard_intervals),
         (oracle.Convolution, "__call__", lambda self, x: 1 + right_call(self, x)),
     ],
     "theorem-ieee": [HALVED, (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double())],
-    "lemma-1": [FLIPPED, (literal, "mix", without_the_last_head), (literal, "mix", without_the_bias)],
-    "lemma-2": [NEGATED, HALVED, (literal, "sharp", lambda scores: literal.softmax(scores.astype(float)))],
+    "lemma-1": [FLIPPED, (equations, "mix", without_the_last_head), (equations, "mix", without_the_bias)],
+    "lemma-2": [NEGATED, HALVED, (equations, "sharp", lambda scores: equations.softmax(scores.astype(float)))],
     "any-dimension": [FLIPPED, (encoding, "r", r_without_an_axis)],
     "one-dimension": [HALVED, FLIPPED],
-    "centre-and-width": [(literal, "softmax", colder), (encoding, "v", v_softer)],
-    "exponential-decay": [(encoding, "v", v_softer), (literal, "enclosed_softmax", hard_intervals)],
+    "centre-and-width": [(equations, "softmax", colder), (encoding, "v", v_softer)],
+    "exponential-decay": [(encoding, "v", v_softer), (equations, "enclosed_softmax", hard_intervals)],
     "alpha-46": [(encoding, "v", v_sharper)],
     "lemma-2-sum": [(encoding, "v", v_much_sharper), (claims_sharpness, "_window", lambda: np.ones(81, dtype=bool))],
     "three-sufficient": [HALVED, FLIPPED, (proof_positions, "code_length", lambda dims: 4)],
@@ -279,18 +279,26 @@ BREAKAGES = {
     "relative-sufficient": [NEGATED, (proof_positions, "differences", differences_of_doubled_queries)],
     "relative-necessary": [(encoding, "absolute_query", query_with_a_wrong_sign), FLIPPED],
     "key-width": [HALVED, NEGATED],
-    "even-kernel": [(claims_encoding, "printed_shifts", lambda k, d: set(literal.Setting((k,) * d, (k,) * d).shifts))],
+    "even-kernel": [
+        (claims_encoding, "printed_shifts", lambda k, d: set(equations.Setting((k,) * d, (k,) * d).shifts))
+    ],
     "four-terms": [
         (attention.MHSA, "position_vector", lambda self: self.v[:, :2].double()),
         (encoding, "r", r_mirrored),
     ],
-    "heads-sufficient": [FLIPPED, NEGATED, (literal, "hard_heads", lambda setting: right_heads(setting)[::-1])],
-    "heads-necessary": [FLIPPED, (claims_heads, "spread", lambda setting, shares: literal.hard_heads(setting)[4])],
-    "heads-add-up": [(literal, "mix", without_the_last_head)],
+    "heads-sufficient": [FLIPPED, NEGATED, (equations, "hard_heads", lambda setting: right_heads(setting)[::-1])],
+    "heads-necessary": [
+        FLIPPED,
+        (claims_heads, "spread_attention", lambda setting, shares: equations.hard_heads(setting)[4]),
+    ],
+    "heads-add-up": [(equations, "mix", without_the_last_head)],
     "translation-group": [(claims_heads, "window", lambda tau, radius, reach: right_window(tau, 0, reach))],
     "channels-sufficient": [FLIPPED, HALVED],
     "channels-limit": [FLIPPED, NEGATED],
-    "tap-rank": [(claims_widths, "spread", lambda setting, shares: claims_heads.spread(setting, [1, 1])), FLIPPED],
+    "tap-rank": [
+        (claims_widths, "spread_attention", lambda setting, shares: claims_heads.spread_attention(setting, [1, 1])),
+        FLIPPED,
+    ],
     "width-loses-nothing": [(claims_widths, "complex_taps", lambda: np.array([[[1, 1], [0, 0]], [[0, 0], [1, 2]]]))],
     "same-borders": [padding(zeros="replicate"), NEGATED, FLIPPED],
     "pad-and-crop": [padding(zeros="replicate"), HALVED],
@@ -304,7 +312,7 @@ BREAKAGES = {
     ],
     "permutation-invariance": [(claims_symmetry, "pointwise_layer", constant_layer)],
     "translation-equivariance": [
-        (proof_positions, "wrapped_scores", lambda q, n, tau: literal.Setting((1, 1), n).keys @ q),
+        (proof_positions, "wrapped_scores", lambda q, n, tau: equations.Setting((1, 1), n).keys @ q),
         (proof_positions, "differences", differences_of_doubled_queries),
     ],
     "convolution-equivariance": [padding(circular="zeros")],
@@ -319,15 +327,18 @@ CORRECTION_BREAKAGES = {
     "theorem-finite": [(claims_theorem, "leakage_on_lattice", lambda alpha, dims: 0.5 * np.exp(-alpha)), NEGATED],
     "alpha-46": [(encoding, "v", v_softer)],
     "lemma-2-sum": [(claims_sharpness, "leakage_on_lattice", lambda alpha, dims: 0.0)],
-    "three-necessary": [(literal, "mix", without_the_last_head), (encoding, "number", lambda delta, radix: sum(delta))],
+    "three-necessary": [
+        (equations, "mix", without_the_last_head),
+        (encoding, "number", lambda delta, radix: sum(delta)),
+    ],
     "relative-necessary": [(encoding, "absolute_key", lambda k: (sum(k), *k))],
     "key-width": [(claims_encoding, "certified", lambda *_: Check("no certificate", False)), HALVED],
     "even-kernel": [FLIPPED],
-    "heads-necessary": [(literal, "rank", lambda rows: 9), (literal, "rank", lambda rows: 1)],
+    "heads-necessary": [(equations, "rank", lambda rows: 9), (equations, "rank", lambda rows: 1)],
     "translation-group": [NEGATED, FLIPPED],
-    "channels-limit": [(literal, "rank", lambda rows: 2), FLIPPED],
+    "channels-limit": [(equations, "rank", lambda rows: 2), FLIPPED],
     "tap-rank": [(encoding, "v", lambda tau, alpha: right_v((0,), alpha))],
-    "width-loses-nothing": [FLIPPED, (literal, "mix", without_the_last_head)],
+    "width-loses-nothing": [FLIPPED, (equations, "mix", without_the_last_head)],
     "same-borders": [padding(replicate="zeros")],
     "shift-sign": [(encoding, "r", r_mirrored)],
     "index-sign": [(claims_borders, "sum_over_shifts", lambda x, weight, sign: right_sum(x, weight, -sign)), FLIPPED],
@@ -403,15 +414,15 @@ def test_the_elimination_is_exact() -> None:
     rng = np.random.default_rng(0)
     for size in (1, 2, 4, 6):
         thin, wide = rng.integers(-5, 6, (size, 2)), rng.integers(-5, 6, (2, size))
-        assert literal.rank(thin @ wide) == np.linalg.matrix_rank(thin @ wide)
-    matrix, right = literal.integers(1, 4, 4), literal.integers(2, 4, 3)
-    assert np.equal(matrix @ literal.solve(matrix, right), right).all()
+        assert equations.rank(thin @ wide) == np.linalg.matrix_rank(thin @ wide)
+    matrix, right = equations.integers(1, 4, 4), equations.integers(2, 4, 3)
+    assert np.equal(matrix @ equations.solve(matrix, right), right).all()
     with pytest.raises(ValueError, match=r"^the matrix of 2 rows has not full rank$"):
-        literal.solve(np.array([[1, 2], [2, 4]], dtype=object), np.array([[1], [1]], dtype=object))
+        equations.solve(np.array([[1, 2], [2, 4]], dtype=object), np.array([[1], [1]], dtype=object))
 
 
 def test_the_sharp_limit_shares_ties() -> None:
     scores = np.array([[1, 3, 3], [2, 0, 1]], dtype=object)
-    assert literal.sharp(scores).astype(float).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
-    soft = literal.softmax(1000 * scores)
-    assert np.abs(soft - literal.sharp(scores).astype(float)).max() == 0
+    assert equations.sharp(scores).astype(float).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
+    soft = equations.softmax(1000 * scores)
+    assert np.abs(soft - equations.sharp(scores).astype(float)).max() == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from construct.encoding import quadratic as encoding
 from verify.theory.symbolic import proof
 from verify.theory.symbolic.lemmas import prove_lemma2
-from verify.theory.symbolic.proof import How, Proof, ProofFailed, Step
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps, squeeze_steps
 
 PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid": grid_steps}
@@ -237,7 +237,7 @@ def test_a_false_or_empty_step_fails(check):
         lambda: proof.identity(""),
         lambda: proof.from_assumptions(""),
         lambda: proof.limits("", [], x),
-        lambda: Step("", How.IDENTITY, ()),
+        lambda: ProofStep("", How.IDENTITY, ()),
         lambda: Proof("", ()),
     ],
 )

@@ -18,11 +18,11 @@ from construct.heads import tap_shifts
 from verify.rounding import leakage
 from verify.theory.symbolic import lemmas, proof_algebra, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
+from verify.theory.symbolic.proofs_encodings import one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
-from verify.theory.symbolic.proofs_lemma2 import Block, any_length_steps
-from verify.theory.symbolic.proofs_sharper import one_component_steps, parabola_steps
+from verify.theory.symbolic.proofs_lemma2 import SymbolicVector, any_length_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
@@ -74,7 +74,8 @@ def _true_of_numbers(step):
         if not isinstance(expression, sympy.Eq | sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
             continue
         left, right = (
-            _summed(side.xreplace({Block.length: sympy.Integer(3)})) for side in (expression.lhs, expression.rhs)
+            _summed(side.xreplace({SymbolicVector.length: sympy.Integer(3)}))
+            for side in (expression.lhs, expression.rhs)
         )
         if left.has(sympy.Indexed):
             assert sympy.expand(left - right) == 0
@@ -207,7 +208,7 @@ def test_the_vector_of_symbolic_length_allows_what_components_allow_and_no_more(
     monkeypatch.setattr(encoding, "r", lambda delta: (sum(abs(x) for x in delta), *delta))
     with pytest.raises(ProofFailed, match=r"\+, - and \* only"):
         any_length_steps()
-    x = Block.named("x")
+    x = SymbolicVector.named("x")
     with pytest.raises(TypeError):
         x + 1  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
 

@@ -1,1 +1,1 @@
-"""Is some attention layer a convolution?  Judged by experiment, from its inputs and outputs alone."""
+"""``verify.audit``: whether an attention layer is a convolution, measured from its inputs and outputs."""

@@ -1,4 +1,4 @@
-"""What an audit found: numbers, sentences, JSON."""
+"""The record of an audit: the fitted convolution, its residuals, and both as text and JSON."""
 
 import json
 from dataclasses import dataclass
@@ -7,47 +7,48 @@ from typing import Any
 import numpy as np
 
 from verify.experiment.head_maps import Head, collapsed
-from verify.experiment.windows import Vector
+from verify.experiment.receptive_fields import Vector
 
-LEAST_TOLD = 1e-3
-"""Smaller weights of a shift are in the record alone."""
+LEAST_PRINTED = 1e-3
+"""Shifts of smaller weight are in the record, not in the text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What experiments on one grid showed of an attention layer; a measurement, and no claim about other inputs or grids.
+    """The convolution nearest to an attention layer, measured on one grid; no claim about other inputs or grids.
 
-    A distance is √(Σ error² / Σ output²) for white noise, with the constant parts apart: 0 the same map, 1 nothing in common.
+    A distance is the relative residual √(Σ error² / Σ output²) for white noise, without the constant parts: 0 for the same map,
+    1 for nothing in common.
 
     Attributes:
         grid: the input's spatial size.
-        output: the output's.
+        output: the spatial size of the output.
         channels: C and D of the layer.
-        inputs, outputs: which of them were fed and read.
-        dtype: what the layer was run in.
-        rounding: the share of the largest number that rounding alone may make up, n·ε with n products an output.
-        superposition: the greatest breach of g(ax + by) = a·g(x) + b·g(y), relative, g = f − f(0).
-        equivariance: how far shifted inputs are from giving shifted outputs, interior, relative; None if there are no two
-            interior outputs beside each other.
-        kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, groups written out as zeros.
-        stride, dilation: of it, an axis each.
-        padding: how far its kernel reads before and after the grid, an axis each; negative where it stays within.
-        padding_modes: those that the border agrees with, of zeros, replicate, circular, reflect, or one for each axis as in
-            "zeros × circular"; ("none",) where no output reads beyond the grid; empty where none of them fits.
+        inputs, outputs: the indices of the channels fed and read.
+        dtype: in which the layer was run.
+        rounding: n·ε with n products an output, the relative error that rounding alone can cause.
+        superposition: the greatest relative error of g(ax + by) = a·g(x) + b·g(y), g = f − f(0).
+        equivariance: the relative error of shifted outputs for shifted inputs, in the interior; None without two neighbouring
+            interior outputs.
+        kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, zero between groups.
+        stride, dilation: one number an axis.
+        padding: how far the kernel reads before and after the grid on each axis; negative where it stops inside.
+        padding_modes: the modes that match the border, of zeros, replicate, circular, reflect, or one for each axis as in
+            "zeros × circular"; ("none",) where no output reads padding; empty where no mode fits.
         bias: (D,).
         bias_variation: the greatest deviation of f(0) from it at any output.
-        groups: the most blocks of channels into which the kernel falls; None if not all were read.
-        interior: the distance over outputs that read real positions only; None if there are none.
-        border: the distance over the others, with the padding that fits best; None if there are none.
-        border_by_mode: the same for every padding.
+        groups: the largest number of channel blocks that the kernel splits into; None if not all channels were read.
+        interior: the distance over outputs that read no padding; None without any.
+        border: the distance over the other outputs, with the best padding mode; None without any.
+        border_by_mode: the same for every padding mode.
         distance: over all outputs.
-        exact: whether no entry differs by more than rounding, in the interior, at the border and in the bias.
-        interior_outputs: how many outputs are interior.
-        not_finite: how many outputs were not finite for some finite input; they are left out of everything else.
+        exact: whether interior, border and bias all agree within rounding.
+        interior_outputs: the number of interior outputs.
+        not_finite: the number of outputs that were not finite for some finite input; all other figures leave them out.
         tap_ranks: the rank of every tap's D × C matrix, (*K).
-        tap_effective_ranks: exp of the entropy of its singular values' shares, (*K): 1 one direction, min(D, C) all alike.
-        attention_seen: whether the layer shows its attention.
-        heads: what each head looks at; None where that cannot be seen, or not be laid out on the grid.
+        tap_effective_ranks: exp of the entropy of the shares of its singular values, (*K): from 1 to min(D, C).
+        attention_available: whether the layer gives its attention.
+        heads: statistics of each head; None without attention, or where the keys do not lie on the grid.
     """
 
     grid: Vector
@@ -76,87 +77,55 @@ class Audit:
     not_finite: int
     tap_ranks: np.ndarray
     tap_effective_ranks: np.ndarray
-    attention_seen: bool
+    attention_available: bool
     heads: tuple[Head, ...] | None
 
     @property
     def kernel_size(self) -> Vector:
-        """K, an axis each."""
+        """The kernel size K, one number an axis."""
         return self.kernel.shape[2:]
 
     @property
     def padding_mode(self) -> str | None:
-        """The first padding that fits; None if none of them does."""
+        """The first padding mode that fits; None if none does."""
         return self.padding_modes[0] if self.padding_modes else None
 
     @property
     def affine(self) -> bool:
-        """Whether superposition held within rounding."""
+        """Whether superposition holds within rounding."""
         return self.superposition <= 8 * self.rounding
 
     @property
     def equivariant(self) -> bool | None:
-        """Whether shifted inputs gave shifted outputs within rounding, interior; None if that could not be tried."""
+        """Whether shifted inputs give shifted outputs within rounding, in the interior; None if that could not be tried."""
         return None if self.equivariance is None else self.equivariance <= 8 * self.rounding
 
     @property
     def content(self) -> float | None:
-        """How far other inputs move the attention, at the head and query that they move most; None if not seen."""
+        """The greatest change of attention between inputs, over heads and queries; None without attention."""
         return None if self.heads is None else max((head.content_most for head in self.heads), default=0.0)
 
     @property
     def collapsed(self) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
-        """(shift, heads) for every shift on which several heads put more than half of their attention."""
+        """(shift, heads) for every shift that takes more than half of the attention of several heads."""
         return collapsed(self.heads or ())
 
     @property
     def unplaced(self) -> tuple[int, ...]:
-        """Heads that give no single key more than half of their attention."""
+        """The heads that give no key more than half of their attention."""
         return tuple(number for number, head in enumerate(self.heads or ()) if not head.peak > 0.5)
 
     @property
     def is_convolution(self) -> bool:
-        """Whether nothing told the layer from the convolution that is described here, on this grid, within rounding."""
+        """Whether the layer equals the convolution described here, on this grid, within rounding."""
         return self.exact and self.affine and bool(self.padding_modes) and not self.not_finite
 
     def record(self) -> dict[str, Any]:
-        """In JSON's types."""
-        return {
-            "grid": list(self.grid),
-            "output": list(self.output),
-            "channels": list(self.channels),
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "dtype": self.dtype,
-            "is_convolution": self.is_convolution,
-            "rounding": self.rounding,
-            "superposition": self.superposition,
-            "affine": self.affine,
-            "equivariance": self.equivariance,
-            "equivariant": self.equivariant,
-            "kernel_size": list(self.kernel_size),
-            "kernel": self.kernel.tolist(),
-            "stride": list(self.stride),
-            "dilation": list(self.dilation),
-            "padding": [list(pair) for pair in self.padding],
-            "padding_modes": list(self.padding_modes),
-            "groups": self.groups,
-            "bias": self.bias.tolist(),
-            "bias_variation": self.bias_variation,
-            "distance": self.distance,
-            "interior": self.interior,
-            "border": self.border,
-            "border_by_mode": self.border_by_mode,
-            "interior_outputs": self.interior_outputs,
-            "not_finite": self.not_finite,
-            "tap_ranks": self.tap_ranks.tolist(),
-            "tap_effective_ranks": self.tap_effective_ranks.tolist(),
-            "attention_seen": self.attention_seen,
-            "content": self.content,
-            "heads": None if self.heads is None else [head.record() for head in self.heads],
-            "collapsed": [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed],
-            "unplaced": list(self.unplaced),
-        }
+        """The audit in JSON's types."""
+        derived = ("is_convolution", "affine", "equivariant", "kernel_size", "content", "unplaced")
+        named = {name: getattr(self, name) for name in (*vars(self), *derived)}
+        collapsed = [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed]
+        return {name: _json(value) for name, value in named.items()} | {"collapsed": collapsed}
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -202,20 +171,20 @@ class Audit:
     def _equivariance_sentence(self) -> str:
         if self.equivariance is None:
             return "translation: could not be tried, no two interior outputs lie side by side on this grid"
-        told = (
+        statement = (
             "shifted inputs give shifted outputs" if self.equivariant else "shifted inputs do not give shifted outputs"
         )
-        return f"translation: {told}, to {self.equivariance:.1e} in the interior"
+        return f"translation: {statement}, to {self.equivariance:.1e} in the interior"
 
     def _kernel_sentence(self) -> str:
         (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
-        told = (
+        sentence = (
             f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
         )
-        told += f", dilation {_times(self.dilation)}"
+        sentence += f", dilation {_times(self.dilation)}"
         if self.groups is None:
-            return f"{told} (only these channels were read, of {all_in} → {all_out})"
-        return f"{told}, {self.groups} group{'s' * (self.groups > 1)}"
+            return f"{sentence} (only these channels were read, of {all_in} → {all_out})"
+        return f"{sentence}, {self.groups} group{'s' * (self.groups > 1)}"
 
     def _distance_sentence(self, outputs: int) -> str:
         parts = []
@@ -246,7 +215,7 @@ class Audit:
         )
 
     def _head_sentences(self) -> list[str]:
-        if not self.attention_seen:
+        if not self.attention_available:
             return ["heads: the layer shows no attention, so nothing is said of heads"]
         if self.heads is None:
             return ["heads: the keys of its attention are no grid that could be made out, so nothing is said of heads"]
@@ -258,7 +227,7 @@ class Audit:
         ]
         for number, head in enumerate(self.heads):
             shifts = ", ".join(
-                f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_TOLD
+                f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_PRINTED
             )
             centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
             lines.append(
@@ -276,6 +245,15 @@ class Audit:
                 f"at most {100 * most:.3g} % of their attention"
             )
         return lines
+
+
+def _json(value: Any) -> Any:
+    """A value in JSON's types."""
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, Head):
+        return value.record()
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _times(sizes: Vector) -> str:

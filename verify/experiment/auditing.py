@@ -1,9 +1,9 @@
-"""Is this attention layer a convolution?  Judged by experiment, on inputs that are made up here.
+"""``verify.audit``: fit a convolution to an attention layer as a black box, and report the residual.
 
-The layer is a black box: no attribute of it is read but how many channels it takes, and its attention where it shows it.
-1. f is run on random inputs: does superposition hold?  2. Impulses read its map out.  3. The nearest convolution over all
-windows, averaged over the interior.  4. Each padding mode foretells the border.  5. Shifted inputs: shifted outputs?
-6. The attention of each head, for inputs of several sizes.
+Only the number of channels and the attention, where the layer gives it, are read from the layer.
+1. Superposition on random inputs.  2. The linear map, by impulse response.  3. The nearest convolution over all receptive fields,
+a least squares fit in the interior.  4. The padding mode, from the residual at the border.  5. Translation equivariance.
+6. The attention of each head, on inputs of several sizes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from verify.experiment.audit_record import Audit
-from verify.experiment.head_maps import look_at
-from verify.experiment.nearest import Fit, convolved, nearest, regressed
-from verify.experiment.readout import BUDGET, Readout, Subject, read_out
-from verify.experiment.windows import MODES, Vector, Window, half_of
+from verify.experiment.black_box import BUDGET, BlackBox, LinearMap, impulse_response
+from verify.experiment.head_maps import summarise_heads
+from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
+from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of
 
 INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
-"""How large the random inputs are on which the attention of heads is watched: content may show in large ones alone."""
+"""Sizes of the random inputs on which attention is measured: content may matter only for large ones."""
 
 
 def audit(
@@ -35,87 +35,96 @@ def audit(
     seed: int = 0,
     budget: int = BUDGET,
 ) -> Audit:
-    """Find out by experiment how far an attention layer is from a convolution, and from which.
+    """Fit the nearest convolution to an attention layer, as a black box, and measure the distance.
 
     Args:
         attention: any layer or function (B, C, *grid) → (B, D, *output); of a module, a copy is cast to ``dtype`` and put
             into eval mode.  A bare ``nn.MultiheadAttention`` is given the pixels as tokens.
         grid: the spatial size of the inputs.
-        in_channels: C; by default what the layer says of itself (``in_channels``, ``embed_dim``).
-        kernel_size: the largest kernel that is looked for, in taps, one number or one an axis; by default as large as it
-            takes, and where no kernel fits, half the grid.
-        most_channels: of how many input channels, and of how many output channels, the map is read at most: a wide layer on a
-            large grid has more numbers than memory.  They are drawn at random, and the other inputs are zero; by default all.
+        in_channels: C; by default the layer's own (``in_channels``, ``embed_dim``).
+        kernel_size: the largest kernel to try, in taps, one number or one an axis; by default any size, or half the grid where
+            no kernel fits.
+        most_channels: how many input and how many output channels to measure at most, drawn at random; the other inputs are
+            zero.  The map of a wide layer on a large grid does not fit in memory.  By default all.
         probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
             ``attention_probabilities``, if it has one.
-        dtype: float64, or float32.
+        dtype: float64 or float32, for running the layer.
         seed: of the random inputs.
-        budget: bytes that the layer's map may take.
+        budget: bytes for the layer's linear map.
 
     Returns:
-        What was seen.  For an affine layer, every distance is of the map itself and therefore of all inputs of this size;
-        for another, over random inputs.
+        The fit and its residuals.  For an affine layer the distances are of the map itself, so of all inputs of this size; for
+        any other layer they are over random inputs.
 
     Raises:
-        ValueError: an argument is no such thing, the layer cannot be run, no output is finite, or the map is over the budget.
+        ValueError: an argument is invalid, the layer cannot be run, no output is finite, or the map exceeds the budget.
+
+    >>> import construct, torch, verify
+    >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1)
+    >>> audit = verify.audit(construct.conv_to_mhsa(conv), grid=(6, 6))
+    >>> audit.is_convolution, audit.kernel_size, audit.padding_mode
+    (True, (3, 3), 'zeros')
     """
-    subject = Subject(attention, grid, in_channels, dtype)
-    most = _sizes(kernel_size, subject.grid)
+    black_box = BlackBox(attention, grid, in_channels, dtype)
+    most = _sizes(kernel_size, black_box.grid)
     random = np.random.default_rng(seed)
     if most_channels is not None:
         if type(most_channels) is not int or most_channels < 1:
             raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
-        subject.narrow(most_channels, random)
-    subject.weigh()
-    found = read_out(subject, random, budget)
-    if not found.finite.any():
+        black_box.narrow(most_channels, random)
+    black_box.rescale()
+    linear = impulse_response(black_box, random, budget)
+    if not linear.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
-    if most is None and not found.affine:  # impulses then only say where to look
-        most = half_of(subject.grid)
-    fit = nearest(found.matrix, subject.grid, subject.output, found.finite, found.rounding, most)
-    window, inside, border = fit.window, fit.inside, ~fit.inside & found.finite
-    if found.affine:
-        kernel, bias = fit.kernel, _mean(found.constant[inside if inside.any() else found.finite])
-        left = {mode: tuple(fit.distance(mode, some) for some in (inside, border, found.finite)) for mode in fit.left}
+    if most is None and not linear.affine:  # impulses then only say where to look
+        most = half_of(black_box.grid)
+    fit = nearest_convolution(linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most)
+    field, inside, border = fit.field, fit.inside, ~fit.inside & linear.finite
+    if linear.affine:
+        kernel, bias = fit.kernel, _mean(linear.constant[inside if inside.any() else linear.finite])
+        residual = {
+            mode: tuple(fit.distance(mode, outputs) for outputs in (inside, border, linear.finite))
+            for mode in fit.residual
+        }
     else:
-        kernel, bias, left = _by_regression(subject, found, fit, random, budget)
-    spread = float(np.abs(found.constant - bias)[found.finite].max(initial=0.0))
-    reads_padding = any(before > 0 or after > 0 for before, after in window.padding)
-    modes = _fitting(left, fit, found, bool(inside.any())) if reads_padding else ("none",)
-    best = modes[0] if modes and reads_padding else min(left, key=lambda mode: left[mode][2])
-    largest = max(float(np.abs(found.constant).max(initial=0.0)), float(np.abs(found.matrix).max(initial=0.0)))
-    ranks, effective = _ranks(kernel, found.rounding)
-    heads, seen = _heads(subject, window, kernel, probabilities, random)
+        kernel, bias, residual = _by_regression(black_box, linear, fit, random, budget)
+    bias_deviation = float(np.abs(linear.constant - bias)[linear.finite].max(initial=0.0))
+    reads_padding = any(before > 0 or after > 0 for before, after in field.padding)
+    modes = _matching_modes(residual, fit, linear, bool(inside.any())) if reads_padding else ("none",)
+    best = modes[0] if modes and reads_padding else min(residual, key=lambda mode: residual[mode][2])
+    largest = max(float(np.abs(linear.constant).max(initial=0.0)), float(np.abs(linear.matrix).max(initial=0.0)))
+    ranks, effective = _ranks(kernel, linear.rounding)
+    heads, available = _heads(black_box, field, kernel, probabilities, random)
     return Audit(
-        grid=subject.grid,
-        output=subject.output,
-        channels=(subject.channels, subject.out_channels),
-        inputs=tuple(int(c) for c in subject.inputs),
-        outputs=tuple(int(d) for d in subject.outputs),
+        grid=black_box.grid,
+        output=black_box.output,
+        channels=(black_box.channels, black_box.out_channels),
+        inputs=tuple(int(c) for c in black_box.inputs),
+        outputs=tuple(int(d) for d in black_box.outputs),
         dtype=str(dtype).removeprefix("torch."),
-        rounding=found.rounding,
-        superposition=found.superposition,
-        equivariance=_equivariance(subject, window, found.finite, random),
-        kernel=np.ldexp(kernel, subject.exponent),
-        stride=window.stride,
-        dilation=window.dilation,
-        padding=window.padding,
+        rounding=linear.rounding,
+        superposition=linear.superposition,
+        equivariance=_equivariance(black_box, field, linear.finite, random),
+        kernel=np.ldexp(kernel, black_box.exponent),
+        stride=field.stride,
+        dilation=field.dilation,
+        padding=field.padding,
         padding_modes=modes,
-        bias=np.ldexp(bias, subject.exponent),
-        bias_variation=float(np.ldexp(spread, subject.exponent)),
-        groups=_groups(kernel, found.rounding)
-        if kernel.shape[:2] == (subject.out_channels, subject.channels)
+        bias=np.ldexp(bias, black_box.exponent),
+        bias_variation=float(np.ldexp(bias_deviation, black_box.exponent)),
+        groups=_groups(kernel, linear.rounding)
+        if kernel.shape[:2] == (black_box.out_channels, black_box.channels)
         else None,
-        interior=left[best][0] if inside.any() else None,
-        border=left[best][1] if border.any() else None,
-        border_by_mode={mode: left[mode][1] for mode in left} if reads_padding else {},
-        distance=left[best][2],
-        exact=found.affine and max(fit.worst[best]) <= found.rounding and spread <= found.rounding * largest,
+        interior=residual[best][0] if inside.any() else None,
+        border=residual[best][1] if border.any() else None,
+        border_by_mode={mode: residual[mode][1] for mode in residual} if reads_padding else {},
+        distance=residual[best][2],
+        exact=linear.affine and max(fit.worst[best]) <= linear.rounding and bias_deviation <= linear.rounding * largest,
         interior_outputs=int(inside.sum()),
-        not_finite=int((~found.finite).sum()),
+        not_finite=int((~linear.finite).sum()),
         tap_ranks=ranks,
         tap_effective_ranks=effective,
-        attention_seen=seen,
+        attention_available=available,
         heads=heads,
     )
 
@@ -130,71 +139,75 @@ def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """The average over the first axis; of equal numbers, that very number."""
+    """The mean over the first axis; of equal numbers exactly that number."""
     return values[0] + (values - values[0]).mean(axis=0)
 
 
 def _by_regression(
-    subject: Subject, found: Readout, fit: Fit, random: np.random.Generator, budget: int
+    black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[float, ...]]]:
     """Kernel, bias and distances (interior, border, all) of a layer that is not affine, from random inputs.
 
     They are fitted on some inputs and judged on others.
     """
-    window, inside = fit.window, fit.inside
-    unknown = window.taps * len(subject.inputs) + 1
+    field, inside = fit.field, fit.inside
+    unknown = field.taps * len(black_box.inputs) + 1
     usable = int(inside.sum()) or len(inside)
     samples = max(16, ceil(8 * unknown / usable))
     if 16 * samples * usable * unknown > budget:
         raise ValueError(
-            f"fitting {window.taps} taps to {samples} random inputs is over the budget; look for a smaller kernel_size"
+            f"fitting {field.taps} taps to {samples} random inputs is over the budget; look for a smaller kernel_size"
         )
 
-    def drawn() -> tuple[np.ndarray, np.ndarray]:
-        x = random.standard_normal((samples, len(subject.inputs), *subject.grid))
-        y = subject(x)
-        return x, np.where(found.finite[:, None], y, 0.0)
+    def draw() -> tuple[np.ndarray, np.ndarray]:
+        x = random.standard_normal((samples, len(black_box.inputs), *black_box.grid))
+        y = black_box(x)
+        return x, np.where(linear.finite[:, None], y, 0.0)
 
-    kernel, bias = regressed(window, *drawn())
-    x, y = drawn()
+    kernel, bias = regression(field, *draw())
+    x, y = draw()
     y = y - bias
-    left: dict[str, tuple[float, ...]] = {}
+    residual: dict[str, tuple[float, ...]] = {}
     for mode in MODES:
-        rest = np.square(y - convolved(window, kernel, x, mode))
+        squares = np.square(y - convolved(field, kernel, x, mode))
         parts = []
-        for some in (inside, ~inside & found.finite, found.finite):
-            size = float(np.square(y[:, some] - y[:, some].mean(axis=0)).sum())
-            parts.append((float(rest[:, some].sum()) / size) ** 0.5 if size else 0.0)
-        left[mode] = tuple(parts)
-    return kernel, bias, left
+        for outputs in (inside, ~inside & linear.finite, linear.finite):
+            size = float(np.square(y[:, outputs] - y[:, outputs].mean(axis=0)).sum())
+            parts.append((float(squares[:, outputs].sum()) / size) ** 0.5 if size else 0.0)
+        residual[mode] = tuple(parts)
+    return kernel, bias, residual
 
 
-def _fitting(left: dict[str, tuple[float, ...]], fit: Fit, found: Readout, has_interior: bool) -> tuple[str, ...]:
-    """The padding modes that foretell the border as well as the kernel foretells the interior."""
-    if found.affine and max(interior for interior, _ in fit.worst.values()) <= found.rounding:
-        return tuple(mode for mode in fit.worst if fit.worst[mode][1] <= found.rounding)
+def _matching_modes(
+    residual: dict[str, tuple[float, ...]], fit: Fit, linear: LinearMap, has_interior: bool
+) -> tuple[str, ...]:
+    """The padding modes that predict the border as well as the kernel predicts the interior."""
+    if linear.affine and max(interior for interior, _ in fit.worst.values()) <= linear.rounding:
+        return tuple(mode for mode in fit.worst if fit.worst[mode][1] <= linear.rounding)
     if not has_interior:
         return ()
-    nearest_border = min(border for _, border, _ in left.values())
+    nearest_border = min(border for _, border, _ in residual.values())
     return tuple(
         mode
-        for mode, (interior, border, _) in left.items()
+        for mode, (interior, border, _) in residual.items()
         if interior < 0.1 and border <= 1.5 * interior and border <= 1.1 * nearest_border
     )
 
 
-def _equivariance(subject: Subject, window: Window, finite: np.ndarray, random: np.random.Generator) -> float | None:
-    """‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ over neighbouring interior outputs, the worst axis."""
-    inside = (window.interior() & finite).reshape(window.output)
+def _equivariance(
+    black_box: BlackBox, field: ReceptiveField, finite: np.ndarray, random: np.random.Generator
+) -> float | None:
+    """The greatest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior outputs."""
+    inside = (field.interior() & finite).reshape(field.output)
     worst = None
-    for axis, (n, m, s) in enumerate(zip(window.grid, window.output, window.stride, strict=True)):
+    for axis, (n, m, s) in enumerate(zip(field.grid, field.output, field.stride, strict=True)):
         here = inside.take(range(m - 1), axis=axis) & inside.take(range(1, m), axis=axis)
         if not here.any():
             continue
-        longer = [k + s * (a == axis) for a, k in enumerate(window.grid)]
-        base = random.standard_normal((4, len(subject.inputs), *longer))
+        longer = [k + s * (a == axis) for a, k in enumerate(field.grid)]
+        base = random.standard_normal((4, len(black_box.inputs), *longer))
         x, moved = (base.take(range(e, e + n), axis=axis + 2) for e in (0, s))
-        y, y_moved = (subject(v).reshape(4, *window.output, -1) for v in (x, moved))
+        y, y_moved = (black_box(v).reshape(4, *field.output, -1) for v in (x, moved))
         a = y.take(range(1, m), axis=axis + 1)[:, here]
         b = y_moved.take(range(m - 1), axis=axis + 1)[:, here]
         size = float(np.square(a).sum()) ** 0.5
@@ -204,28 +217,28 @@ def _equivariance(subject: Subject, window: Window, finite: np.ndarray, random: 
 
 
 def _heads(
-    subject: Subject,
-    window: Window,
+    black_box: BlackBox,
+    field: ReceptiveField,
     kernel: np.ndarray,
     probabilities: Callable[[torch.Tensor], torch.Tensor] | None,
     random: np.random.Generator,
 ) -> tuple[Any, bool]:
     maps = []
     for size in INPUT_SIZES:
-        x = size * random.standard_normal((4, len(subject.inputs), *subject.grid))
-        p = subject.probabilities(x, probabilities)
+        x = size * random.standard_normal((4, len(black_box.inputs), *black_box.grid))
+        p = black_box.probabilities(x, probabilities)
         if p is None:
             return None, False
         if not np.isfinite(p).all():
             if size == 1.0:
                 raise ValueError("the attention that the layer shows is not finite")
-            continue  # such large inputs overflow; what smaller ones show still counts
+            continue  # such large inputs overflow; the smaller ones still count
         maps.append(p)
-    return look_at(maps, window, kernel), True
+    return summarise_heads(maps, field, kernel), True
 
 
 def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of every tap: how many singular values are above rounding, and exp of the entropy of their shares."""
+    """For every tap, the number of singular values above rounding and exp of the entropy of their shares."""
     taps = np.moveaxis(kernel.reshape(*kernel.shape[:2], -1), 2, 0)
     values = np.linalg.svd(taps, compute_uv=False)  # (taps, min(D, C))
     floor = rounding * float(values.max(initial=0.0))
@@ -239,7 +252,7 @@ def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _groups(kernel: np.ndarray, rounding: float) -> int:
-    """The most equal blocks of channels outside of which the kernel is zero."""
+    """The largest number of equal channel blocks outside of which the kernel is zero."""
     d, c = kernel.shape[:2]
     strength = np.abs(kernel).reshape(d, c, prod(kernel.shape[2:])).max(axis=2)
     used = strength > rounding * float(strength.max(initial=0.0))

@@ -1,7 +1,4 @@
-"""``python -m verify audit``: judge the attention layer of a file by experiment.
-
-Beside :mod:`verify.experiment.auditing`, so that ``python -m verify`` can list its commands without loading torch.
-"""
+"""``python -m verify audit``: its arguments and its run.  Apart from `auditing`, so that ``--help`` loads no torch."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -11,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the subcommand takes."""
+    """Add the subcommand's arguments to its parser."""
     parser.add_argument(
         "file", metavar="FILE", help="with an attention layer of this project, or a stock one (torch.save)"
     )
@@ -27,7 +24,7 @@ def run(options: argparse.Namespace) -> "Audit":
     """Read the layer and audit it.
 
     Raises:
-        ValueError: the file holds no such layer, or it cannot be audited on such a grid.
+        ValueError: the file holds no such layer, or the layer cannot be audited on that grid.
         OSError: the file cannot be read.
     """
     from verify.experiment.auditing import audit

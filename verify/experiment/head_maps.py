@@ -1,4 +1,4 @@
-"""Heads as mixtures of convolutions: where each looks, how widely, how much it is swayed by content.
+"""Statistics of attention maps: centre, spread and content dependence of each head.
 
 A head whose attention depends on positions alone is a weighted sum of shifts, Σ_δ weight(δ)·(the input moved by δ).
 """
@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from verify.experiment.windows import Vector, Window
+from verify.experiment.receptive_fields import ReceptiveField, Vector
 
 SHOWN = 4
-"""As many shifts of a head are listed, the heaviest first."""
+"""Shifts listed for each head, heaviest first."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the attention of one head showed, averaged over interior queries and random inputs.
+    """The attention of one head, averaged over interior queries and random inputs.
 
     Attributes:
         centre: Σ weight·δ, an axis each; δ is key minus query, in pixels.
         spread: √(Σ weight·‖δ − centre‖²), in pixels.
-        peak: the attention that a query gives to its favourite key, on average.
-        content: how much other inputs move it: the total variation distance, 0 not at all, 1 completely.
-        content_most: the same at its greatest, over queries and over inputs of every size.
-        shifts: (δ, weight), the heaviest first.
+        peak: the mean of the largest attention weight of a query.
+        content: the mean total variation distance between inputs: 0 for no dependence on content, 1 for disjoint attention.
+        content_most: its maximum over queries and over inputs of every size.
+        shifts: (δ, weight), heaviest first.
     """
 
     centre: tuple[float, ...]
@@ -38,27 +38,21 @@ class Head:
     shifts: tuple[tuple[Vector, float], ...]
 
     def record(self) -> dict[str, Any]:
-        """In JSON's types."""
-        return {
-            "centre": list(self.centre),
-            "spread": self.spread,
-            "peak": self.peak,
-            "content": self.content,
-            "content_most": self.content_most,
-            "shifts": [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts],
-        }
+        """The statistics in JSON's types."""
+        shifts = [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts]
+        return {**vars(self), "centre": list(self.centre), "shifts": shifts}
 
 
-def key_grids(window: Window, keys: int) -> list[np.ndarray]:
-    """Where the keys may be, in pixels of the input, each (keys, d): every rectangle of so many positions that is likely.
+def key_grids(field: ReceptiveField, keys: int) -> list[np.ndarray]:
+    """Candidate positions of the keys in pixels of the input, each (keys, d): rectangles of that many positions.
 
-    The pixels themselves, or a padded grid: no wider than the window reads, but where there is a stride, which may go on a
-    little beyond the last position read.
+    Either the pixels themselves, or a padded grid no wider than the receptive field reads; with a stride it may go on a little
+    beyond the last position read.
     """
-    if keys == prod(window.grid):
-        return [_positions([range(n) for n in window.grid])]
+    if keys == prod(field.grid):
+        return [_positions([range(n) for n in field.grid])]
     axes = []
-    for (before, after), s, n in zip(window.padding, window.stride, window.grid, strict=True):
+    for (before, after), s, n in zip(field.padding, field.stride, field.grid, strict=True):
         least, most = max(0, before), max(0, after) + s
         axes.append([range(-b, n + a) for b in range(least + 1) for a in range(most)])
     return [_positions(sides) for sides in product(*axes) if prod(map(len, sides)) == keys]
@@ -68,40 +62,40 @@ def _positions(sides: Sequence[range]) -> np.ndarray:
     return np.array(list(product(*sides)))
 
 
-def look_at(maps: Sequence[np.ndarray], window: Window, kernel: np.ndarray) -> tuple[Head, ...] | None:
+def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: np.ndarray) -> tuple[Head, ...] | None:
     """Summarise the heads.
 
     Args:
         maps: attention for batches of random inputs, the first of size 1, the others larger: each (B, heads, O, keys).
-        window: of the nearest convolution; its interior queries are averaged over, all if there are none.
-        kernel: of it, (D, C, *K): where the keys are is told by the taps, for these are what the heads look at.
+        field: the receptive field of the nearest convolution; averages are over its interior queries, or all if it has none.
+        kernel: (D, C, *K) of that convolution; its taps decide where the keys are, for heads look at taps.
 
     Returns:
-        The heads; None if one cannot tell where the keys are.
+        The heads; None if the positions of the keys are ambiguous.
     """
-    queries = _positions([range(0, s * m, s) for s, m in zip(window.stride, window.output, strict=True)])
-    inside = window.interior() if window.interior().any() else np.ones(len(queries), dtype=bool)
+    queries = _positions([range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)])
+    inside = field.interior() if field.interior().any() else np.ones(len(queries), dtype=bool)
     mean = maps[0][:, :, inside].mean(axis=0)  # (heads, interior queries, keys)
     sized = np.abs(kernel).sum(axis=(0, 1)).reshape(-1)
-    ways = [_Shifted(mean, keys, queries[inside]) for keys in key_grids(window, mean.shape[2])]
-    shares = [way.on(window, sized) for way in ways]
-    if not ways or shares.count(max(shares)) > 1:
+    placements = [_Shifted(mean, keys, queries[inside]) for keys in key_grids(field, mean.shape[2])]
+    shares = [placed.share_on_taps(field, sized) for placed in placements]
+    if not placements or shares.count(max(shares)) > 1:
         return None
-    way = ways[int(np.argmax(shares))]
-    swayed = np.stack([_variation(p) for p in maps])  # (batches, heads, O)
+    placed = placements[int(np.argmax(shares))]
+    variation = np.stack([_variation(p) for p in maps])  # (batches, heads, O)
     heads = []
-    for h, weight in enumerate(way.weights):
-        centre = weight @ way.shifts
-        spread = float(np.sqrt(weight @ np.square(way.shifts - centre).sum(axis=1)))
+    for h, weight in enumerate(placed.weights):
+        centre = weight @ placed.shifts
+        spread = float(np.sqrt(weight @ np.square(placed.shifts - centre).sum(axis=1)))
         heaviest = [k for k in np.argsort(-weight, kind="stable")[:SHOWN] if weight[k] > 0]
         heads.append(
             Head(
                 centre=tuple(float(x) for x in centre),
                 spread=spread,
                 peak=float(maps[0][:, h, inside].max(axis=-1).mean()),
-                content=float(swayed[0, h].mean()),
-                content_most=float(swayed[:, h].max()),
-                shifts=tuple((tuple(int(x) for x in way.shifts[k]), float(weight[k])) for k in heaviest),
+                content=float(variation[0, h].mean()),
+                content_most=float(variation[:, h].max()),
+                shifts=tuple((tuple(int(x) for x in placed.shifts[k]), float(weight[k])) for k in heaviest),
             )
         )
     return tuple(heads)
@@ -112,8 +106,8 @@ class _Shifted:
 
     Args:
         mean: (heads, queries, keys).
-        keys: where they are, (keys, d).
-        queries: where they are, (queries, d).
+        keys: their positions, (keys, d).
+        queries: their positions, (queries, d).
     """
 
     def __init__(self, mean: np.ndarray, keys: np.ndarray, queries: np.ndarray):
@@ -122,11 +116,10 @@ class _Shifted:
         flat = [np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(self.shifts)) for p in mean]
         self.weights = np.stack(flat) / len(queries)
 
-    def on(self, window: Window, sized: np.ndarray) -> float:
-        """How much of the attention falls on taps, each counted as far as it is needed."""
+    def share_on_taps(self, field: ReceptiveField, sized: np.ndarray) -> float:
+        """The attention that falls on taps with weights, at most 1 a tap."""
         steps = [
-            [a + dil * j for j in range(k)]
-            for a, dil, k in zip(window.start, window.dilation, window.kernel, strict=True)
+            [a + dil * j for j in range(k)] for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
         ]
         needed = {tap: size > 0 for tap, size in zip(product(*steps), sized, strict=True)}
         total = self.weights.sum(axis=0)
@@ -135,12 +128,12 @@ class _Shifted:
 
 
 def _variation(p: np.ndarray) -> np.ndarray:
-    """½Σ|p − p′| between the maps of consecutive inputs, the greatest of them: (heads, O)."""
+    """The greatest ½Σ|p − p′| between the maps of consecutive inputs: (heads, O)."""
     return (np.abs(p[1:] - p[:-1]).sum(axis=3) / 2).max(axis=0, initial=0.0)
 
 
 def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
-    """Shifts on which several heads put more than half of their attention, with the numbers of these heads."""
+    """Shifts that take more than half of the attention of several heads, with the indices of these heads."""
     by_shift: dict[Vector, list[int]] = {}
     for number, head in enumerate(heads):
         if head.shifts and head.shifts[0][1] > 0.5:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import ConvGeometry
-from verify.plots.stored import layer_in
+from verify.plots.stored_layer import layer_in
 
 
 class StoredStock(nn.Module):
-    """Stands for a stock attention with its tokens laid out: it runs the tensors and tokens that the file holds.
+    """Stands in for `construct.stock.layer.StockAttention`: runs the tensors and tokens of the file.
 
     Attributes:
-        geometry: says of how many channels the input is, and what shape the output has.
+        geometry: of the convolution, for the input's channels and the output's size.
         grid: the spatial size of the input.
         attention: the nn.MultiheadAttention.
     """
@@ -35,7 +35,7 @@ class StoredStock(nn.Module):
 
     @property
     def in_channels(self) -> int:
-        """Of the input."""
+        """The input's channels."""
         return self.geometry.in_channels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class StoredStock(nn.Module):
 
 
 class _Inert:
-    """Stands for where a head looks and for its fractions, which only casts of the original ask for."""
+    """Stands in for where a head looks and for its fractions, which only casts of the original read."""
 
     def __init__(self, *numbers: Any):
         self.numbers = numbers
@@ -62,14 +62,14 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
     """Read an attention layer.
 
     Args:
-        path: of ``model.mhsa.pt``, of a safetensors file of this project, or of a stock attention that ``torch.save`` wrote.
-        name: the layer's path in the network; not needed if there is one layer alone.
+        path: ``model.mhsa.pt``, a safetensors file of this project, or a stock attention written by ``torch.save``.
+        name: the layer's path in the network; only needed if the file holds several layers.
 
     Returns:
-        The layer, with the very numbers of the file.
+        The layer, with the numbers of the file.
 
     Raises:
-        ValueError: the file is odd or holds no such layer, or several and no name was given.
+        ValueError: the file is malformed or holds no such layer, or several and no name was given.
         OSError: it cannot be read.
     """
     if not Path(path).is_file():
@@ -79,7 +79,7 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
 
 
 def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:
-    """The stock attention of a file, None if it holds something else."""
+    """The stock attention of a file; None if the file holds something else."""
     known: list[Any] = [
         nn.MultiheadAttention,
         nn.modules.linear.NonDynamicallyQuantizableLinear,
@@ -95,7 +95,7 @@ def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:
                 return None
         with torch.serialization.safe_globals(known):
             module = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever else it may be, the checker's reader says what is wrong with it
+    except Exception:  # the checker's reader says what is wrong with any other file
         return None
     if isinstance(module, nn.Module) and not all(t.is_contiguous() for t in module.state_dict().values()):
         raise ValueError(f"{path}: a tensor of it is laid out as torch.save of a layer never does")

@@ -1,8 +1,7 @@
-"""Figures: functions that return a matplotlib ``Figure``, and ``python -m verify plot``, which writes one as SVG or PNG.
+"""Figures of attention, leakage, errors and cost, as matplotlib ``Figure`` objects; ``python -m verify plot`` writes them.
 
-Attention is drawn from the probabilities that a layer's own softmax gives, never from its geometry; errors are drawn from a
-certificate file; costs from times that were measured.  matplotlib is imported when a figure is made (the extra ``viz``), and
-pyplot, which keeps figures of its own, never.
+Attention comes from the layer's own softmax and never from its geometry, errors from a certificate file, costs from measured
+times.  matplotlib (the extra ``viz``) is imported when a figure is drawn; pyplot, which has global state, never.
 """
 
 from importlib import import_module
@@ -14,14 +13,14 @@ if TYPE_CHECKING:
     from verify.plots.costs import cost_figure
     from verify.plots.drawing import write_figure
     from verify.plots.errors import errors_figure
-    from verify.plots.sharpness import leakage_figure
+    from verify.plots.leakage import leakage_figure
 
 _HOMES = {
     "attention_figure": "attention_maps",
     "centres_figure": "centres",
     "cost_figure": "costs",
     "errors_figure": "errors",
-    "leakage_figure": "sharpness",
+    "leakage_figure": "leakage",
     "write_figure": "drawing",
 }
 
@@ -36,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a figure where it lives, when it is first asked for: the command line starts without torch."""
+    """Import a figure's module on first use, so that the command line starts without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'verify.plots' has no attribute {name!r}")
     return getattr(import_module(f"verify.plots.{_HOMES[name]}"), name)

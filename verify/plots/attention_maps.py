@@ -1,4 +1,4 @@
-"""The attention maps of a layer: for some queries, where every head looks."""
+"""`attention_figure`: the attention maps of every head for some queries."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -8,7 +8,7 @@ import torch
 
 from construct.attention import MHSA
 from verify.plots.drawing import FAINT, ORANGE, new_figure, style
-from verify.plots.seen import Seen, seen
+from verify.plots.probabilities import LayerAttention, attention_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_HEADS = 64
 COLUMNS = 10
-"""Heads in a row."""
+"""Heads per row."""
 
 
 def attention_figure(
@@ -30,32 +30,35 @@ def attention_figure(
     """Draw the attention probabilities of every head for some queries, over the padded grid of tokens.
 
     Args:
-        layer: of 1, 2 or 3 dimensions; of three, the plane is drawn that gets most attention.
-        x: as of :func:`verify.plots.seen.seen`, like ``grid`` and ``alpha``.
+        layer: of 1, 2 or 3 dimensions; in 3-D the plane with the most attention is drawn.
+        x: as of :func:`verify.plots.probabilities.attention_of`, like ``grid`` and ``alpha``.
         grid: the spatial size of the input.
         queries: positions of the output; by default a corner and the middle.
         alpha: another sharpness.
 
     Returns:
-        A figure with one panel for each query and head, row by row; the tokens within the frame are the input itself.
+        A figure with one panel for each query and head; the dashed frame is the input, padding lies outside.
 
     Raises:
-        ValueError: there is no such query, or see :func:`verify.plots.seen.seen`.
+        ValueError: there is no such query, or see :func:`verify.plots.probabilities.attention_of`.
+
+    >>> import construct, torch, verify.plots
+    >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, kernel_size=3, padding=1))
+    >>> figure = verify.plots.attention_figure(layer, grid=(4, 4), queries=[(0, 0)])
+    >>> len(figure.axes)  # nine heads in one row of ten panels at most, and the colour bar
+    10
     """
-    found = seen(layer, x, grid, alpha)
-    positions = [(0,) * len(found.outputs), found.middle()] if queries is None else [tuple(q) for q in queries]
+    attention = attention_of(layer, x, grid, alpha)
+    positions = [(0,) * len(attention.outputs), attention.middle()] if queries is None else [tuple(q) for q in queries]
     for position in positions:
-        if len(position) != len(found.outputs) or not all(
-            0 <= q < o for q, o in zip(position, found.outputs, strict=True)
-        ):
-            raise ValueError(f"the query {position} is no position of an output of size {found.outputs}")
+        attention.require_query(position)
     positions = list(dict.fromkeys(positions))
     heads = min(layer.heads, MOST_HEADS)
     columns = min(heads, COLUMNS)
     rows = -(-heads // columns)
-    flat = len(found.tokens) == 1
+    flat = len(attention.tokens) == 1
     panel = 0.3 if flat else 1.05
-    most = float(max(found.map(h, q).max() for h in range(heads) for q in positions))
+    most = float(max(attention.map(h, q).max() for h in range(heads) for q in positions))
     with style():
         figure = new_figure(1.6 + columns * (1.6 if flat else 1.25), 1.3 + len(positions) * rows * (panel + 0.25))
         axes = figure.subplots(len(positions) * rows, columns, squeeze=False)
@@ -65,7 +68,7 @@ def attention_figure(
                 if head >= heads:
                     ax.set_axis_off()
                     continue
-                title = _draw(ax, found, head, position, most)
+                title = _draw(ax, attention, head, position, most)
                 ax.set_title(title, fontsize=9, pad=3)
                 if head == 0:
                     asked = ", ".join(map(str, position))
@@ -73,27 +76,26 @@ def attention_figure(
         drawn = [ax for ax in axes.flat if ax.images]
         bar = figure.colorbar(drawn[0].images[0], ax=[*axes.flat], fraction=0.03, pad=0.02)
         bar.set_label("attention probability")
-        left = f"; the first {heads} of {layer.heads} heads" if heads < layer.heads else ""
-        told = "for one input, on which it depends" if found.content else "the same for every input"
-        figure.suptitle(f"Where each head looks, {told}{left}", fontsize=11)
+        omitted = f"; the first {heads} of {layer.heads} heads" if heads < layer.heads else ""
+        figure.suptitle(f"Where each head looks, {attention.scope}{omitted}", fontsize=11)
         figure.supxlabel("tokens; orange: the query; within the dashed frame: the input, outside: padding", fontsize=9)
     return figure
 
 
-def _draw(ax: "Axes", found: Seen, head: int, position: tuple[int, ...], most: float) -> str:
+def _draw(ax: "Axes", attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
     """One panel; returns its title."""
-    whole, query, title = found.map(head, position), found.query(position), f"head {head}"
-    inside = found.inside
-    if whole.ndim == 3:
-        plane = int(whole.sum(axis=(1, 2)).argmax())
+    weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
+    inside = attention.inside
+    if weights.ndim == 3:
+        plane = int(weights.sum(axis=(1, 2)).argmax())
         title += f", plane {plane - query[0]:+d}" if plane != query[0] else ""
-        here = plane == query[0]
-        whole, query, inside = whole[plane], query[1:], inside[1:]
+        query_on_plane = plane == query[0]
+        weights, query, inside = weights[plane], query[1:], inside[1:]
     else:
-        here = True
-    if whole.ndim == 1:
-        whole, query, inside = whole[None], (0, *query), ((0, 0), *inside)
-    ax.imshow(whole, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest", aspect="equal")
+        query_on_plane = True
+    if weights.ndim == 1:
+        weights, query, inside = weights[None], (0, *query), ((0, 0), *inside)
+    ax.imshow(weights, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest", aspect="equal")
     Rectangle = import_module("matplotlib.patches").Rectangle
     (top, bottom), (left, right) = inside
     ax.add_patch(
@@ -102,12 +104,20 @@ def _draw(ax: "Axes", found: Seen, head: int, position: tuple[int, ...], most: f
         )
     )
     ax.add_patch(
-        Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor=ORANGE, lw=1.8, ls="-" if here else ":")
+        Rectangle(
+            (query[1] - 0.5, query[0] - 0.5),
+            1,
+            1,
+            fill=False,
+            edgecolor=ORANGE,
+            lw=1.8,
+            ls="-" if query_on_plane else ":",
+        )
     )
     ax.set_xticks([])
     ax.set_yticks([])
     for spine in ax.spines.values():
         spine.set(visible=True, color=FAINT, linewidth=0.6)
-    ax.set_xlim(-0.6, whole.shape[1] - 0.4)
-    ax.set_ylim(whole.shape[0] - 0.4, -0.6)
+    ax.set_xlim(-0.6, weights.shape[1] - 0.4)
+    ax.set_ylim(weights.shape[0] - 0.4, -0.6)
     return title

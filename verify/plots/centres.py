@@ -1,4 +1,4 @@
-"""Where the heads of a layer look on average, and how widely: centres of attention with circles, as in the talk's figures."""
+"""`centres_figure`: the mean and the spread of every head's attention, as circles around its centre."""
 
 import math
 from dataclasses import dataclass
@@ -11,36 +11,38 @@ import torch
 
 from construct.attention import MHSA
 from verify.plots.drawing import COLOURS, INK, new_figure, style
-from verify.plots.seen import Seen, seen
+from verify.plots.probabilities import LayerAttention, attention_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHARES = (0.5, 0.9)
-"""Of the attention of a Gaussian that lie within the circles: solid, dotted."""
+"""The shares of a Gaussian inside the solid and the dotted circle."""
 
 
 @dataclass(frozen=True)
 class Centres:
-    """Of the attention of one query.
+    """Mean and spread of the attention of one query.
 
     Attributes:
         centre: (heads, d), Σ_k P_k (k − q): the mean shift, in tokens.
-        spread: (heads, d), the standard deviation on each axis.
+        spread: (heads, d), the standard deviation along each axis.
     """
 
     centre: np.ndarray
     spread: np.ndarray
 
 
-def centres_of(found: Seen, position: tuple[int, ...]) -> Centres:
+def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
     """Mean and standard deviation of the attention of every head, from the probabilities alone."""
-    query, heads = found.query(position), len(found.probabilities)
-    row = found.probabilities[:, np.ravel_multi_index(position, found.outputs)].reshape(heads, *found.tokens)
-    centre, spread = np.zeros((2, heads, len(found.tokens)))
-    for axis, (n, q) in enumerate(zip(found.tokens, query, strict=True)):
-        others = tuple(a + 1 for a in range(len(found.tokens)) if a != axis)
+    query, heads = attention.query(position), len(attention.probabilities)
+    row = attention.probabilities[:, np.ravel_multi_index(position, attention.outputs)].reshape(
+        heads, *attention.tokens
+    )
+    centre, spread = np.zeros((2, heads, len(attention.tokens)))
+    for axis, (n, q) in enumerate(zip(attention.tokens, query, strict=True)):
+        others = tuple(a + 1 for a in range(len(attention.tokens)) if a != axis)
         marginal = row.sum(axis=others)
         shift = np.arange(n) - q
         centre[:, axis] = marginal @ shift
@@ -49,10 +51,10 @@ def centres_of(found: Seen, position: tuple[int, ...]) -> Centres:
 
 
 def radius(spread: np.ndarray, share: float) -> float:
-    """How far from its centre a round Gaussian of this spread holds so large a share: in one dimension, or in two.
+    """The radius that holds a given share of an isotropic Gaussian, in one dimension or two.
 
     Args:
-        spread: the standard deviations of one or two axes; of two, the circle is that of their mean square.
+        spread: standard deviations of one or two axes; two are replaced by their root mean square.
         share: between 0 and 1.
     """
     if len(spread) == 1:
@@ -70,31 +72,37 @@ def centres_figure(
 ) -> "Figure":
     """Draw the centre of attention of every head relative to the query, with the circles of 50 % and 90 %.
 
-    The circles are those of the Gaussian with the attention's own mean and variance; where attention is no Gaussian, they say
-    how wide it is and not where it ends.  A sharp head has circles of no size.
+    The circles belong to the Gaussian with the attention's mean and variance.  Where attention is not Gaussian they show its width
+    and not its extent.  The circles of a sharp head have radius 0.
 
     Args:
-        layer: as of :func:`verify.plots.seen.seen`, like ``x``, ``grid`` and ``alpha``.
+        layer: as of :func:`verify.plots.probabilities.attention_of`, like ``x``, ``grid`` and ``alpha``.
         x: an input.
-        grid: the spatial size of the input; a head that is so soft that it meets the border is cut off there.
+        grid: the spatial size of the input; its border cuts off a very soft head.
         query: a position of the output; the middle by default.
         alpha: another sharpness.
 
     Returns:
-        A figure with one panel; of three dimensions with one for each plane that some head is centred on.
+        A figure with one panel; in 3-D one for each plane with a centre.
 
     Raises:
-        ValueError: there is no such query, or see :func:`verify.plots.seen.seen`.
+        ValueError: there is no such query, or see :func:`verify.plots.probabilities.attention_of`.
+
+    >>> import construct, torch, verify.plots
+    >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, kernel_size=3), alpha=1.0)
+    >>> len(verify.plots.centres_figure(layer).axes)
+    1
     """
-    found = seen(layer, x, grid, alpha, larger=2)
-    position = found.middle() if query is None else tuple(query)
-    if len(position) != len(found.outputs) or not all(0 <= q < o for q, o in zip(position, found.outputs, strict=True)):
-        raise ValueError(f"the query {position} is no position of an output of size {found.outputs}")
-    measured = centres_of(found, position)
-    planes = np.rint(measured.centre[:, 0]).astype(int) if len(found.tokens) == 3 else np.zeros(layer.heads, dtype=int)
+    attention = attention_of(layer, x, grid, alpha, larger=2)
+    position = attention.middle() if query is None else tuple(query)
+    attention.require_query(position)
+    measured = centres_of(attention, position)
+    planes = (
+        np.rint(measured.centre[:, 0]).astype(int) if len(attention.tokens) == 3 else np.zeros(layer.heads, dtype=int)
+    )
     wanted = np.unique(planes)
     with style():
-        if len(found.tokens) == 1:
+        if len(attention.tokens) == 1:
             figure = new_figure(6.0, min(12.0, 1.5 + 0.3 * layer.heads))
             _intervals(figure.subplots(), measured)
         else:
@@ -102,14 +110,13 @@ def centres_figure(
             panels = figure.subplots(1, len(wanted), squeeze=False, sharex=True, sharey=True)[0]
             for ax, plane in zip(panels, wanted, strict=True):
                 _circles(ax, measured, np.flatnonzero(planes == plane))
-                if len(found.tokens) == 3:
+                if len(attention.tokens) == 3:
                     ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
-            first = len(found.tokens) - 1
+            first = len(attention.tokens) - 1
             panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
             for ax in panels:
                 ax.set_xlabel(f"shift from the query along axis {first + 1} (tokens)")
-        told = "for one input, on which it depends" if found.content else "the same for every input"
-        figure.suptitle(f"Centres of attention, {told}", fontsize=11)
+        figure.suptitle(f"Centres of attention, {attention.scope}", fontsize=11)
     return figure
 
 

@@ -1,7 +1,4 @@
-"""``python -m verify plot``: which figure, of what, and where to.
-
-Beside :mod:`verify.plots` and not in it, so that ``python -m verify`` can list its commands without loading torch.
-"""
+"""``python -m verify plot``: its arguments and its run, importing torch only when a figure is drawn."""
 
 import argparse
 from collections.abc import Callable
@@ -20,7 +17,7 @@ PLOTS = {
     "errors": "differences observed beside the bound, layer by layer, from FILE.mhsa.json",
     "cost": "time against tokens, from the JSON of python -m benchmarks.cost, or measured now on a layer of FILE.mhsa.pt",
 }
-"""By name."""
+"""A summary of each figure, by name."""
 TAKES = {
     "attention": {"layer", "grid", "queries", "alpha"},
     "centres": {"layer", "grid", "queries", "alpha"},
@@ -28,13 +25,13 @@ TAKES = {
     "errors": set(),
     "cost": {"layer"},
 }
-"""The options that mean something to each."""
+"""The options of each figure."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the subcommand takes."""
+    """Add the subcommand's arguments to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(["names:", *(f"  {name:10} {told}" for name, told in PLOTS.items())])
+    parser.epilog = "\n".join(["names:", *(f"  {name:10} {summary}" for name, summary in PLOTS.items())])
     parser.add_argument("name", metavar="NAME", help=f"of {', '.join(PLOTS)}")
     parser.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see below")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the figure, OUT.svg or OUT.png")
@@ -50,7 +47,7 @@ def run(options: argparse.Namespace) -> Path:
     """Draw one figure, write it, and return its path.
 
     Raises:
-        ValueError: there is no such figure, the file does not hold what it takes, or matplotlib is not there.
+        ValueError: there is no such figure, the file does not fit it, or matplotlib is missing.
         OSError: a file cannot be read or written.
     """
     if options.name not in PLOTS:
@@ -71,14 +68,14 @@ def run(options: argparse.Namespace) -> Path:
         require_matplotlib()
     except ImportError as error:
         raise ValueError(str(error)) from error
-    makers: dict[str, Callable[[argparse.Namespace], Figure]] = {
+    figures: dict[str, Callable[[argparse.Namespace], Figure]] = {
         "attention": _attention,
         "centres": _centres,
         "leakage": _leakage,
         "errors": _errors,
         "cost": _cost,
     }
-    write_figure(makers[options.name](options), target)
+    write_figure(figures[options.name](options), target)
     return target
 
 
@@ -99,7 +96,7 @@ def _centres(options: argparse.Namespace) -> "Figure":
 
 
 def _leakage(options: argparse.Namespace) -> "Figure":
-    from verify.plots.sharpness import leakage_figure
+    from verify.plots.leakage import leakage_figure
 
     return leakage_figure(2 if options.dims is None else options.dims)
 
@@ -125,7 +122,7 @@ def _cost(options: argparse.Namespace) -> "Figure":
 
 
 def _layer(options: argparse.Namespace) -> "MHSA":
-    from verify.plots.stored import layer_in
+    from verify.plots.stored_layer import layer_in
 
     return layer_in(options.file, options.layer)
 

@@ -1,4 +1,4 @@
-"""Cost against the number of tokens: measured times, and the power of the tokens with which they grow."""
+"""`cost_figure`: time against the number of tokens, with the exponent of a power law by linear regression."""
 
 import json
 import math
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
 LEAST = 3
-"""Points that a fit takes."""
+"""The fewest points of a fit."""
 SECONDS, PAIRS = 2.0, 2**26
-"""A series ends before a call that is expected to take longer, or has more pairs of a query and a key and a head."""
+"""A series stops before a call that would take longer, or have more (head, query, key) triples."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Times of one way to compute.
+    """Measured times of one execution against the number of tokens.
 
     Attributes:
-        name: of it.
+        name: for the legend.
         tokens: of the padded grid, increasing.
         seconds: of one call.
     """
@@ -46,7 +46,7 @@ class Series:
 
     @property
     def fitted_from(self) -> int:
-        """The first point of the larger half, ``LEAST`` points at least: small calls cost what a call costs."""
+        """The first point of the larger half (at least ``LEAST`` points): overhead dominates small calls."""
         return min(len(self.tokens) // 2, len(self.tokens) - LEAST)
 
     @property
@@ -58,24 +58,24 @@ class Series:
 
 
 def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: str) -> None:
-    """Write times to a file that :func:`read_costs` reads; ``what`` says of what, and where they were measured."""
+    """Write times for :func:`read_costs`; ``what`` says what was measured, and where."""
     rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
-    found = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
-    _replace(Path(path), (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
+    _replace(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
-    """Read times.
+    """Read the series of a file and its description.
 
     Raises:
-        ValueError: the file does not hold such.
+        ValueError: the file holds no times.
         OSError: it cannot be read.
     """
-    found = strict_json(Path(path).read_bytes(), str(path))
-    if not (isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") == VERSION):
+    document = strict_json(Path(path).read_bytes(), str(path))
+    if not (isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") == VERSION):
         raise ValueError(f"{path}: no file of times (python -m benchmarks.cost writes one)")
     try:
-        series = [Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"])) for s in found["series"]]
+        series = [Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"])) for s in document["series"]]
         for s in series:
             if len(s.tokens) != len(s.seconds) or len(s.tokens) < LEAST or sorted(set(s.tokens)) != [*s.tokens]:
                 raise ValueError(f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many times")
@@ -85,14 +85,14 @@ def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
             raise ValueError("it holds no series")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: no file of times: {error}") from None
-    return series, str(found.get("what", ""))
+    return series, str(document.get("what", ""))
 
 
 def measured(layer: MHSA, executions: Sequence[str] = ("auto", "dense"), rounds: int = 5) -> list[Series]:
-    """Time a layer on larger and larger inputs, until a call takes long: the least of several calls each.
+    """Time a layer on growing inputs, the least of several calls each, until a call takes too long.
 
     Raises:
-        ValueError: too few sizes are quick enough for a fit.
+        ValueError: too few sizes were fast enough for a fit.
     """
     g, series = Geometry.read(layer), []
     own = layer.execution
@@ -136,11 +136,18 @@ def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
 
 
 def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
-    """Draw times against tokens, both axes logarithmic, and the fitted power of each series.
+    """Draw times against tokens on logarithmic axes, with the fitted power law of each series.
 
     Args:
         series: from :func:`read_costs` or :func:`measured`.
-        what: was measured, and where; a line under the title.
+        what: what was measured, and where; a line under the title.
+
+    >>> import verify.plots
+    >>> from verify.plots.costs import Series
+    >>> quadratic = Series("dense", tokens=(10, 20, 40), seconds=(0.1, 0.4, 1.6))
+    >>> round(quadratic.fit[0], 6)
+    2.0
+    >>> figure = verify.plots.cost_figure([quadratic])
     """
     with style():
         figure = new_figure(6.6, 4.6)

@@ -1,4 +1,4 @@
-"""What all figures share: how they look, and how they are written."""
+"""The style of the figures, and writing them to SVG and PNG files."""
 
 import io
 import os
@@ -20,7 +20,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, BROWN, YELLOW = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a5a00", "#c9a400",
 )  # fmt: skip
 COLOURS = (BLUE, ORANGE, GREEN, PINK, BROWN, SKY, YELLOW)
-"""Okabe and Ito's, which people who see fewer colours tell apart too; the yellows are darker, to be seen on white."""
+"""Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background."""
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
@@ -37,16 +37,16 @@ STYLE = {
     "ytick.labelsize": 9,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
-    "svg.fonttype": "none",  # text stays text: small files, and found by a search
-    "svg.hashsalt": "conv-as-attention",  # the same figure is written as the same bytes
+    "svg.fonttype": "none",  # text stays text: small, searchable files
+    "svg.hashsalt": "conv-as-attention",  # the same figure gives the same bytes
 }
 
 
 def require_matplotlib() -> Any:
-    """The module, or one line that says what to do.
+    """Import matplotlib.
 
     Raises:
-        ImportError: it is not there.
+        ImportError: matplotlib is missing; one line says how to install it.
     """
     try:
         return import_module("matplotlib")
@@ -56,21 +56,21 @@ def require_matplotlib() -> Any:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within, matplotlib draws in the style of this project; outside, in whatever style the user has chosen."""
+    """Use this project's matplotlib style inside the block."""
     with require_matplotlib().rc_context(STYLE):
         yield
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches, known to nobody but the caller."""
+    """An empty figure of this size in inches, unknown to pyplot."""
     return import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def require_writable(path: str | os.PathLike[str]) -> Path:
-    """The path of a figure, if one can be written there.
+    """Check that a figure can be written to a path, and return it.
 
     Raises:
-        ValueError: its suffix names no format that is written, or its folder is not there.
+        ValueError: the suffix is no supported format, or the folder is missing.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
@@ -83,37 +83,40 @@ def require_writable(path: str | os.PathLike[str]) -> Path:
 
 
 MARK = "conv-as-attention"
-"""Stands in every figure that is written, as what published it."""
+"""Marks every figure in its metadata, as its publisher."""
 
 
 def is_figure(path: Path) -> bool:
-    """Whether a file is an earlier figure of ours, so that it may be replaced."""
+    """Whether a file is a figure of this project, which may be replaced."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(4096)
 
 
 def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a figure in one step: whatever stood there is replaced whole or not touched.
+    """Write a figure atomically: an earlier file is replaced whole or not at all.
 
     Args:
-        figure: of any function of this package.
+        figure: the figure.
         path: ends in .svg or .png.
 
     Raises:
         ValueError: see :func:`require_writable`.
         OSError: the file cannot be written.
+
+    >>> import tempfile, verify.plots
+    >>> verify.plots.write_figure(verify.plots.leakage_figure(dims=1), tempfile.mkdtemp() + "/cost.svg")
     """
     target = require_writable(path)
     kind = target.suffix.lower().removeprefix(".")
     content = io.BytesIO()
     metadata = {"Date": None, "Publisher": MARK} if kind == "svg" else {"Source": MARK}
     with style(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a font without some letter of a layer's name draws a box, and that is all
+        warnings.simplefilter("ignore")  # a font without some letter of a layer's name only draws a box
         figure.savefig(content, format=kind, dpi=150, metadata=metadata)
     _replace(target, content.getvalue())
 
 
 def plain(text: str, most: int = 40) -> str:
-    """A name as it can be drawn: what does not print is written out, and the middle of a long name left out."""
+    """A drawable name: unprintable characters are escaped, and long names are cut in the middle."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
     return shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-(most // 2 - 1) :]}"

@@ -1,4 +1,4 @@
-"""The difference that runs showed beside the bound that holds for all inputs, layer by layer, from a certificate file."""
+"""`errors_figure`: observed differences beside certified bounds, layer by layer, from a certificate file."""
 
 import math
 import os
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerErrors:
     """One layer of a certificate file.
 
     Attributes:
         name: its path.
-        verdict: what the certificate says.
-        observed: the greatest difference that runs showed, of all channels; perhaps infinite or no number.
-        bound: the greatest bound of all channels; perhaps infinite.
-        rounding: the part of it that is rounding.
+        verdict: of the certificate.
+        observed: the greatest observed difference of any channel; may be infinite or NaN.
+        bound: the greatest bound of any channel; may be infinite.
+        rounding: the rounding part of that bound.
     """
 
     name: str
@@ -33,38 +33,46 @@ class Row:
     rounding: float
 
 
-def rows_of(path: str | os.PathLike[str]) -> list[Row]:
-    """The layers of a certificate file, in its order.
+def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
+    """The layers of a certificate file, in file order.
 
     Raises:
-        ValueError: it is no certificate, it has been edited, or it holds no layer.
+        ValueError: it is no certificate, was edited, or holds no layer.
         OSError: it cannot be read.
     """
-    claims = read_document(path).claims
+    certificates = read_document(path).certificates
     records = strict_json(Path(path).read_bytes(), str(path))["layers"]
-    if not claims:
+    if not certificates:
         raise ValueError(f"{path}: the certificate of no layer")
-    found = []
-    for claim, record in zip(claims, records, strict=True):
-        seen = [float.fromhex(x) for x in record["observed"]]
-        observed = math.nan if any(map(math.isnan, seen)) else max(seen, default=0.0)
-        bound, rounding = (float(claim.parts[part].max(initial=0.0)) for part in ("bound", "rounding"))
-        found.append(Row(claim.name or "(the layer)", claim.verdict, observed, bound, rounding))
-    return found
+    rows = []
+    for stated, record in zip(certificates, records, strict=True):
+        differences = [float.fromhex(x) for x in record["observed"]]
+        observed = math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
+        bound, rounding = (float(stated.parts[part].max(initial=0.0)) for part in ("bound", "rounding"))
+        rows.append(LayerErrors(stated.name or "(the layer)", stated.verdict, observed, bound, rounding))
+    return rows
 
 
 def errors_figure(path: str | os.PathLike[str]) -> "Figure":
-    """Draw, for every layer, the greatest difference observed and the bounds, the greatest of all output channels.
+    """Draw the greatest observed difference and the greatest bound of every layer.
 
     Args:
         path: of a certificate file, ``model.mhsa.json``.
 
     Returns:
-        A figure with one row a layer, the x axis logarithmic; what has no place on it (0, ∞, no number) is written.
+        A figure with one row a layer and a logarithmic x axis; 0, ∞ and NaN are written as text.
 
     Raises:
         ValueError: see :func:`rows_of`.
         OSError: the file cannot be read.
+
+    >>> import construct, tempfile, torch, verify, verify.plots
+    >>> from verify.argument.documents import write_document
+    >>> conv = torch.nn.Conv1d(1, 1, kernel_size=3)
+    >>> certificate = verify.certify(conv, construct.conv_to_mhsa(conv), grid=(8,))
+    >>> path = tempfile.mkdtemp() + "/model.mhsa.json"
+    >>> write_document(path, [("conv", certificate)])
+    >>> figure = verify.plots.errors_figure(path)
     """
     rows = rows_of(path)
     drawn = [v for row in rows for v in (row.observed, row.bound, row.rounding) if _drawable(v)]

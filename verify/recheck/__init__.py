@@ -1,1 +1,1 @@
-"""The checker's own readers and arithmetic: numpy, fractions and the standard library, never torch."""
+"""The checker's own file readers and exact arithmetic: numpy, fractions and the standard library, never torch."""

@@ -1,9 +1,8 @@
-"""The checker's zip reader: an archive of torch.save whose every byte is accounted for once, or none.
+"""A strict zip reader for archives of torch.save: every byte belongs to exactly one part, or the file is refused.
 
-Readers of zips differ in where they look: at the end record or the zip64 record, at the directory or the headers of the records.
-So nothing is looked for here.  From byte 0 come the records, each with its header, its bytes and, unless it is empty, a
-descriptor; then the directory, one entry a record in the same order; the zip64 record and its locator, or neither; the end record.
-Whatever two of them say has to agree.
+Zip readers differ in where they look: at the end record or the zip64 record, at the directory or the records' own headers.  Here
+the layout is fixed.  Records start at byte 0, each a header, its bytes and, unless empty, a descriptor.  The directory follows, one
+entry a record in the same order; then the zip64 record with its locator, or neither; then the end record.  All must agree.
 """
 
 import struct
@@ -20,16 +19,16 @@ NAMES = {b"data.pkl", b"version", b"byteorder", b".format_version", b".storage_a
 
 
 class Record(NamedTuple):
-    """Where the bytes of a record are."""
+    """The place of a record's bytes in the file."""
 
     start: int
     size: int
-    padding: int  # bytes that only align it; negative where there is no field for them
+    padding: int  # alignment bytes; negative without a field for them
     described: bool  # whether a descriptor follows
 
 
 class Archive(NamedTuple):
-    """The records of a file by their name inside its one folder."""
+    """The records of a file, by name inside its one folder."""
 
     file: BinaryIO
     records: dict[str, Record]
@@ -40,7 +39,7 @@ class Archive(NamedTuple):
 
 
 def archive_in(file: BinaryIO) -> Archive:
-    """The records of a file of torch.save; `Rejected` unless it is one to the last byte."""
+    """The archive in a file; `Rejected` unless torch.save could have written every byte."""
     first, last, count = _directory(file)
     if count > MOST_RECORDS or last - first > 2**28:
         raise Rejected(f"the zip has {count} records, more than {MOST_RECORDS}, or too long a directory")
@@ -56,7 +55,7 @@ def archive_in(file: BinaryIO) -> Archive:
             raise Rejected("an entry of the zip's directory is damaged, or is of a folder, or has notes")
         if method or flags & ~0x808 or packed != size:
             raise Rejected("the zip is compressed or encrypted, which torch.save never does")
-        # What does not fit into 32 bits stands in the zip64 field, in this order.
+        # Numbers above 32 bits are in the zip64 field, in this order.
         large = [number == LONG for number in (size, packed, offset)]
         field = struct.pack("<2H", 1, 8 * sum(large)) if any(large) else b""
         if len(extra) != len(field) + 8 * sum(large) or not extra.startswith(field):
@@ -79,7 +78,7 @@ def archive_in(file: BinaryIO) -> Archive:
     if at != len(directory) or place != first:
         raise Rejected("something lies between the zip's records and its directory, or behind that")
     archive = Archive(file, records)
-    _judge(archive)
+    _check_format(archive)
     return archive
 
 
@@ -92,14 +91,14 @@ def _exactly(file: BinaryIO, at: int, count: int) -> bytes:
 
 
 def _directory(file: BinaryIO) -> tuple[int, int, int]:
-    """Where the directory begins and ends, and how many entries it has, on which all records at the end agree."""
+    """Start, end and number of entries of the directory, on which all end records must agree."""
     size = file.seek(0, 2)
     tail = _exactly(file, max(0, size - 2**17), min(size, 2**17))
     if tail[-END.size :][:4] != b"PK\5\6":
         place = tail.rfind(b"PK\5\6")
-        whole = place >= 0 and len(tail) - place > END.size
+        complete = place >= 0 and len(tail) - place > END.size
         raise Rejected(
-            "something follows behind the end of the zip" if whole else "truncated: the zip has no end record"
+            "something follows behind the end of the zip" if complete else "truncated: the zip has no end record"
         )
     end = END.unpack_from(tail, len(tail) - END.size)
     last = size - END.size
@@ -125,14 +124,14 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
 
 
 def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc: int, size: int) -> tuple[Record, int]:
-    """A record whose header says what its entry does, and where the next one begins."""
+    """A record whose header agrees with its entry, and the start of the next one."""
     sign, _, own_flags, method, _, _, *sums, names, extras = RECORD.unpack(_exactly(file, at, RECORD.size))
     rest = _exactly(file, at + RECORD.size, names + extras)
     start, described = at + RECORD.size + names + extras, bool(flags & 8)
     stated = [0, 0, 0] if described else [crc, size, size]
     if (sign, own_flags, method, rest[:names], sums) != (b"PK\3\4", flags, 0, name, stated):
         raise Rejected(f"the header of the record {name[:60]!r} in the zip is not what the directory says of it")
-    if size >= LONG:  # torch does not know yet how much it packs
+    if size >= LONG:  # torch writes the header before it knows the size
         extra = extra[:12] + bytes(8) + extra[20:]
     padding = rest[names:].removeprefix(extra)
     aligned = b"FB" + struct.pack("<H", max(0, len(padding) - 4)) + b"Z" * (len(padding) - 4)
@@ -157,8 +156,8 @@ def _record(file: BinaryIO, at: int, name: bytes, extra: bytes, flags: int, crc:
     return Record(end - size, size, len(padding) - 4, described), end + (form.size if described else 0)
 
 
-def _judge(archive: Archive) -> None:
-    """Hold the records that say how to read the others to what torch.save writes."""
+def _check_format(archive: Archive) -> None:
+    """Check the records that say how to read the others."""
     records = archive.records
     if "data.pkl" not in records:
         raise Rejected("not what torch.save writes of a module or a state dict: it has no data.pkl")
@@ -179,7 +178,7 @@ def _judge(archive: Archive) -> None:
         raise Rejected(f"not what torch.save writes: its storage_alignment is {text!r}")
     if ".format_version" not in records:
         return
-    # Such files torch also reads by working out where each storage lies, if it is asked to.
+    # Of such files torch can also compute where each storage lies.
     order = "".join("s" if name.startswith("data/") else " " for name in records)
     if " s" in order.strip() or any(
         start % align or not 0 <= padding < align or described != bool(size)

@@ -1,12 +1,12 @@
-"""The checker's reader: layers and their numbers from a weight file, with numpy and the standard library alone.
+"""Layers and tensors of a weight file, read with numpy and the standard library alone.
 
-- torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is looked up and nothing is called: what
-  pickle would have imported, made or filled becomes an inert record, and layers are found by their path among the records.
-- torch.save of a state dict: the same; its metadata state the geometry of attention layers, and of nothing else.
-- torch.save of a checkpoint that holds one of these beside other things: that one.
-- safetensors, with the geometry of its layers as JSON under the key ``geometry`` of the metadata, or without.
+- torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is imported and nothing is called: every object
+  that pickle would build becomes an inert record, and layers are the records of known classes, by path.
+- torch.save of a state dict: the same; its metadata state the geometry of attention layers and of nothing else.
+- torch.save of a checkpoint with one of these inside: that one.
+- safetensors, with or without the geometry of its layers as JSON under the key ``geometry`` of the metadata.
 
-Every checksum, length, offset and stride is checked, and whatever is odd is refused in one line.
+Every checksum, length, offset and stride is checked, and any other content is refused in one line.
 """
 
 import json
@@ -19,7 +19,18 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.recheck.archives import Archive, archive_in
-from verify.recheck.opcodes import CLASSES, PARAMETER, PLAIN, STORAGES, TENSOR, Made, Rejected, Walk, counts, is_module
+from verify.recheck.opcodes import (
+    CLASSES,
+    PARAMETER,
+    PLAIN,
+    STORAGES,
+    TENSOR,
+    Pickled,
+    Rejected,
+    Walk,
+    counts,
+    is_module,
+)
 from verify.recheck.unwrapping import geometry_records, network_in, tensors_of
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
@@ -50,32 +61,32 @@ _KNOWN |= {
 }
 
 
-class Stored(NamedTuple):
-    """A tensor in a file."""
+class StoredTensor(NamedTuple):
+    """A tensor in a weight file."""
 
-    dtype: str  # "float32" and so on; another name for a format that no layer has
+    dtype: str  # "float32" and so on; another name for a dtype that no layer has
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]  # its bits, row-major, as little-endian unsigned integers of the format's width
+    read: Callable[[], np.ndarray]  # its bits, row-major, as little-endian unsigned integers
 
 
-class Layer(NamedTuple):
-    """A layer in a file."""
+class StoredLayer(NamedTuple):
+    """A layer in a weight file."""
 
-    kind: str  # "MHSA", "Conv2d" and so on; "Conv" where nothing says of which dimension; "unknown" for another class
-    geometry: dict[str, Any] | None  # as the layer states it, in JSON's types; None where the file says nothing of it
-    tensors: dict[str, Stored]  # by name; a convolution's bias may be missing
-    pads: list[int] | None = None  # what torch would pad the input by, last axis first, where a convolution says so
+    kind: str  # "MHSA", "Conv2d" and so on; "Conv" of unknown dimension; "unknown" for any other class
+    geometry: dict[str, Any] | None  # as the file states it, in JSON's types; None if it does not
+    tensors: dict[str, StoredTensor]  # by name; a convolution's bias may be missing
+    pads: list[int] | None = None  # torch's padding of the input, last axis first, if stated
 
 
 def numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers that such bits stand for, as float64, which holds them exactly."""
+    """The numbers of these bits as float64, which is exact."""
     if dtype == "bfloat16":
         return (bits.astype("<u4") << 16).view("<f4").astype(np.float64)
     return bits.view(f"<f{BYTES[dtype]}").astype(np.float64)
 
 
 def strict_json(text: bytes, what: str) -> Any:
-    """Read JSON in which no key is repeated and every number is finite; else raise `Rejected`."""
+    """Parse JSON without repeated keys and with finite numbers only; raise `Rejected` otherwise."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
@@ -102,8 +113,8 @@ def strict_json(text: bytes, what: str) -> Any:
         raise Rejected(f"{what} is no strict JSON: {error}") from None
 
 
-def layers_in(file: BinaryIO, what: str) -> dict[str, Layer]:
-    """The layers of a weight file by their path; `Rejected` if it is odd.  It has to stay open while tensors are read."""
+def layers_in(file: BinaryIO, what: str) -> dict[str, StoredLayer]:
+    """The layers of a weight file by path; `Rejected` if it is malformed.  Keep the file open while tensors are read."""
     file.seek(0)
     try:
         if not file.read(1):
@@ -115,14 +126,14 @@ def layers_in(file: BinaryIO, what: str) -> dict[str, Layer]:
                 "a pickle, as torch.save wrote before 1.6, which is not rechecked: save it again with torch.save"
             )
         return _torch_layers(file) if start[:4] == b"PK\x03\x04" else _safetensors_layers(file)
-    except Exception as error:  # whatever a damaged file makes of the standard library's readers
-        told = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
-        raise Rejected(f"{what}: {' '.join(told.split())}") from None
+    except Exception as error:  # whatever the standard library raises on a damaged file
+        message = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
+        raise Rejected(f"{what}: {' '.join(message.split())}") from None
 
 
-def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> dict[str, Layer]:
-    """Layers of tensors named ``<layer>.<tensor>``; ``stated`` holds the geometry of some, beside their ``kind``."""
-    groups: dict[str, dict[str, Stored]] = {path: {} for path in stated}
+def _by_name(tensors: dict[str, StoredTensor], stated: dict[str, dict[str, Any]]) -> dict[str, StoredLayer]:
+    """Group tensors named ``<layer>.<tensor>`` into layers; ``stated`` has the kind and geometry of some."""
+    groups: dict[str, dict[str, StoredTensor]] = {path: {} for path in stated}
     for name, tensor in tensors.items():
         path, last = _path_of(name)
         groups.setdefault(path, {})[last] = tensor
@@ -135,28 +146,28 @@ def _by_name(tensors: dict[str, Stored], stated: dict[str, dict[str, Any]]) -> d
             claimed = geometry.pop("kind")
             if not (claimed in CLASSES.values() and claimed.startswith(kind)):
                 raise Rejected(f"{path!r} is said to be {claimed}, its tensors are {sorted(group)}")
-            layers[path] = Layer(claimed, geometry, group)
+            layers[path] = StoredLayer(claimed, geometry, group)
         elif kind == "MHSA" or _may_be_a_kernel(group):
-            layers[path] = Layer(kind, None, group)
+            layers[path] = StoredLayer(kind, None, group)
     return layers
 
 
 def _path_of(name: str) -> tuple[str, str]:
-    """The layer that a tensor is of, by the name of the tensor, and what the layer calls it."""
+    """Split a tensor's name into the path of its layer and its name there."""
     if not all(name.split(".")):
         raise Rejected(f"a tensor is named {name!r}, and a path could mean two things")
     path, _, last = name.rpartition(".")
     return path, last
 
 
-def _may_be_a_kernel(group: dict[str, Stored]) -> bool:
-    """Whether these are of a convolution or an attention layer, under the names of a parametrization, too."""
+def _may_be_a_kernel(group: dict[str, StoredTensor]) -> bool:
+    """Whether these tensors may be of a convolution or an attention layer, parametrized or not."""
     return "w_key_pos" in group or any(
         len(tensor.shape) > 2 and name.startswith(("weight", "original")) for name, tensor in group.items()
     )
 
 
-def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
+def _safetensors_layers(file: BinaryIO) -> dict[str, StoredLayer]:
     size = file.seek(0, 2)
     file.seek(0)
     first = 8 + int.from_bytes(file.read(8), "little")
@@ -184,7 +195,7 @@ def _safetensors_layers(file: BinaryIO) -> dict[str, Layer]:
             raise Rejected(f"tensor {name!r} is not what its dtype, shape and data_offsets say")
         spans.append((span[0], span[1]))
         dtype = str(_SAFETENSORS.get(dtype) or dtype)
-        tensors[name] = Stored(dtype, tuple(shape), partial(_read_at, file, first + span[0], tuple(shape), dtype))
+        tensors[name] = StoredTensor(dtype, tuple(shape), partial(_read_at, file, first + span[0], tuple(shape), dtype))
     if (needed := max((end for _, end in spans), default=0)) > size - first:
         raise Rejected(f"truncated: its tensors take {needed} bytes, and {size - first} are there")
     if [0, *(end for _, end in sorted(spans))] != [*(begin for begin, _ in sorted(spans)), size - first]:
@@ -200,7 +211,7 @@ def _read_at(file: BinaryIO, place: int, shape: tuple[int, ...], dtype: str) -> 
     return np.frombuffer(file.read(math.prod(shape) * BYTES[dtype]), f"<u{BYTES[dtype]}").reshape(shape)
 
 
-def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
+def _torch_layers(file: BinaryIO) -> dict[str, StoredLayer]:
     archive = archive_in(file)
     walk = Walk(archive.read("data.pkl"))
     for key, (kind, count) in walk.storages.items():
@@ -219,35 +230,35 @@ def _torch_layers(file: BinaryIO) -> dict[str, Layer]:
         records = geometry_records(root)
         whole = [path for path in records if {f"{path}.{name}" if path else name for name in TENSORS} <= tensors.keys()]
         stated = {path: {name: _plain(value) for name, value in records[path].items()} for path in whole}
-        return _by_name(tensors, stated)  # of a layer that was taken out, metadata may be left
-    layers: dict[str, Layer] = {}
-    todo: list[tuple[str, Made, tuple[int, ...]]] = [("", root, ())]
-    read: dict[int, Layer | None] = {}
+        return _by_name(tensors, stated)  # metadata may outlive a layer that was removed
+    layers: dict[str, StoredLayer] = {}
+    pending: list[tuple[str, Pickled, tuple[int, ...]]] = [("", root, ())]
+    layer_by_module: dict[int, StoredLayer | None] = {}
     for _ in range(MOST_MODULES):  # every module under each of its paths, in the order of torch's named_modules
-        if not todo:
+        if not pending:
             break
-        path, module, above = todo.pop()
-        if id(module) in above:
+        path, module, ancestors = pending.pop()
+        if id(module) in ancestors:
             continue
         if not is_module(module):
             raise Rejected(f"{path!r} is no module")
         attributes = module.state.entries()
         children = [entry for entry in attributes["_modules"].entries().items() if entry[1] is not None]
-        inside = (*above, id(module))
-        todo += [(f"{path}.{name}" if path else name, child, inside) for name, child in reversed(children)]
-        if id(module) not in read:
+        path_modules = (*ancestors, id(module))
+        pending += [(f"{path}.{name}" if path else name, child, path_modules) for name, child in reversed(children)]
+        if id(module) not in layer_by_module:
             _check_names(path, module, attributes)
-            read[id(module)] = _layer_of(path, module, attributes, archive)
-        if (layer := read[id(module)]) is not None:
+            layer_by_module[id(module)] = _layer_of(path, module, attributes, archive)
+        if (layer := layer_by_module[id(module)]) is not None:
             layers[path] = layer
-    if todo:
+    if pending:
         raise Rejected(f"has more than {MOST_MODULES} modules")
-    hidden = [f"(not among the modules: {record.kind})" for record in walk.layers if id(record) not in read]
-    return layers | dict.fromkeys(hidden, Layer("unknown", None, {}))
+    hidden = [f"(not among the modules: {record.kind})" for record in walk.layers if id(record) not in layer_by_module]
+    return layers | dict.fromkeys(hidden, StoredLayer("unknown", None, {}))
 
 
-def _check_names(path: str, module: Made, attributes: dict[str, Any]) -> None:
-    """Make sure that no name of a module hides another one, or a method of its class."""
+def _check_names(path: str, module: Pickled, attributes: dict[str, Any]) -> None:
+    """Refuse names of a module that shadow another name or a method of its class."""
     names = [name for part in ("_parameters", "_buffers", "_modules") for name in attributes[part].entries()]
     if odd := [name for name in names if not name or "." in name]:
         raise Rejected(f"{path!r} has something named {odd[0]!r}, and a path could mean two things")
@@ -258,22 +269,22 @@ def _check_names(path: str, module: Made, attributes: dict[str, Any]) -> None:
         raise Rejected(f"{path!r} has {min(hiding)} of its own, by which torch would go through it")
     if PLAIN.fullmatch(module.kind):
         for name, value in attributes.items():
-            called = isinstance(value, Made) and value.kind == "global" and not _DTYPE.fullmatch(value.args)
+            called = isinstance(value, Pickled) and value.kind == "global" and not _DTYPE.fullmatch(value.args)
             if called and name != "activation":  # a function, as in nn.TransformerEncoderLayer
                 raise Rejected(f"{path!r} has {name} of its own")
 
 
-def _layer_of(path: str, module: Made, attributes: dict[str, Any], archive: Archive) -> Layer | None:
-    """The layer that a module is; None if it is none."""
+def _layer_of(path: str, module: Pickled, attributes: dict[str, Any], archive: Archive) -> StoredLayer | None:
+    """The layer of a module's record; None if it is no layer."""
     held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
     kind = CLASSES.get(module.kind, "unknown")
     if kind == "unknown" and not ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
         return None
     tensors = {name: _tensor(value, archive) for name, value in held.items() if value is not None}
-    return Layer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
+    return StoredLayer(kind, None, tensors) if kind == "unknown" else _layer(path, kind, attributes, tensors)
 
 
-def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, Stored]) -> Layer:
+def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, StoredTensor]) -> StoredLayer:
     inert = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "geometry")
     for name, value in attributes.items():
         filled = (name == "_modules" or name.startswith("_forward")) and (value.pairs or value.args)
@@ -282,16 +293,16 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
         )
         if filled or strange:
             raise Rejected(f"{path!r} has {name.strip('_')} of its own")
-    source, radix = attributes, attributes.get("radix")
+    fields, radix = attributes, attributes.get("radix")
     if kind == "MHSA":
-        made, source = attributes["geometry"], attributes["geometry"].state.entries()
-        if made.kind != "construct.geometry ConvGeometry" or set(source) != set(GEOMETRY):
+        record, fields = attributes["geometry"], attributes["geometry"].state.entries()
+        if record.kind != "construct.geometry ConvGeometry" or set(fields) != set(GEOMETRY):
             raise Rejected(f"{path!r} has a geometry of another class, or one with more or fewer fields")
-        if any(not isinstance(source[name], tuple | str) for name in GEOMETRY_VECTORS):
+        if any(not isinstance(fields[name], tuple | str) for name in GEOMETRY_VECTORS):
             raise Rejected(f"{path!r} has a geometry whose vectors are no tuples")
         if attributes["heads"] != tensors["v"].shape[0] or attributes["_execution"] not in EXECUTIONS:
             raise Rejected(f"{path!r} has another number of heads than it says, or an execution of its own")
-    geometry = {name: _plain(source[name]) for name in GEOMETRY}
+    geometry = {name: _plain(fields[name]) for name in GEOMETRY}
     if any(value is NotImplemented for value in geometry.values()) or not isinstance(geometry["kernel_size"], list):
         raise Rejected(f"{path!r} has a geometry that is not of plain numbers and texts")
     axes = len(geometry["kernel_size"])
@@ -299,19 +310,19 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
         value = [geometry[name]] if type(geometry[name]) is int else geometry[name]
         geometry[name] = value * axes if isinstance(value, list) and len(value) == 1 else value
     geometry |= {} if radix is None else {"radix": _plain(radix)}
-    return Layer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
+    return StoredLayer(kind, geometry, tensors, _plain(attributes.get("_reversed_padding_repeated_twice")))
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's types; NotImplemented if it is none, nor a flat sequence of such."""
-    if isinstance(value, tuple) or (isinstance(value, Made) and value.kind == "list"):
+    """A value in JSON's types, or a flat list of such; NotImplemented for any other."""
+    if isinstance(value, tuple) or (isinstance(value, Pickled) and value.kind == "list"):
         items = [*value] if isinstance(value, tuple) else [item for item, _ in value.pairs]
         return items if all(type(item) in (int, bool, str) for item in items) else NotImplemented
     return value if type(value) in (int, float, bool, str, type(None)) else NotImplemented
 
 
-def _tensor(record: Any, archive: Archive) -> Stored:
-    """What torch._utils rebuilds of what was recorded."""
+def _tensor(record: Any, archive: Archive) -> StoredTensor:
+    """The tensor that torch._utils would rebuild from a record."""
     data = record.args[0] if record.kind == PARAMETER else record
     if data.kind != TENSOR:
         raise Rejected(f"a {record.kind} where a plain tensor or parameter belongs")
@@ -330,4 +341,4 @@ def _tensor(record: Any, archive: Archive) -> Stored:
         steps = [step * BYTES[dtype] for step in strides]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(whole, shape, steps)).reshape(shape)
 
-    return Stored(dtype, shape, read)
+    return StoredTensor(dtype, shape, read)

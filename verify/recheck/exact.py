@@ -1,7 +1,7 @@
-"""The checker's exact arithmetic: where a head looks, how much it leaks at most, and whether products are equal to the taps.
+"""The checker's exact arithmetic: attention centres, upper bounds of leakage, and matrix products compared with the taps.
 
-Stored numbers are dyadic rationals, so aims and taps are decided in fractions and integers; the exponentials of a leakage are
-integers over a power of two, each rounded up.  Nothing is shared with the certifier's aims, leakage and taps.
+Stored numbers are dyadic rationals, so centres and taps are exact in fractions and integers.  The exponentials of a leakage are
+integers over a power of two, each rounded up.  Nothing is shared with the certifier.
 """
 
 import math
@@ -13,40 +13,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-LN2, PI = Fraction(6931471805599453095, 10**19), Fraction(355, 113)  # both from above
+LN2, PI = Fraction(6931471805599453095, 10**19), Fraction(355, 113)  # upper bounds of both
 LIMB = 20  # bits; a sum of fewer than 2^13 products of two limbs is exact in float64
 
 
-class Aim(NamedTuple):
-    """Where a head looks."""
+class Centre(NamedTuple):
+    """The attention centre of a head, and its margin over every other shift."""
 
-    shift: tuple[int, ...]  # n, the nearest to τ
+    shift: tuple[int, ...]  # n, the integer shift nearest to τ
     sharpness: Fraction  # a
     offset: tuple[Fraction, ...]  # τ − n; one number for the parabola
-    gap: Fraction  # every other shift scores lower by so much, at least
+    gap: Fraction  # every other shift scores lower by at least this
     slack: Fraction  # twice the rounding of a score in float64
 
 
-class NoAim(ValueError):
-    """The score of a head has no maximum that stands out of its own rounding."""
+class NoCentre(ValueError):
+    """The score of a head has no maximum that exceeds its own rounding error."""
 
 
-def aim_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Aim:
-    """Read back where a head looks: c = Ŵ_keyᵀ v = −a(1, −2τ), and the gap a(1 − 2 max|τ − n|) of Lemma 2.
+def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Centre:
+    """Solve c = Ŵ_keyᵀ v = −a(1, −2τ) for a and τ; the gap of Lemma 2 is a(1 − 2 max|τ − n|).
 
     Args:
-        v: (D_k,) of this head.
+        v: (D_k,), of this head.
         w_key_pos: (D_k, D_p).
         radix: of the parabola, r_δ = (n², n) with n = Σ radix_i δ_i; None for r_δ = (‖δ‖², δ).
-        widest: the greatest |δ_i| between a query and a key, an axis each.
+        widest: the greatest |δ_i| between a query and a key, one number an axis.
 
     Raises:
-        NoAim: there is no unique maximum, or rounding or overflow may hide it.
+        NoCentre: there is no unique maximum, or rounding or overflow may hide it.
     """
     terms, encoded = terms_of(v, w_key_pos), encoded_at_most(radix, widest)
     a, *rest = (-sum(column, Fraction(0)) for column in terms)
     if a <= 0:
-        raise NoAim("has no sharpness")
+        raise NoCentre("has no sharpness")
     tau = [x / (-2 * a) for x in rest]
     nearest = [math.floor(t + Fraction(1, 2)) for t in tau]
     offset = tuple(t - n for t, n in zip(tau, nearest, strict=True))
@@ -58,17 +58,19 @@ def aim_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, wi
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
     if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
-        raise NoAim(f"has a gap of {float(gap):.3g} and scores that round by {float(slack / 2):.3g}, or may overflow")
-    return Aim(tuple(nearest), a, offset, gap, slack)
+        raise NoCentre(
+            f"has a gap of {float(gap):.3g} and scores that round by {float(slack / 2):.3g}, or may overflow"
+        )
+    return Centre(tuple(nearest), a, offset, gap, slack)
 
 
 def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
-    """All that is asked of a head that carries nothing: every shift of the box has a score, and none overflows; or `NoAim`."""
+    """Raise `NoCentre` unless every shift of the box has a finite score: all that a head without values needs."""
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
         digits_of(0, radix, widest)
     if max(encoded) > 2**53 or largest_score(terms_of(v, w_key_pos), encoded) >= 2**1022:
-        raise NoAim("has scores that may overflow")
+        raise NoCentre("has scores that may overflow")
 
 
 def terms_of(v: np.ndarray, w_key_pos: np.ndarray) -> list[list[Fraction]]:
@@ -85,18 +87,18 @@ def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[
 
 
 def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
-    """Σ|v||Ŵ_key||r_δ|, at most."""
+    """An upper bound of Σ|v||Ŵ_key||r_δ|."""
     sizes = (sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True))
     return sum(sizes, Fraction(0))
 
 
 def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[int]:
-    """The shift with this number in balanced digits, if the radix gives every shift of the box a number of its own."""
+    """The shift with this number, in balanced digits; `NoCentre` unless the radix numbers every shift of the box once."""
     bases = [big // small for big, small in pairwise(radix) if small > 0]
     if [*radix] != [math.prod(bases[axis:]) for axis in range(len(widest))]:
-        raise NoAim(f"has a radix {radix} that is none")
+        raise NoCentre(f"has a radix {radix} that is none")
     if any(base % 2 == 0 or w > base // 2 for base, w in zip(bases, widest[1:], strict=True)):
-        raise NoAim(f"has a radix {radix} that gives two shifts one number")
+        raise NoCentre(f"has a radix {radix} that gives two shifts one number")
     digits: list[int] = []
     for base in reversed(bases):
         digits.insert(0, (number + base // 2) % base - base // 2)
@@ -107,26 +109,26 @@ def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[
 # ---- leakage ---------------------------------------------------------------------------------------------------------
 
 
-def leak(aim: Aim, log_eta: int) -> float:
-    """At most this much attention goes past the nearest key: 1 − Π 1/(1 + s_i), from above.
+def leak(centre: Centre, log_eta: int) -> float:
+    """An upper bound of the attention past the nearest key, 1 − Π 1/(1 + s_i).
 
     Exactly 0 where every other weight is below half of η = 2^−log_eta, the smallest number of the working type.  Scores that
     are off by half the slack change the odds by a factor e^slack ≤ 1 + 2·slack, for a slack below ½.
     """
-    if aim.gap - aim.slack > LN2 * (log_eta + 1) + Fraction(1, 2**45):
+    if centre.gap - centre.slack > LN2 * (log_eta + 1) + Fraction(1, 2**45):
         return 0.0
-    if aim.slack >= Fraction(1, 2):
+    if centre.slack >= Fraction(1, 2):
         return 1.0
     excess = Fraction(0)
-    for offset in aim.offset:
-        s = tail(aim.sharpness, abs(offset), 160 + math.ceil(aim.gap * 3 / 2))
+    for offset in centre.offset:
+        s = tail(centre.sharpness, abs(offset), 160 + math.ceil(centre.gap * 3 / 2))
         excess += s + s * excess
-    return rounded_up(min(excess / (1 + excess) * (1 + 2 * aim.slack), Fraction(1)))
+    return rounded_up(min(excess / (1 + excess) * (1 + 2 * centre.slack), Fraction(1)))
 
 
 @cache
 def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
-    """s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}), from above: all keys of one axis but the nearest, relative to that.
+    """An upper bound of s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}): all keys of one axis relative to the nearest.
 
     Term by term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials are enough.  The terms past N are
     at most e^{−an(n−1)} each, a geometric series at least.  Below a = 10⁻⁶, where there are many terms, the sum over all n of
@@ -147,15 +149,13 @@ def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
 
 
 def exponential(x: Fraction, bits: int) -> int:
-    """An integer not below 2^bits·e^−x, for x ≥ 0, and hardly above: Taylor's series for x/2^k ≤ ⅛, squared k times."""
+    """A tight integer upper bound of 2^bits·e^−x for x ≥ 0: Taylor's series for x/2^k ≤ ⅛, squared k times."""
     if x > bits:
         return 1
     k, work = max(0, math.ceil(x * 8).bit_length()), bits + 64
     y = math.floor(x * 2**work / 2**k)
     total, most, least = 0, 1 << work, 1 << work
-    for n in range(
-        1, 2 * work
-    ):  # alternating: what is added is rounded up, what is subtracted down, and it ends with an addend
+    for n in range(1, 2 * work):  # alternating: addends round up, subtrahends down, and it ends with an addend
         total += most if n % 2 else -least
         if n % 2 and most <= 1:
             break
@@ -166,7 +166,7 @@ def exponential(x: Fraction, bits: int) -> int:
 
 
 def rounded_up(value: Fraction) -> float:
-    """The least double that is not below."""
+    """The least double that is not below the value."""
     try:
         nearest = float(value)
     except OverflowError:
@@ -178,7 +178,7 @@ def rounded_up(value: Fraction) -> float:
 
 
 def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """A·B, if A has at most one number a row or B at most one a column, a power of two, and nothing is rounded; else None.
+    """A·B without rounding, if A has at most one nonzero a row or B one a column, all powers of two; else None.
 
     Args:
         a: (groups, i, e).
@@ -200,7 +200,7 @@ def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
 
 
 def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray) -> np.ndarray:
-    """|Σ A·B − W| from above, and 0 only where it is exactly 0; numbers are cut into limbs that float64 multiplies exactly."""
+    """An upper bound of |Σ A·B − W|, 0 only where it is exactly 0, by limbs that float64 multiplies exactly."""
     terms = [(-part, exponent) for part, exponent in limbs(tap)]
     for a, b in pairs:
         if a.shape[2] >= 2**13:
@@ -215,11 +215,13 @@ def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray)
 
 
 def limbs(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
-    """x = Σ part·2^exponent exactly, every part whole and below 2^LIMB."""
+    """x = Σ part·2^exponent exactly, every part an integer below 2^LIMB."""
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():
         top -= LIMB
-        part = np.trunc(np.ldexp(rest, -top))  # what is too small to be exact here is less than 1, and left for later
+        part = np.trunc(
+            np.ldexp(rest, -top)
+        )  # numbers too small to be exact here are below 1 and left for a later limb
         rest = rest - np.ldexp(part, top)
         parts += [(part, top)] if part.any() else []
     return parts

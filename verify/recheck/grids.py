@@ -1,6 +1,6 @@
-"""The checker's own reading of a geometry: which input every output reads, on the convolution's side and the attention's.
+"""The receptive fields of both layers axis by axis, for the checker: which input each output reads.
 
-Worked out from THEORY.md, axis by axis, with numpy alone; nothing is shared with the certifier's :mod:`verify.layers.reading`.
+Nothing is shared with the certifier's :mod:`verify.layers.reading`.
 
     convolution            Y[o] = b + Σ_j W_j X̃[s·o + dil·j − p],  X̃ the input, continued by its padding mode
     transposed             Y[s·i + dil·j − p] += X[i] W_j
@@ -19,15 +19,12 @@ import numpy as np
 
 from verify.recheck.arrays import GEOMETRY, Rejected
 
-LONGEST, MOST = (
-    2**26,
-    2**32,
-)  # tokens of one axis, and tokens times taps: gone through tap by tap, some ten seconds at most
+LONGEST, MOST = 2**26, 2**32  # tokens of one axis, and tokens times taps: at most about ten seconds of work
 MODES = ("zeros", "reflect", "replicate", "circular")
 
 
-class Geometry(NamedTuple):
-    """A geometry in numbers, an entry an axis; ``pads`` are of the input itself, before and after."""
+class StatedGeometry(NamedTuple):
+    """The geometry that a file states, one entry an axis; ``pads`` are before and after the input."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -41,11 +38,11 @@ class Geometry(NamedTuple):
     d_out: int
 
     def span(self, axis: int) -> int:
-        """From the first tap to the last."""
+        """The distance from the first tap to the last."""
         return self.dilation[axis] * (self.kernel[axis] - 1)
 
     def anchor(self, axis: int) -> int:
-        """Where the query of output 0 sits."""
+        """The token of output 0's query."""
         return self.dilation[axis] * ((self.kernel[axis] - 1) // 2)
 
     def steps(self, axis: int) -> list[int]:
@@ -74,8 +71,8 @@ class NoOutput(ValueError):
     """On this grid torch would raise."""
 
 
-def geometry_of(stated: dict[str, Any]) -> Geometry:
-    """Read what a layer states of itself; `Rejected` if that is no geometry of a convolution."""
+def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
+    """Read the geometry that a layer states; `Rejected` if it is none of a convolution."""
     try:
         geometry = _geometry_of(stated)
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -85,7 +82,7 @@ def geometry_of(stated: dict[str, Any]) -> Geometry:
     return geometry
 
 
-def _geometry_of(stated: dict[str, Any]) -> Geometry | None:
+def _geometry_of(stated: dict[str, Any]) -> StatedGeometry | None:
     if set(stated) - {"radix"} != set(GEOMETRY):
         return None
     kernel, stride, dilation, extra = (stated[k] for k in ("kernel_size", "stride", "dilation", "output_padding"))
@@ -109,11 +106,11 @@ def _geometry_of(stated: dict[str, Any]) -> Geometry | None:
     if any(e and e >= max(s, dil) for e, s, dil in zip(extra, stride, dilation, strict=True)):
         return None
     vectors = (tuple(kernel), tuple(stride), tuple(dilation), tuple(extra), tuple(pads))
-    return Geometry(*vectors, mode, transposed, groups, d_in, d_out)
+    return StatedGeometry(*vectors, mode, transposed, groups, d_in, d_out)
 
 
-def axis_of(g: Geometry, axis: int, n: int) -> Axis:
-    """Work out one axis for an input of size ``n``.
+def axis_of(g: StatedGeometry, axis: int, n: int) -> Axis:
+    """Compute one axis for an input of size ``n``.
 
     Raises:
         NoOutput: torch would raise.
@@ -150,14 +147,29 @@ def axis_of(g: Geometry, axis: int, n: int) -> Axis:
     return Axis(reads, tokens, step * np.arange(size) + g.anchor(axis))
 
 
-def read_by_taps(g: Geometry, axes: list[Axis], output: list[int]) -> list[tuple[int, ...]]:
-    """What every tap reads for one output, taps in row-major order."""
+def axes_of(g: StatedGeometry, grid: tuple[int, ...]) -> list[Axis]:
+    """Every axis of a grid; raises as `axis_of` does."""
+    if len(grid) != len(g.kernel):
+        raise Rejected(f"the grid {grid} does not fit a kernel {g.kernel}")
+    return [axis_of(g, axis, n) for axis, n in enumerate(grid)]
+
+
+def sizes_of(g: StatedGeometry, grid: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The spatial size of the output, or None if torch would raise."""
+    try:
+        return tuple(len(axis.queries) for axis in axes_of(g, grid))
+    except NoOutput:
+        return None
+
+
+def read_by_taps(g: StatedGeometry, axes: list[Axis], output: list[int]) -> list[tuple[int, ...]]:
+    """The input positions that the taps read for one output, taps in row-major order."""
     along = zip(axes, g.kernel, output, strict=True)
     return [*product(*([int(axis.reads(j)[at]) for j in range(k)] for axis, k, at in along))]
 
 
 def _continued(place: np.ndarray, n: int, mode: str) -> np.ndarray:
-    """The input that X̃ holds at a place which may lie outside of 0 … n − 1."""
+    """The input position of X̃ at a place that may lie outside of 0 … n − 1; −1 for a zero."""
     if mode == "zeros":
         return np.where((place >= 0) & (place < n), place, -1)
     if mode == "replicate":

@@ -1,8 +1,7 @@
-"""A pickle walked instruction by instruction: what it would import, make or fill becomes an inert record, and nothing is called.
+"""A pickle interpreter that builds inert records: nothing is imported and nothing is called.
 
-Only the instructions are known that torch.load(weights_only=True) knows, in the one protocol that torch.save writes, and only
-what torch.save lets them do: nothing is done to a tensor or a storage once it is made, and no function gets hold of one but those
-of torch that make tensors of storages.
+It accepts the instructions of torch.load(weights_only=True), in the protocol that torch.save writes, and only as torch.save uses
+them.  Nothing changes a tensor or a storage after it is built, and no function receives one but torch's own that rebuild tensors.
 """
 
 import re
@@ -14,9 +13,9 @@ MOST_OPCODES = 5_000_000
 CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
 CLASSES["construct.attention MHSA"] = "MHSA"
 PLAIN = re.compile(r"torch\.nn\.modules\.\w+ \w+|construct\.attention MHSA|construct\.geometry ConvGeometry")
-"""Classes that are made without arguments and then given their state, by code that is known."""
+"""Classes built without arguments and then given a state, by known code."""
 STORAGES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
-"""The bytes of a number in each kind of storage: first the kinds of which a gradient can be had."""
+"""Bytes per number of each storage type; those that can have gradients come first."""
 _TRAIN = {f"torch {kind}Storage" for kind in STORAGES}
 STORAGES |= {"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "QInt8": 1, "QUInt8": 1, "QInt32": 4}
 STORAGES = {f"torch {kind}Storage": width for kind, width in STORAGES.items()} | {"torch.storage UntypedStorage": 1}
@@ -26,19 +25,19 @@ _DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict
 _TORCHS = re.compile(
     r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*|collections Counter"
 )
-"""Names that torch knows, of which each is called in one way, or in none."""
+"""Names that torch knows; each is called in one way only, or never."""
 _LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
 _NUMBERS = {75: "<B", 77: "<H", 74: "<i", 71: ">d"}
 _EMPTY = {93: "list", 125: "dict", 0x8F: "set"}
 
 
 class Rejected(ValueError):
-    """The files are not what they claim to be, or claim something that is not so; one line says what."""
+    """A file is malformed, or a certificate states something false; the message says what in one line."""
 
 
 @dataclass(eq=False)
-class Made:
-    """What pickle would have made: by calling ``kind`` on ``args``, filling it with ``pairs``, giving it ``state``."""
+class Pickled:
+    """The record of an object that pickle would build: ``kind(*args)``, filled with ``pairs``, given ``state``."""
 
     kind: str
     args: Any = ()
@@ -46,23 +45,23 @@ class Made:
     state: Any = None
 
     def entries(self) -> dict[str, Any]:
-        """The content of a dict whose keys are different texts."""
-        found = {key: value for key, value in self.pairs if type(key) is str}
-        if self.kind not in _DICTS or self.args or len(found) != len(self.pairs):
+        """The content of a dict whose keys are distinct strings."""
+        named = {key: value for key, value in self.pairs if type(key) is str}
+        if self.kind not in _DICTS or self.args or len(named) != len(self.pairs):
             raise Rejected(f"a {self.kind} where a dict of names belongs")
-        return found
+        return named
 
 
 def counts(*rows: Any) -> bool:
-    """Whether these are sequences of numbers as sizes are."""
+    """Whether these are all sequences of nonnegative integers, as sizes are."""
     return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in rows)
 
 
 def _key(value: Any) -> bool:
-    """Whether a dict can have this for a key."""
+    """Whether this can be a dict's key."""
     if type(value) is tuple:
         return all(type(part) is not tuple and _key(part) for part in value)
-    if isinstance(value, Made):
+    if isinstance(value, Pickled):
         return value.kind == "global" or (
             " " in value.kind and value.kind != _ORDERED and not _TORCHS.fullmatch(value.kind)
         )
@@ -70,18 +69,18 @@ def _key(value: Any) -> bool:
 
 
 def is_module(value: Any) -> bool:
-    """Whether this record is of a module of torch."""
-    state = value.state if isinstance(value, Made) and value.kind != "construct.geometry ConvGeometry" else None
-    return isinstance(state, Made) and any(key == "_modules" for key, _ in state.pairs)
+    """Whether this is the record of an nn.Module."""
+    state = value.state if isinstance(value, Pickled) and value.kind != "construct.geometry ConvGeometry" else None
+    return isinstance(state, Pickled) and any(key == "_modules" for key, _ in state.pairs)
 
 
 class Walk:
-    """The record of what a pickle describes.
+    """Interpret a pickle into records.
 
     Attributes:
-        root: of all of it.
+        root: the record of the whole.
         layers: the records of all convolutions and attention layers.
-        storages: what is said of every storage, by its key, in the order in which they are named.
+        storages: type and size of every storage by key, in the order of first mention.
     """
 
     def __init__(self, pickle: bytes):
@@ -89,9 +88,9 @@ class Walk:
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        self._handed: list[Any] = []
-        self._keys: dict[int, tuple[Made, set[Any]]] = {}  # of a dict, which is kept here so that its id stays its own
-        self.layers: list[Made] = []
+        self._to_unknown: list[Any] = []
+        self._keys: dict[int, tuple[Pickled, set[Any]]] = {}  # keeps the dict alive, so that its id stays unique
+        self.layers: list[Pickled] = []
         self.storages: dict[str, tuple[str, int]] = {}
         if pickle[:2] != b"\x80\2":
             raise Rejected("the pickle is not of protocol 2, as torch.save writes it")
@@ -105,7 +104,7 @@ class Walk:
         if len(self._stack) != 1 or self._outer or self._at != len(pickle):
             raise Rejected("the pickle leaves something over, or something follows it")
         self.root = self._stack[0]
-        self._inert()
+        self._check_unknown()
 
     def _take(self, count: int) -> bytes:
         self._at += count
@@ -128,9 +127,9 @@ class Walk:
         elif code == 0x8A:  # LONG1
             stack.append(int.from_bytes(self._take(self._take(1)[0]), "little", signed=True))
         elif code in _EMPTY:
-            stack.append(Made(_EMPTY[code]))
+            stack.append(Pickled(_EMPTY[code]))
         elif code == 99:  # GLOBAL
-            stack.append(Made("global", f"{self._line()} {self._line()}"))  # never looked up
+            stack.append(Pickled("global", f"{self._line()} {self._line()}"))  # never looked up
         elif code in (113, 114):  # BINPUT, LONG_BINPUT
             self._memo[int.from_bytes(self._take(1 if code == 113 else 4), "little")] = stack[-1]
         elif code in (104, 106):  # BINGET, LONG_BINGET
@@ -168,8 +167,8 @@ class Walk:
                 raise Rejected("a dict is given one key twice")
         target.pairs += zip(items[::2], items[1::2], strict=True) if by_key else ((item, 0) for item in items)
 
-    def _give(self, target: Made, things: Any) -> None:
-        """Note what an object of a class that is not known is given."""
+    def _give(self, target: Pickled, items: Any) -> None:
+        """Note what an object of an unknown class receives."""
         if (
             " " not in target.kind
             or target.kind == _ORDERED
@@ -179,11 +178,11 @@ class Walk:
             raise Rejected(
                 f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
             )
-        self._handed.append(things)
+        self._to_unknown.append(items)
 
-    def _storage(self, described: Any) -> Made:
+    def _storage(self, described: Any) -> Pickled:
         word, kind, key, location, count = described
-        if word != "storage" or type(kind) is not Made or kind.args not in STORAGES or type(location) is not str:
+        if word != "storage" or type(kind) is not Pickled or kind.args not in STORAGES or type(location) is not str:
             raise Rejected("a tensor has no storage, or one of a type that is not known")
         if location == "meta":
             raise Rejected("a storage is on the device meta, where torch.load gives it no numbers")
@@ -191,10 +190,10 @@ class Walk:
             raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
         if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):
             raise Rejected(f"storage {key!r} is described in two ways, of which torch takes the first")
-        return Made("storage", described)
+        return Pickled("storage", described)
 
-    def _called(self, function: Any, args: Any, reduced: bool) -> Made:
-        kind = function.args if isinstance(function, Made) and function.kind == "global" else ""
+    def _called(self, function: Any, args: Any, reduced: bool) -> Pickled:
+        kind = function.args if isinstance(function, Pickled) and function.kind == "global" else ""
         if not kind or type(args) is not tuple:
             raise Rejected("the pickle calls what is no name")
         known = False
@@ -208,11 +207,11 @@ class Walk:
         elif _TORCHS.fullmatch(kind):
             known = reduced and _makes_a_value(kind.replace("__builtin__", "builtins"), args)
         else:
-            self._handed.append((kind, args))
+            self._to_unknown.append((kind, args))
             known = True
         if not known:
             raise Rejected(f"the pickle makes a {kind.replace(' ', '.')} in another way than torch.save")
-        new = Made(kind, args)
+        new = Pickled(kind, args)
         self.layers += [new] if kind in CLASSES else []
         return new
 
@@ -233,35 +232,35 @@ class Walk:
             )
         return self._trains(storage, trains, hooks)
 
-    def _trains(self, storage: Made, trains: Any, hooks: Any) -> bool:
+    def _trains(self, storage: Pickled, trains: Any, hooks: Any) -> bool:
         return type(trains) is bool and not (trains and storage.args[1].args not in _TRAIN) and hooks.kind == _ORDERED
 
     def _fill(self, target: Any, state: Any) -> None:
         if target.state is not None:
             raise Rejected(f"the pickle gives a {target.kind} two states")
-        # Pickle, too, copies what a dict holds at this moment.
-        target.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Made) else state
+        # Pickle also copies what a dict holds at this moment.
+        target.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Pickled) else state
         if target.kind == _ORDERED:
             if [key for key, _ in state.pairs] != ["_metadata"]:
                 raise Rejected("a dict has attributes of its own, which may hide its items")
         elif not PLAIN.fullmatch(target.kind):
             self._give(target, None if is_module(target) else state)
 
-    def _inert(self) -> None:
-        """Make sure that no code that is not known was given a tensor: it might change its numbers."""
-        pending, seen = [*self._handed], set[int]()
+    def _check_unknown(self) -> None:
+        """Refuse tensors given to unknown code, which might change their numbers."""
+        pending, visited = [*self._to_unknown], set[int]()
         while pending:
             value = pending.pop()
-            if not isinstance(value, Made | tuple | list) or id(value) in seen:
+            if not isinstance(value, Pickled | tuple | list) or id(value) in visited:
                 continue
-            seen.add(id(value))
-            if isinstance(value, Made) and value.kind == "storage":
+            visited.add(id(value))
+            if isinstance(value, Pickled) and value.kind == "storage":
                 raise Rejected("the pickle gives a tensor to a function or an object that is not known")
-            pending += (value.args, value.state, *value.pairs) if isinstance(value, Made) else value
+            pending += (value.args, value.state, *value.pairs) if isinstance(value, Pickled) else value
 
 
 def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
-    """Whether this is how torch.save writes bytes, a set and the like, whose arguments are plain."""
+    """Whether this is how torch.save writes bytes, sets and the like from plain arguments."""
     types = [type(x) for x in args]
     if kind == "_codecs encode":
         return types == [str, str] and args[1] == "latin1" and all(ord(letter) < 256 for letter in args[0])
@@ -269,7 +268,7 @@ def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
         return (
             len(args) == 1
             and args[0].kind == "list"
-            and all(_key(x) and not isinstance(x, Made) for x, _ in args[0].pairs)
+            and all(_key(x) and not isinstance(x, Pickled) for x, _ in args[0].pairs)
         )
     if kind == "builtins complex":
         return types == [float, float]

@@ -1,6 +1,6 @@
-"""The certificate file read strictly: any field that is missing, unknown, or of the wrong type is refused.
+"""A strict parser of certificate files: missing, unknown and mistyped fields are refused.
 
-Reading takes neither torch nor the builder.  The format is told in :mod:`verify.argument.documents`.
+:mod:`verify.argument.documents` describes the format.
 """
 
 import hashlib
@@ -39,8 +39,6 @@ _OVERRUN = {
     "convolution": str,
     "found": str,
 }
-
-
 _FIGURE = (int, float, str, type(None))
 _NETWORK = {
     "input_size": (list, type(None)),
@@ -60,8 +58,8 @@ _NUMBERS = {"verdict": str, "sentence": str, **dict.fromkeys(_FIGURES, _FIGURE),
 _PREDICTIONS = {"agree": (int, type(None)), "of": int}
 
 
-class Claim(NamedTuple):
-    """What a document says of one layer, field by field as in ``Certificate``."""
+class LayerCertificate(NamedTuple):
+    """What a certificate file states of one layer, field by field as in ``Certificate``."""
 
     name: str
     verdict: str
@@ -71,19 +69,17 @@ class Claim(NamedTuple):
     dtype: str
     heads: int
     parts: dict[str, np.ndarray]  # rounding, leakage, taps and bound, each (D_out,)
-    holds: bool  # every step is there and holds, and no run and nothing observed exceeds the bound
-    plausible: bool  # the tightness, a measurement, is the bound over what was observed
+    holds: bool  # every step is present and holds, and no run exceeds the bound
+    plausible: bool  # the tightness is the bound over the largest observed difference
     geometries: tuple[dict[str, Any], dict[str, Any]]  # of the convolution and of the attention layer, as stated
     digests: tuple[str, str]  # of their numbers
-    counterexample: (
-        dict[str, Any] | None
-    )  # input: {index: value}, output, convolution, attention; exact; or shapes alone
+    counterexample: dict[str, Any] | None  # exact input {index: value}, output, convolution, attention; or shapes alone
 
 
 class Document(NamedTuple):
-    """A certificate file whose digest is right and whose fields are what they should be."""
+    """A certificate file with the right digest and well-formed fields."""
 
-    claims: tuple[Claim, ...]
+    certificates: tuple[LayerCertificate, ...]
     digests: tuple[str | None, str | None]  # of the two weight files
 
 
@@ -91,7 +87,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     """Read a certificate file.
 
     Raises:
-        Rejected: it has been edited, or has anything that does not belong there.
+        Rejected: the file was edited or is malformed.
         OSError: it cannot be read.
     """
     document = strict_json(Path(path).read_bytes(), str(path))
@@ -100,12 +96,12 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        told = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
-        raise Rejected(f"{path}: {told}") from None
+        message = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
+        raise Rejected(f"{path}: {message}") from None
 
 
 def record_digest(document: dict[str, Any]) -> str:
-    """SHA-256 of a document as canonical JSON, without its own digest."""
+    """SHA-256 of a document as canonical JSON, without the field of the digest."""
     rest = {key: value for key, value in document.items() if key != "record_sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -127,14 +123,14 @@ def _document(document: dict[str, Any]) -> Document:
         raise Rejected("torch_version is of the wrong type")
     if document["network"] is not None:
         _check_network(document["network"])
-    claims = tuple(_claim(record) for record in document["layers"])
-    if len({claim.name for claim in claims}) != len(claims):
+    certificates = tuple(_layer_certificate(record) for record in document["layers"])
+    if len({one.name for one in certificates}) != len(certificates):
         raise Rejected("a layer stands twice in the certificate")
-    return Document(claims, (digests[0], digests[1]))
+    return Document(certificates, (digests[0], digests[1]))
 
 
 def _check_network(network: dict[str, Any]) -> None:
-    """That what runs of the network showed has the form of that; it is not repeated, which takes the network."""
+    """Check the form of the network's record; repeating its runs would take the network."""
     _check_types(network, _NETWORK, "network")
     _index(network["input_size"] or [], least=1)
     calls, numbers = network["calls"], network["numbers"]
@@ -163,7 +159,7 @@ def _figure(value: Any) -> None:
         raise Rejected(f"network: {value!r} is no figure")
 
 
-def _claim(record: dict[str, Any]) -> Claim:
+def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
     types: dict[str, Any] = {name: kind for kind, names in _RECORD.items() for name in names.split()}
     types |= {"within": (str, type(None)), "counterexample": (dict, type(None)), "overrun": (dict, type(None))}
     _check_types(record, types, "a layer's record")
@@ -187,7 +183,7 @@ def _claim(record: dict[str, Any]) -> Claim:
     holds = (
         holds and bool((observed <= parts["bound"]).all()) and all(_at_most_one(p["ratio"]) for p in record["probes"])
     )
-    return Claim(
+    return LayerCertificate(
         name=record["name"],
         verdict=verdict,
         grid=_index(record["grid"], least=1),
@@ -205,7 +201,7 @@ def _claim(record: dict[str, Any]) -> Claim:
 
 
 def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndarray) -> bool:
-    """What runs showed takes torch to measure again; here only that it is about such inputs, and whether it fits together."""
+    """Check measurements for consistency only; repeating them would take torch."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
     claimed = _measured(record["tightness"])
@@ -240,7 +236,7 @@ def _number(text: str, infinite: bool, positive: bool = False) -> float:
 
 
 def _measured(text: str) -> float:
-    """What a run showed, perhaps no number, which then is over any bound."""
+    """A measured number; NaN is allowed and exceeds every bound."""
     value = float.fromhex(text)
     if value.hex() != text or value < 0:
         raise Rejected(f"{text!r} is no number that belongs there")
@@ -258,7 +254,7 @@ def _index(values: Any, least: int = 0) -> tuple[int, ...]:
 
 
 def _counterexample(record: dict[str, Any]) -> dict[str, Any] | None:
-    """With exact numbers; or the sizes of both outputs, where these differ and there is no number to show."""
+    """A counterexample with exact numbers, or with the two output sizes where they differ."""
     _check_types(record, _COUNTEREXAMPLE, "the counterexample")
     if record["shapes"] is not None:
         theirs, ours = (None if shape is None else _index(shape, least=1) for shape in record["shapes"])

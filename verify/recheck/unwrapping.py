@@ -1,57 +1,57 @@
-"""The checker's way into checkpoints: the one network among what training left around it, and its layers by certified name.
+"""The network inside a checkpoint, and its layers by the names of the certificate.
 
-Nothing is guessed.  Of two networks in one file neither is taken, a prefix comes off only if every layer has it, and whatever is
-found this way still has to have the digests that were certified.
+Nothing is guessed: two networks in one file are refused, and a prefix is removed only if every layer has it.  Digests are checked
+afterwards in any case.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from verify.recheck.opcodes import Made, Rejected, is_module
+from verify.recheck.opcodes import Pickled, Rejected, is_module
 
 DEEPEST = 4
-"""Of dicts inside each other in which a network is looked for."""
+"""The depth of nested dicts to search for a network."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
-"""What DataParallel, torch.compile and training frameworks put in front of every name."""
+"""Prefixes that DataParallel, torch.compile and training frameworks add to every name."""
 
 _TENSORS = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
 _CONTAINERS = ("dict", "collections OrderedDict", "list", "set", "collections Counter", "collections defaultdict")
 _Layer = TypeVar("_Layer")
 
 
-def network_in(root: Made) -> Made:
+def network_in(root: Pickled) -> Pickled:
     """The module or state dict that a file holds.
 
     Raises:
-        Rejected: there are several; all are named.
+        Rejected: there are several; the message names all.
     """
     if is_module(root) or all(_is_tensor(value) for _, value in root.pairs):
         return root
-    found = list(_networks(root, ()))
-    if len(found) > 1:
-        keys = ", ".join(repr("/".join(keys)) if keys else "the dict itself" for _, keys in found)
+    networks = list(_networks(root, ()))
+    if len(networks) > 1:
+        keys = ", ".join(repr("/".join(keys)) if keys else "the dict itself" for _, keys in networks)
         raise Rejected(
-            f"holds {len(found)} networks ({keys}), and nothing says which is meant: save one of them alone"[:500]
+            f"holds {len(networks)} networks ({keys}), and nothing says which is meant: save one of them alone"[:500]
         )
-    return found[0][0] if found else root
+    return networks[0][0] if networks else root
 
 
-def tensors_of(network: Made) -> dict[str, Any]:
-    """The entries of a state dict without the plain values (an epoch) and the containers that training put beside them."""
+def tensors_of(network: Pickled) -> dict[str, Any]:
+    """The tensors of a state dict, without the plain values and containers that training adds."""
     entries = network.entries().items()
-    return {name: value for name, value in entries if isinstance(value, Made) and value.kind not in _CONTAINERS}
+    return {name: value for name, value in entries if isinstance(value, Pickled) and value.kind not in _CONTAINERS}
 
 
-def geometry_records(state_dict: Made) -> dict[str, dict[str, Any]]:
-    """What the metadata that torch keeps beside a state dict say of the geometry of attention layers, by their paths."""
+def geometry_records(state_dict: Pickled) -> dict[str, dict[str, Any]]:
+    """The geometry of attention layers by path, from the metadata that torch keeps beside a state dict."""
     metadata = (_by_text(state_dict.state) or {}).get("_metadata")
     records = {path: (_by_text(entry) or {}).get("geometry") for path, entry in (_by_text(metadata) or {}).items()}
-    fields = {path: record.entries() for path, record in records.items() if isinstance(record, Made)}
+    fields = {path: record.entries() for path, record in records.items() if isinstance(record, Pickled)}
     return {path: record for path, record in fields.items() if record.get("kind") == "MHSA"}
 
 
-def _networks(value: Made, keys: tuple[str, ...]) -> Any:
+def _networks(value: Pickled, keys: tuple[str, ...]) -> Any:
     if is_module(value):
         yield value, keys
         return
@@ -61,20 +61,20 @@ def _networks(value: Made, keys: tuple[str, ...]) -> Any:
     if any(_is_kernel(name, tensor) for name, tensor in entries.items()):
         yield value, keys
     for key, inner in entries.items():
-        if isinstance(inner, Made) and not _is_tensor(inner):
+        if isinstance(inner, Pickled) and not _is_tensor(inner):
             yield from _networks(inner, (*keys, key))
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Made) and value.kind in _TENSORS
+    return isinstance(value, Pickled) and value.kind in _TENSORS
 
 
 def _is_kernel(name: str, value: Any) -> bool:
-    """Whether this may be of a convolution (the shape decides) or of an attention layer."""
+    """Whether this may be a convolution's kernel, by its shape, or an attention layer's tensor."""
     if not _is_tensor(value):
         return False
     data = value.args[0] if value.kind == _TENSORS[1] and value.args else value
-    shape = data.args[2] if isinstance(data, Made) and isinstance(data.args, tuple) and len(data.args) > 2 else ()
+    shape = data.args[2] if isinstance(data, Pickled) and isinstance(data.args, tuple) and len(data.args) > 2 else ()
     last = name.rpartition(".")[2]
     return last == "w_key_pos" or (
         isinstance(shape, tuple) and len(shape) > 2 and last.startswith(("weight", "original"))
@@ -83,7 +83,7 @@ def _is_kernel(name: str, value: Any) -> bool:
 
 def _by_text(value: Any) -> dict[str, Any] | None:
     try:
-        return value.entries() if isinstance(value, Made) else None
+        return value.entries() if isinstance(value, Pickled) else None
     except Rejected:
         return None
 
@@ -91,22 +91,22 @@ def _by_text(value: Any) -> dict[str, Any] | None:
 def by_certified_name(
     layers: Mapping[str, _Layer], names: Collection[str], file: str, notes: list[str]
 ) -> Mapping[str, _Layer]:
-    """Layers under the names that a certificate has for them; what was done to their own is added to the notes.
+    """Layers under the certificate's names; changes to their own names are added to the notes.
 
-    Wrappers leave their name in those of a state dict (``module.0.weight``), and the command takes them off.
+    Wrappers leave prefixes in a state dict (``module.0.weight``), which the command removes.
 
     Raises:
         Rejected: a layer is missing.
     """
     if all(name in layers for name in names):
         return layers
-    taken, found = "", dict(layers)
-    while prefix := next((p for p in PREFIXES if found and all(f"{path}.".startswith(p) for path in found)), ""):
-        found = {f"{path}.".removeprefix(prefix).removesuffix("."): layer for path, layer in found.items()}
-        taken += prefix
-        if all(name in found for name in names):
-            notes.append(f"{file}: the prefix {taken!r} was taken off every name")
-            return found
+    removed, renamed = "", dict(layers)
+    while prefix := next((p for p in PREFIXES if renamed and all(f"{path}.".startswith(p) for path in renamed)), ""):
+        renamed = {f"{path}.".removeprefix(prefix).removesuffix("."): layer for path, layer in renamed.items()}
+        removed += prefix
+        if all(name in renamed for name in names):
+            notes.append(f"{file}: the prefix {removed!r} was taken off every name")
+            return renamed
     bare = {".".join(part for part in path.split(".") if part not in ("module", "_orig_mod")): path for path in layers}
     if len(bare) == len(layers) and all(name in bare for name in names):
         notes.append(f"{file}: the names of wrappers were taken out of its names")

@@ -1,1 +1,1 @@
-"""The report: one HTML page that shows what a conversion does, head by head, beside what its certificates say."""
+"""``verify.write_report``: one HTML page of a conversion, with attention maps beside the certificates."""

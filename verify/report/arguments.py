@@ -1,4 +1,4 @@
-"""What :func:`verify.write_report` was given, looked at before any work: one error that says what is wrong, and of which layer."""
+"""Validation of the arguments of `verify.write_report`, before any work, in one line each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from verify.layers.fields import TENSORS, digest
 
 
 def models(original: Any, converted: Any) -> None:
-    """Both are networks, or neither is given.
+    """Check that both are networks or both are missing.
 
     Raises:
-        TypeError: one is something else.
+        TypeError: one is no ``nn.Module``.
         ValueError: only one is given.
     """
     for what, model in (("the original", original), ("the converted network", converted)):
@@ -27,20 +27,20 @@ def models(original: Any, converted: Any) -> None:
 
 
 def batch(x: Any) -> None:
-    """An input is what a network can be called with.
+    """Check that a network can be called with this input.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is no tensor, tuple or mapping.
     """
     if x is not None and not isinstance(x, torch.Tensor | tuple | Mapping):
         raise TypeError(f"write_report: x is a {type(x).__name__}, no tensor (nor a tuple or mapping of arguments)")
 
 
 def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> dict[str, Certificate]:
-    """Certificates by the path of their layer, each of the very numbers that the two layers hold now.
+    """Certificates by layer path, whose digests match the layers' present numbers.
 
     Raises:
-        TypeError: what is given is no certificate.
+        TypeError: a value is no certificate.
         ValueError: there is no such layer, or the certificate is of another one.
     """
     if given is None:
@@ -49,13 +49,13 @@ def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]
         raise TypeError(
             f"write_report: certificates is a {type(given).__name__}, no Certificate and no mapping of them"
         )
-    known = {"": given} if isinstance(given, Certificate) else dict(given)
-    for path, certificate in known.items():
+    by_path = {"": given} if isinstance(given, Certificate) else dict(given)
+    for path, certificate in by_path.items():
         if not isinstance(certificate, Certificate):
             raise TypeError(f"write_report: the certificate of {path!r} is a {type(certificate).__name__}")
         if path not in pairs:
-            there = ", ".join(repr(name) for name in list(pairs)[:8]) or "no layer at all"
-            raise ValueError(f"write_report: there is a certificate of {path!r}, but no such layer; there is {there}")
+            names = ", ".join(repr(name) for name in list(pairs)[:8]) or "no layer at all"
+            raise ValueError(f"write_report: there is a certificate of {path!r}, but no such layer; there is {names}")
         conv, mhsa = pairs[path]
         now = (digest(conv, ("weight", "bias")), digest(mhsa, TENSORS))
         for what, theirs, ours in zip(
@@ -66,11 +66,11 @@ def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]
                     f"write_report: the certificate of {path or 'the model'!r} is of another {what}: its digest is "
                     f"{theirs[:12]}…, that of the layer {ours[:12]}… (certify it again, or leave it out)"
                 )
-    return known
+    return by_path
 
 
 def probabilities_by_name(given: Any) -> dict[str, np.ndarray]:
-    """Attention to show, as float64 arrays.
+    """The attention to show as float64 arrays by name.
 
     Raises:
         TypeError: it is no mapping of arrays.
@@ -79,14 +79,14 @@ def probabilities_by_name(given: Any) -> dict[str, np.ndarray]:
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"write_report: attention is a {type(given).__name__}, no mapping from names to probabilities")
-    found = {}
+    arrays = {}
     for name, values in given.items():
         if not isinstance(name, str):
             raise TypeError(f"write_report: attention has a name {name!r}, which is a {type(name).__name__}, no text")
         try:
             # numpy has no bfloat16.
             array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else values
-            found[name] = np.asarray(array, dtype=np.float64)
+            arrays[name] = np.asarray(array, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise TypeError(f"write_report: the attention of {name!r} is no array of numbers: {error}") from error
-    return found
+    return arrays

@@ -1,4 +1,4 @@
-"""The page of what ``python -m construct.from_conv`` did: the same rows, verdicts and files."""
+"""The report page of ``python -m construct.from_conv``, with the rows, verdicts and files of its run."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from verify.report.layer import Layer
-from verify.report.numbers import Number, Sentence, rounded_up
+from verify.report.layer import ReportLayer
+from verify.report.numbers import Quantity, Sentence, rounded_up
 from verify.report.page import Facts, is_page, page, require_jinja2
 from verify.report.writing import LEDE, pictured, why_no_input
 
@@ -30,29 +30,29 @@ def conversion_page(
     document: Path | None,
     hindered: Sequence[str] = (),
 ) -> bytes:
-    """The page.
+    """The page of one conversion as HTML bytes.
 
     Args:
         layers: (path, plain convolution, attention layer, check, certificate, verdict), in the order of the table.
         model: the original network.
-        convolutions: its convolutions, as they are in it, by path.
-        x: an input of the network; None if it was not run.
+        convolutions: its convolution modules by path.
+        x: an input of the network; None if the network was not run.
         size: (C, S1, …, Sd) if the network takes any tensor of that size.
         network: the figures of the network as a whole.
-        left_out: (path, class, reason) of convolutions that were not converted.
-        remarks: (path, what else the conversion did there).
+        left_out: (path, class, reason) of each convolution that was not converted.
+        remarks: (path, remark) of the conversion.
         source: the file that was read.
         output: the file with the attention layers, if one was written.
         document: the certificate file, if one was written.
-        hindered: why the checker would refuse these files, if it would.
+        hindered: the reasons why the checker would refuse these files.
 
     Raises:
-        ImportError: jinja2 is not there.
+        ImportError: jinja2 is missing.
     """
-    inputs, told = pictured(model, convolutions, x, size)
+    inputs, input_caption = pictured(model, convolutions, x, size)
     missing = why_no_input(convolutions, inputs)
     shown = [
-        Layer(path, conv, mhsa, check, certificate, verdict, inputs.get(path), no_input=missing.get(path, ""))
+        ReportLayer(path, conv, mhsa, check, certificate, verdict, inputs.get(path), no_input=missing.get(path, ""))
         for path, conv, mhsa, check, certificate, verdict in layers
     ]
     recheck = None
@@ -67,7 +67,7 @@ def conversion_page(
             title=f"{source.name} as attention",
             lede=LEDE,
             network=network_sentences(network),
-            input_told=told,
+            input_caption=input_caption,
             recheck=recheck,
             hindered=tuple(hindered) if document is not None else (),
             notes=tuple(notes),
@@ -76,23 +76,26 @@ def conversion_page(
 
 
 def _plainly(path: Path) -> str:
-    """A path as it was given, and not as an option."""
+    """The path as a command line argument that no program takes for an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]:
-    """What is known of the network as a whole, from the figures that also stand in the certificate file."""
+    """Sentences on the network as a whole, from the figures of the certificate file."""
     if network is None:
         return ()
     calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
     if calls["same"]:
-        made = (
+        calls_sentence = (
             f"On {network['inputs']}, both networks made the same {calls['compared']} calls in the same order with the same "
             f"arguments, but for {calls['converted']} convolutions that became attention."
         )
     else:
-        made = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
-    sentences: list[Sentence] = [(made,), *((f"Not seen by this comparison: {what}.",) for what in calls["unseen"])]
+        calls_sentence = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
+    sentences: list[Sentence] = [
+        (calls_sentence,),
+        *((f"Not seen by this comparison: {what}.",) for what in calls["unseen"]),
+    ]
     sentences.append(
         (
             f"A run of the original executes {operators['original']} convolutions, of the converted {operators['converted']}.",
@@ -134,7 +137,7 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
     return tuple(sentences)
 
 
-def _exact(key: str, value: float | str) -> Number:
-    """Three digits, rounded up, and all of it; what is not finite comes as a text."""
+def _exact(key: str, value: float | str) -> Quantity:
+    """The number to three digits, rounded up, and exactly; a value that is not finite arrives as a string."""
     number = float(value)
-    return Number(key, "", rounded_up(number), repr(number))
+    return Quantity(key, "", rounded_up(number), repr(number))

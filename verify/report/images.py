@@ -1,6 +1,6 @@
-"""The pictures of a layer at work: what went in, what the convolution and the attention gave, and how far they are apart.
+"""Images of a layer's input, of both layers' outputs and of their difference, as PNG data URIs.
 
-Written as PNG by the standard library alone, so that the page needs nothing from elsewhere.
+The standard library writes the PNG, so that the page stays one file.
 """
 
 import base64
@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from verify.report.layer import Layer, NoPicture
+from verify.report.layer import NoPicture, ReportLayer
 from verify.samples.sampling import called, evaluating
 
 LARGEST = 96
-"""Pixels along a side of a picture; larger ones are drawn in blocks."""
+"""The most pixels along a side; larger images are drawn in blocks."""
 
-# From paper to ink, and from one hue over paper to another: light at the least value, or at zero.
+# A sequential colour map, light at the least value, and a diverging one, light at zero.
 INK = ((247, 248, 250), (158, 190, 220), (52, 108, 168), (12, 40, 84))
 BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60, 120))
 
 
 @dataclass(frozen=True)
 class Image:
-    """One picture of the strip.
+    """One image with its texts.
 
     Attributes:
-        title: what it shows.
+        title: the heading.
         uri: the PNG as a data URI.
-        alt: the same in words.
-        scale: what its lightest and darkest shade stand for.
+        alt: the text for screen readers.
+        scale: the values of the lightest and the darkest shade.
     """
 
     title: str
@@ -44,22 +44,22 @@ class Image:
 
 @dataclass(frozen=True)
 class Strip:
-    """Four pictures and what is said of them."""
+    """Four images side by side and their caption."""
 
     images: tuple[Image, ...]
     caption: str
 
     @property
     def size(self) -> int:
-        """Characters that it adds to the page."""
+        """The characters that it adds to the page."""
         return sum(len(image.uri) for image in self.images)
 
 
-def strip(layer: Layer) -> Strip | None:
-    """Run both layers on ``layer.x`` and draw them; None where there are no two layers.
+def strip(layer: ReportLayer) -> Strip | None:
+    """Run both layers on ``layer.x`` and draw inputs and outputs; None without two layers.
 
     Raises:
-        NoPicture: they cannot be drawn, and why.
+        NoPicture: they cannot be drawn; the message says why.
     """
     if layer.conv is None or layer.mhsa is None:
         return None
@@ -79,8 +79,8 @@ def strip(layer: Layer) -> Strip | None:
     difference = after - before
     channel = int(before.reshape(len(before), -1).var(axis=1).argmax())
     worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
-    seen = before if before.ndim == 2 else before[channel]
-    low, high = float(seen.min()), float(seen.max())
+    plane = before if before.ndim == 2 else before[channel]
+    low, high = float(plane.min()), float(plane.max())
     most = float(np.abs(difference).max())
     of = "all channels, one a row" if before.ndim == 2 else f"channel {channel} of {len(before)}"
     of_worst = of if before.ndim == 2 else f"channel {worst}, where it is greatest"
@@ -91,25 +91,25 @@ def strip(layer: Layer) -> Strip | None:
         _image("Attention", after if after.ndim == 2 else after[channel], low, high, f"{of}, on the same scale"),
         _difference(difference if difference.ndim == 2 else difference[worst], most, apart),
     ]
-    told = []
+    remarks = []
     if before.ndim == 4:
-        told.append("Of each volume, the middle slice.")
+        remarks.append("Of each volume, the middle slice.")
     if max(*x.shape[-2:], *before.shape[-2:]) > LARGEST:
-        told.append("Large pictures are drawn in blocks: the mean of each, and of the difference the greatest.")
-    return Strip(tuple(images), " ".join(told))
+        remarks.append("Large pictures are drawn in blocks: the mean of each, and of the difference the greatest.")
+    return Strip(tuple(images), " ".join(remarks))
 
 
 def _input_image(x: np.ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low, high = float(x.min()), float(x.max())
         shade = np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
-        told = f"{_number(low)} … {_number(high)}; three channels as colours"
-        return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", told)
+        scale = f"{_number(low)} … {_number(high)}; three channels as colours"
+        return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale)
     if x.ndim == 2:
         return _image("Input", x, float(x.min()), float(x.max()), "all channels, one a row")
     channel = int(x.reshape(len(x), -1).var(axis=1).argmax())
-    seen = x[channel]
-    return _image("Input", seen, float(seen.min()), float(seen.max()), f"channel {channel} of {len(x)}")
+    plane = x[channel]
+    return _image("Input", plane, float(plane.min()), float(plane.max()), f"channel {channel} of {len(x)}")
 
 
 def _image(title: str, values: np.ndarray, low: float, high: float, of: str) -> Image:
@@ -117,10 +117,10 @@ def _image(title: str, values: np.ndarray, low: float, high: float, of: str) -> 
     return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
 
 
-def _difference(values: np.ndarray, most: float, told: str) -> Image:
+def _difference(values: np.ndarray, most: float, caption: str) -> Image:
     shade = 0.5 + 0.5 * _small(_flat(values), greatest=True) / (most or 1.0)
-    scale = f"its own scale: ±{most:.3g}; {told}" if most else "exactly 0 everywhere"
-    return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {told}", scale)
+    scale = f"its own scale: ±{most:.3g}; {caption}" if most else "exactly 0 everywhere"
+    return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {caption}", scale)
 
 
 def _number(value: float) -> str:
@@ -128,12 +128,12 @@ def _number(value: float) -> str:
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
-    """A plane: the middle slice of a volume."""
+    """A plane as it is; of a volume the middle slice."""
     return values[len(values) // 2] if values.ndim == 3 else values
 
 
 def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
-    """At most ``LARGEST`` pixels a side: the mean of each block, or its number of greatest size."""
+    """Downsample to at most ``LARGEST`` pixels a side, by the mean of each block or its value of greatest size."""
     height, width = planes.shape[-2:]
     f, g = -(-height // LARGEST), -(-width // LARGEST)
     if f == g == 1:
@@ -148,14 +148,14 @@ def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
 
 
 def _coloured(shade: np.ndarray, stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    """Numbers from 0 to 1 as (height, width, 3) bytes."""
+    """Map numbers from 0 to 1 to colours, (height, width, 3) bytes."""
     at = np.linspace(0, 1, len(stops))
     parts = [np.interp(shade.clip(0, 1), at, [stop[c] for stop in stops]) for c in range(3)]
     return np.rint(np.stack(parts, axis=-1)).astype(np.uint8)
 
 
 def png(pixels: np.ndarray) -> str:
-    """A data URI of (height, width, 3) bytes."""
+    """Encode (height, width, 3) bytes as a PNG data URI."""
     height, width, _ = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -167,22 +167,22 @@ def png(pixels: np.ndarray) -> str:
 
 
 def has_photograph(shape: tuple[int, ...] | None) -> bool:
-    """Whether inputs of (channels, height, width) are of a kind for which scikit-learn has a photograph."""
+    """Whether scikit-learn has a photograph for inputs of (channels, height, width)."""
     return shape is not None and len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 8
 
 
 def digit() -> np.ndarray:
-    """The handwritten digit that comes along, (8, 8) from 0 to 1: what the network that ships with the project reads."""
+    """The bundled handwritten digit, (8, 8) from 0 to 1: an input of the network that ships with the project."""
     text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return np.array(rows, dtype=np.float64) / 16
 
 
 def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
-    """A real picture of (channels, height, width), and what it is; None where there is none.
+    """A real image of (channels, height, width) and its description; None without one.
 
-    A single channel of 8 × 8 pixels gets a handwritten digit, three channels the photograph of a flower from scikit-learn's
-    samples, where scikit-learn is there.
+    A single channel of 8 × 8 pixels gets a handwritten digit, three channels scikit-learn's sample photograph of a flower, if
+    scikit-learn is installed.
     """
     if shape == (1, 8, 8):
         return torch.tensor(digit())[None, None].to(dtype), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
@@ -200,7 +200,7 @@ def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor
 
 
 def activations(model: nn.Module, x: Any, convolutions: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Run a network once and keep what each convolution is given first, by path."""
+    """Run a network once and record the first input of each convolution by a forward pre-hook."""
     kept: dict[str, torch.Tensor] = {}
 
     def hook(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the report is told of a layer, and the geometry of a convolution in words."""
+"""The record of one layer of the page, and a convolution's geometry in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from verify.verdict import Verdict
 
 
 class NoPicture(ValueError):
-    """There is none, and why."""
+    """There is no picture; the message says why."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer of the page; what is None is not shown.
+class ReportLayer:
+    """One layer of the page; fields that are None are not shown.
 
     Attributes:
-        name: where it sits in the network; empty if it is all there is.
+        name: its path in the network; empty for a bare layer.
         conv: the convolution.
         mhsa: the attention layer.
-        check: what samples showed.
-        certificate: what holds for all inputs.
-        verdict: the last word on it.
+        check: the comparison on samples.
+        certificate: the bound for all inputs.
+        verdict: the final verdict.
         x: an input of the layer to draw, (1, D_in, *n).
-        no_input: why there is none, where there is none.
-        attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys); one of learned attention, say.
+        no_input: the reason why x is missing.
+        attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys), such as learned attention.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The numbers of a page: each from one certificate or one check, rounded up for the eye, and all of it for whoever compares."""
+"""The numbers of a page, each from one certificate or one check, rounded up to three digits and exact."""
 
 import math
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from verify.argument.certificate import Certificate
 from verify.layers.fields import Geometry, Unreadable
 from verify.layers.reading import output_size
 from verify.oracle import Convolution
-from verify.report.layer import Layer, times
+from verify.report.layer import ReportLayer, times
 from verify.verdict import exactly, from_above
 
 
 @dataclass(frozen=True)
-class Number:
-    """One number.
+class Quantity:
+    """One number of the page.
 
     Attributes:
-        key: what it is, for programs.
-        name: the same for people.
-        text: three digits, never below the number.
-        exact: all of it; empty where there is no such number.
+        key: its name for programs.
+        name: its name for people.
+        text: three digits, rounded up.
+        exact: all digits; empty if there is no such number.
     """
 
     key: str
@@ -29,12 +29,12 @@ class Number:
     exact: str
 
 
-Sentence = tuple[str | Number, ...]
-"""Its parts, in order."""
+Sentence = tuple[str | Quantity, ...]
+"""The parts of a sentence, in order."""
 
 
 def rounded_up(value: float) -> str:
-    """Three digits, never below the number."""
+    """The number to three digits, rounded up."""
     return "∞" if value == math.inf else from_above(value)
 
 
@@ -48,16 +48,16 @@ def claimed(certificate: Certificate) -> str:
     )
 
 
-def numbers_of(layer: Layer) -> list[Number]:
-    """The table of a layer: its certificate's numbers, and what samples showed."""
+def numbers_of(layer: ReportLayer) -> list[Quantity]:
+    """The rows of a layer's table: its certificate's numbers, and the differences on samples."""
     return [*(_certified(layer.certificate) if layer.certificate is not None else ()), *_sampled(layer)]
 
 
-def summary(layer: Layer, numbers: list[Number]) -> Sentence:
-    """What was observed beside what was allowed.
+def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
+    """The observed difference beside the allowed one.
 
-    A bound is what was allowed only where it is proved.  Of a layer that is not the same function, its bound counts the
-    difference too; then rounding is what the claim allows, or what the certificate was to stay within.
+    The bound is what is allowed only where it is proved.  The bound of a layer that is another function includes the difference of
+    the functions; then the claim allows rounding only, or the tolerance of ``within``.
     """
     certificate, verdict = layer.certificate, layer.verdict
     if certificate is None or verdict is None:
@@ -68,16 +68,16 @@ def summary(layer: Layer, numbers: list[Number]) -> Sentence:
         return (observed, " ≤ " if float(observed.exact) <= float(bound.exact) else " > ", bound)
     if certificate.within is not None:
         wanted = float(certificate.within)
-        allowed = Number("allowed", "", rounded_up(wanted), repr(wanted))
+        allowed = Quantity("allowed", "", rounded_up(wanted), repr(wanted))
     else:
-        allowed = Number("allowed", "", known["rounding"].text, known["rounding"].exact)
+        allowed = Quantity("allowed", "", known["rounding"].text, known["rounding"].exact)
     if allowed.text == "∞":
         return (observed, ", no bound")
     return (observed, " > " if float(observed.exact) > float(allowed.exact) else ", allowed ", allowed)
 
 
-def _certified(certificate: Certificate) -> list[Number]:
-    """From the certificate and nowhere else."""
+def _certified(certificate: Certificate) -> list[Quantity]:
+    """The rows from the certificate."""
     parts = (
         ("bound", "bound, for all inputs (greatest of the channels)"),
         ("rounding", "of it, rounding"),
@@ -88,31 +88,31 @@ def _certified(certificate: Certificate) -> list[Number]:
     rows = []
     for key, name in parts:
         value = float(getattr(certificate, key).max(initial=0.0))
-        rows.append(Number(key, name, rounded_up(value), repr(value)))
+        rows.append(Quantity(key, name, rounded_up(value), repr(value)))
     b = float(certificate.input_bound)
-    return [*rows, Number("input_bound", "for inputs |x| up to", exactly(b), repr(b))]
+    return [*rows, Quantity("input_bound", "for inputs |x| up to", exactly(b), repr(b))]
 
 
-def _sampled(layer: Layer) -> list[Number]:
-    """What samples showed; a dash where no output was of that kind."""
+def _sampled(layer: ReportLayer) -> list[Quantity]:
+    """The differences on samples; a dash where no output is of that kind."""
     check = layer.check
     if check is None:
         return []
-    there = _kinds(layer.conv, check.grid)
-    rows = (
-        ("interior", "greatest difference on samples, where no padding is read", there[0]),
-        ("border", "the same, where some is", there[1]),
+    kinds = _kinds(layer.conv, check.grid)
+    named_rows = (
+        ("interior", "greatest difference on samples, where no padding is read", kinds[0]),
+        ("border", "the same, where some is", kinds[1]),
     )
-    found = []
-    for key, name, any_there in rows:
+    rows = []
+    for key, name, any_there in named_rows:
         value = getattr(check, key)
         missing = value == 0 and not any_there
-        found.append(Number(key, name, "–" if missing else rounded_up(value), "" if missing else repr(value)))
-    return found
+        rows.append(Quantity(key, name, "–" if missing else rounded_up(value), "" if missing else repr(value)))
+    return rows
 
 
 def _kinds(conv: Any, grid: tuple[int, ...]) -> tuple[bool, bool]:
-    """Whether on this grid there are outputs that read no padding, and some that read some."""
+    """Whether some outputs on this grid read no padding, and whether some do."""
     try:
         inside = Convolution.read(conv).interior(grid, output_size(Geometry.read(conv), grid))
     except (Unreadable, ValueError):

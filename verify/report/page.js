@@ -98,11 +98,11 @@ function argmax(values) {
   return best;
 }
 
-/** The key that a head's own v aims at from this query, or null if there is none on the grid. */
-function aimedKey(picture, head, query) {
-  const aim = picture.aims[head];
-  if (aim === null) return null;
-  const place = tokenOfQuery(picture, query).map((x, axis) => x + aim.shift[axis]);
+/** The key that a head's own v looks at from this query, or null if there is none on the grid. */
+function centreKey(picture, head, query) {
+  const centre = picture.centres[head];
+  if (centre === null) return null;
+  const place = tokenOfQuery(picture, query).map((x, axis) => x + centre.shift[axis]);
   return place.every((x, axis) => x >= 0 && x < picture.shape[axis]) ? numberOf(picture.shape, place) : null;
 }
 
@@ -114,22 +114,22 @@ function tapAt(picture, query, key) {
   return tap < 0 ? null : tap;
 }
 
-/** How much of a head's attention goes elsewhere, at every stop of the slider; null if it aims at no single key of the grid. */
+/** How much of a head's attention goes elsewhere, at every stop of the slider; null if it looks at no single key of the grid. */
 function leakage(picture, head, query) {
-  const aimed = aimedKey(picture, head, query);
-  if (aimed === null) return null;
+  const target = centreKey(picture, head, query);
+  if (target === null) return null;
   const scores = scoresOf(picture, head, query);
   return picture.factors.map((factor) => {
     const weights = softmax(scores, factor);
     let leaked = 0;
-    for (let key = 0; key < weights.length; key++) if (key !== aimed) leaked += weights[key];
+    for (let key = 0; key < weights.length; key++) if (key !== target) leaked += weights[key];
     return leaked;
   });
 }
 
 /** At every stop of the slider: the greatest leakage of any head from this query, and the greatest bound. */
 function worstLeakage(picture, query) {
-  const leaked = picture.aims.map((_, head) => leakage(picture, head, query)).filter((row) => row !== null);
+  const leaked = picture.centres.map((_, head) => leakage(picture, head, query)).filter((row) => row !== null);
   const bounds = picture.bound_of.map((row) => (row === null ? null : picture.bounds[row]));
   const known = bounds.filter((row) => row !== null);
   return picture.factors.map((_, stop) => ({
@@ -365,7 +365,7 @@ function stopName(picture, stop) {
 class AttentionPicture {
   constructor(host, picture) {
     this.picture = picture;
-    this.heads = picture.aims.length;
+    this.heads = picture.centres.length;
     this.dims = picture.shape.length;
     this.query = picture.queries.map((axis) => Math.floor(axis.length / 2));
     this.stop = picture.own ?? 0;
@@ -391,7 +391,7 @@ class AttentionPicture {
     const panel = element("div", { class: "panel" }, element("figure", {}, this.main, caption));
     if (this.dims === 3) panel.append(this.sliceSelector());
     panel.append(this.readout);
-    if (this.picture.told) panel.append(element("p", { class: "small soft" }, this.picture.told));
+    if (this.picture.caption) panel.append(element("p", { class: "small soft" }, this.picture.caption));
     if (this.picture.factors) panel.append(...this.sharpness());
     return panel;
   }
@@ -416,7 +416,7 @@ class AttentionPicture {
     reset.addEventListener("click", () => { this.slider.value = this.stop = own; this.redraw(); });
     this.leak = element("p", { class: "leak" });
     this.chart = svg("svg", { class: "chart", viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": "leakage against sharpness" });
-    const caption = element("figcaption", {}, "Attention that leaks past the aimed key, from this query (line), and its bound (dashed), as the heads sharpen.");
+    const caption = element("figcaption", {}, "Attention that leaks past the target key, from this query (line), and its bound (dashed), as the heads sharpen.");
     return [
       element("div", { class: "sharpness" }, element("span", {}, "Sharpness ", this.sharp), reset, this.slider),
       element("div", {}, this.leak, element("figure", {}, this.chart, caption)),
@@ -611,8 +611,8 @@ class AttentionPicture {
     maps.forEach((map, head) => this.drawCard(head, map));
     if (picture.kernel) this.drawKernel(this.taps);
     this.drawLegend();
-    this.tell(maps);
-    if (picture.factors) this.tellSharpness();
+    this.describeQuery(maps);
+    if (picture.factors) this.describeSharpness();
   }
 
   drawCard(head, map) {
@@ -624,8 +624,8 @@ class AttentionPicture {
     card.classList.toggle("chosen", head === this.chosen);
     card.setAttribute("aria-checked", head === this.chosen);
     card.tabIndex = head === this.chosen ? 0 : -1;
-    const aim = this.picture.aims[head];
-    const shift = aim ? element("span", { class: "shift" }, `${this.tight ? "" : "τ "}${vector(aim.shift)}`) : "";
+    const centre = this.picture.centres[head];
+    const shift = centre ? element("span", { class: "shift" }, `${this.tight ? "" : "τ "}${vector(centre.shift)}`) : "";
     const lines = [element("b", {}, `${this.tight ? "" : "head "}${head}`), " ", shift, element("br"), percent(map[best], this.picture.bits)];
     if (this.dims === 3) lines.push(`, slice ${slice}`);
     text.replaceChildren(...lines);
@@ -634,7 +634,7 @@ class AttentionPicture {
   }
 
   /** In words: which output asks, from which token, and where the chosen head looks. */
-  tell(maps) {
+  describeQuery(maps) {
     const { picture, query, chosen } = this;
     const map = maps[chosen], best = argmax(map), tap = this.taps[chosen];
     const carried = picture.carried[chosen];
@@ -645,11 +645,11 @@ class AttentionPicture {
       sentence += `. Where it looks depends on the image; it ${matrix}`;
     } else if (tap !== null) sentence += `, and multiplies it by tap ${vector(placeOf(picture.kernel.shape, tap))}, of norm ${short(carried)}`;
     else if (carried !== null && picture.maps) sentence += `. Where it looks depends on the image; it ${matrix}`;
-    else if (carried !== null) sentence += picture.aims[chosen] === null ? `; it aims at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
+    else if (carried !== null) sentence += picture.centres[chosen] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
     this.readout.textContent = `${sentence}.`;
   }
 
-  tellSharpness() {
+  describeSharpness() {
     const { picture, query, stop } = this;
     if (!this.worstAt.has(query.join())) this.worstAt.set(query.join(), worstLeakage(picture, query));
     this.worst = this.worstAt.get(query.join());
@@ -657,13 +657,13 @@ class AttentionPicture {
     const name = stopName(picture, stop);
     this.sharp.textContent = name;
     this.slider.setAttribute("aria-valuetext", name);
-    let text = "No head aims at a single key of the grid from here, so there is no leakage to speak of.";
+    let text = "No head looks at a single key of the grid from here, so there is no leakage to speak of.";
     if (measured !== null) {
       text = `Greatest leakage of a head from this query: ${short(measured)}` + (bound === null ? "; no bound was worked out." : ` ≤ ${shortAbove(bound)}, the bound on any grid.`);
       this.leak.title = `measured ${measured}` + (bound === null ? "" : `, bound ${bound}`);
     }
-    const off = picture.aims.filter((_, head) => aimedKey(picture, head, query) === null).length;
-    if (off && measured !== null) text += ` ${off === 1 ? "1 head aims" : `${off} heads aim`} at no single key of this grid.`;
+    const off = picture.centres.filter((_, head) => centreKey(picture, head, query) === null).length;
+    if (off && measured !== null) text += ` ${off === 1 ? "1 head looks" : `${off} heads look`} at no single key of this grid.`;
     this.leak.textContent = text;
     drawChart(this.chart, picture, this.worst, stop);
   }

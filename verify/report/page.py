@@ -1,4 +1,4 @@
-"""The page itself: every number from one certificate, every name as text, nothing from elsewhere."""
+"""Rendering of the HTML page by jinja2: self-contained, with every name escaped as text."""
 
 import base64
 import hashlib
@@ -15,20 +15,20 @@ import torch
 from verify.argument.certificate import Certificate
 from verify.layers.fields import Geometry
 from verify.report.attention import picture
-from verify.report.given import MOST_GIVEN
+from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import Strip, strip
-from verify.report.layer import Layer, NoPicture, in_words
+from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
 from verify.verdict import exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
-"""What every page of ours has near its beginning."""
+"""Near the start of every page of this project."""
 MOST_PICTURES = 400_000
-"""Characters of attention data; the layers after that are listed with their numbers alone."""
+"""Characters of attention data; layers beyond that show their numbers alone."""
 MOST_IMAGES = 350_000
 """Characters of drawn activations."""
 MOST_ARGUMENTS = 60
-"""Layers whose argument is printed step by step; the certificate file has them all."""
+"""Layers whose argument is printed step by step; the certificate file has all."""
 
 FULL = "the layers above fill the page"
 
@@ -42,37 +42,37 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page says besides its layers.
+    """The content of a page besides its layers.
 
     Attributes:
-        title: its heading.
-        lede: the sentence below.
+        title: the heading.
+        lede: the paragraph below it.
         network: sentences on the network as a whole.
-        input_told: what the drawn input is.
+        input_caption: a description of the drawn input.
         recheck: the command that rechecks the certificates.
-        hindered: why there is none.
-        notes: anything else.
+        hindered: the reasons why there is no such command.
+        notes: further remarks.
     """
 
     title: str
     lede: str = ""
     network: tuple[Sentence, ...] = ()
-    input_told: str = ""
+    input_caption: str = ""
     recheck: str | None = None
     hindered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def page(layers: Sequence[Layer], facts: Facts) -> bytes:
+def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     """One self-contained HTML document in UTF-8.
 
     Args:
-        layers: in the order in which they are to stand.
+        layers: in page order.
         facts: the rest.
 
     Raises:
-        ImportError: jinja2 is not there.
-        ValueError: attention that was given is not made of probabilities.
+        ImportError: jinja2 is missing.
+        ValueError: given attention is no probabilities.
     """
     template = _template()
     views, pictures, limits = _views(layers)
@@ -87,7 +87,7 @@ def page(layers: Sequence[Layer], facts: Facts) -> bytes:
         title=facts.title,
         lede=facts.lede,
         network=facts.network,
-        input_told=facts.input_told,
+        input_caption=facts.input_caption,
         recheck=facts.recheck,
         hindered=facts.hindered,
         notes=facts.notes,
@@ -109,16 +109,16 @@ def page(layers: Sequence[Layer], facts: Facts) -> bytes:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is an earlier page of ours, so that it may be replaced."""
+    """Whether a file is a page of this project, which may be replaced."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
 
 def require_jinja2() -> Any:
-    """The module, or one line that says what to do.
+    """Import jinja2.
 
     Raises:
-        ImportError: it is not there.
+        ImportError: jinja2 is missing; one line says how to install it.
     """
     try:
         import jinja2
@@ -130,13 +130,13 @@ def require_jinja2() -> Any:
 
 
 def in_script(value: Any) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element, or a line of an old script."""
+    """JSON escaped for a script element: it cannot end the element or a line of an old script."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)  # U+2028 and U+2029 escaped too
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
 def plain(text: Any) -> Any:
-    """Text with everything that does not print as itself written out: names of layers and files may be anything."""
+    """Text with unprintable characters escaped; names of layers and files may be anything."""
     if type(text) is not str or text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -155,31 +155,31 @@ def _part(name: str) -> str:
 
 
 def _safe(text: str) -> Any:
-    """Our own text, not escaped again."""
+    """Mark trusted text, so that jinja2 does not escape it."""
     return require_jinja2().utils.markupsafe.Markup(text)
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy names an inline element by: no other script of this page is run."""
+    """The digest by which the Content-Security-Policy allows an inline element."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _views(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[int, Any], list[str]]:
-    """What the template needs of every layer, the data of the pictures, and what was left out."""
+def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[int, Any], list[str]]:
+    """The template's data of every layer, the data of the pictures, and remarks on what was left out."""
     views, pictures = [], {}
-    drawn, images, left = 0, 0, Counter()
+    drawn, images, omitted = 0, 0, Counter()
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
         why_not, shown, no_strip = "", None, ""
-        # Attention that somebody gave is what the page was made for, however large.
+        # The page is made for given attention, so it is drawn however large.
         if drawn >= MOST_PICTURES and layer.attention is None:
             why_not = FULL
-            left["pictures of attention"] += 1
+            omitted["pictures of attention"] += 1
         else:
             try:
-                found = picture(layer, share)
-                drawn += len(in_script(found)) if layer.attention is None else 0
-                pictures[index] = found
+                data = picture(layer, share)
+                drawn += len(in_script(data)) if layer.attention is None else 0
+                pictures[index] = data
             except NoPicture as reason:
                 why_not = str(reason)
         if images < MOST_IMAGES or layer.x is None:
@@ -190,17 +190,17 @@ def _views(layers: Sequence[Layer]) -> tuple[list[dict[str, Any]], dict[int, Any
                 no_strip = str(reason)
         else:
             no_strip = FULL
-            left["outputs side by side"] += 1
+            omitted["outputs side by side"] += 1
         if index >= MOST_ARGUMENTS and layer.certificate is not None:
-            left["the argument step by step"] += 1
+            omitted["the argument step by step"] += 1
         views.append(_view(index, layer, shown) | {"why_not": why_not, "no_strip": no_strip})
-    limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in left.items()]
+    limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in omitted.items()]
     if len(layers) > 1:
         limits.insert(0, "Open a layer to see its heads.")
     return views, pictures, limits
 
 
-def _view(index: int, layer: Layer, shown: Strip | None) -> dict[str, Any]:
+def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]:
     certificate, conv, verdict = layer.certificate, layer.conv, layer.verdict
     heads, alpha = "", None
     if layer.mhsa is not None:
@@ -230,7 +230,7 @@ def _view(index: int, layer: Layer, shown: Strip | None) -> dict[str, Any]:
 
 
 def _alpha(value: float) -> str | None:
-    """The sharpness of the softest head; a head whose score has no maximum has none."""
+    """The sharpness of the softest head as text; None for a score without a maximum."""
     if not value > 0:
         return None
     text = exactly(value)
@@ -238,6 +238,6 @@ def _alpha(value: float) -> str | None:
 
 
 def _common(certificates: Iterable[Certificate]) -> list[str]:
-    """The assumptions that all certificates make, in the order of the first."""
-    found = [certificate.assumptions for certificate in certificates]
-    return [a for a in found[0] if all(a in other for other in found)] if found else []
+    """The assumptions that all certificates share, in the order of the first."""
+    assumptions = [certificate.assumptions for certificate in certificates]
+    return [a for a in assumptions[0] if all(a in other for other in assumptions)] if assumptions else []

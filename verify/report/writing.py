@@ -1,4 +1,4 @@
-"""``verify.write_report``: the page of a convolution or a network, from the modules themselves."""
+"""``verify.write_report``: check and certify the layers of two networks, and write the page."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,12 @@ from verify.argument.documents import _replace
 from verify.argument.verdicts import certify_layer, combined
 from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
 from verify.report.images import activations, has_photograph, photograph
-from verify.report.layer import Layer
+from verify.report.layer import ReportLayer
 from verify.report.page import Facts, page
 from verify.samples.sampling import check_call, evaluating, generated_inputs
 
 MOST_DRAWN = 40
-"""Layers whose input is kept to be drawn; the pictures of more would not fit on a page."""
+"""The most layers whose inputs are kept for drawing; more images would not fit on a page."""
 LEDE = (
     "Below, each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
     "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks. Whether "
@@ -40,35 +40,41 @@ def write_report(
     attention: Mapping[str, Any] | None = None,
     title: str = "Convolutions as attention",
 ) -> None:
-    """Write one self-contained HTML page that shows what every head looks at, beside what is proved of the layers.
+    """Write one self-contained HTML page with the attention of every head and what is proved of each layer.
 
     Args:
-        path: of the page; whatever stood there is replaced in one step or not touched.
+        path: of the page; an earlier file is replaced atomically.
         original: a convolution, or a network with convolutions.
         converted: its attention layer, or the network that ``construct.convert`` made of it.
-        x: an input of ``original``, batched, to check and to draw; by default every layer gets inputs of its own.
-        certificates: what ``verify.certify`` gave: by the path of the layer, or one for a bare layer.  A layer without one is
-            certified here.
-        attention: learned attention to show, by name: probabilities (heads, *positions, *positions).  For the path of a layer
-            they are shown in place of its own; other names are added.
+        x: a batched input of ``original`` to check and to draw; by default every layer gets inputs of its own.
+        certificates: of ``verify.certify``, by layer path, or one for a bare layer.  Layers without one are certified here.
+        attention: probabilities (heads, *positions, *positions) of learned attention, by name.  A layer path replaces that layer's
+            own attention; other names are added.
         title: of the page.
 
     Raises:
-        ImportError: jinja2 is not there.
-        TypeError: an argument is of another kind than it says above.
-        ValueError: the two networks do not belong together, a certificate is of another layer, ``x`` is no input of the
-            network, or the attention is not made of probabilities.
+        ImportError: jinja2 is missing.
+        TypeError: an argument has another type than above.
+        ValueError: the networks do not belong together, a certificate is of another layer, ``x`` is no input of the network, or
+            the attention is no probabilities.
         OSError: the file cannot be written.
+
+    >>> import construct, pathlib, tempfile, torch, verify
+    >>> conv = torch.nn.Conv2d(1, 2, kernel_size=3, padding=1)
+    >>> path = tempfile.mkdtemp() + "/page.html"
+    >>> verify.write_report(path, conv, construct.conv_to_mhsa(conv), torch.randn(1, 1, 8, 8))
+    >>> "PROVED" in pathlib.Path(path).read_text(encoding="utf-8")
+    True
     """
     models(original, converted)
     batch(x)
     arrays = probabilities_by_name(attention)
-    layers: list[Layer] = []
-    told = ""
+    layers: list[ReportLayer] = []
+    input_caption = ""
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
         known = certificates_by_path(certificates, pairs)
-        inputs, told = _inputs(original, {name: conv for name, (conv, _) in pairs.items()}, x)
+        inputs, input_caption = _inputs(original, {name: conv for name, (conv, _) in pairs.items()}, x)
         missing = why_no_input(pairs, inputs)
         for name, (conv, mhsa) in pairs.items():
             try:
@@ -78,15 +84,15 @@ def write_report(
                 raise ValueError(f"write_report: layer {name or 'the model'!r}: {error}") from error
     else:
         certificates_by_path(certificates, {})
-    layers += [Layer(name, attention=array) for name, array in arrays.items()]
+    layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
     lede = LEDE if original is not None else "Attention as it was given, head by head."
-    _replace(Path(path), page(layers, Facts(title, lede, input_told=told)))
+    _replace(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
-    """Every attention layer and the convolution in whose place it is."""
+    """Every attention layer with the convolution that it replaces, by path."""
     before = dict(original.named_modules(remove_duplicate=False))
     pairs = {}
     for name, mhsa in converted.named_modules(remove_duplicate=False):
@@ -104,10 +110,9 @@ def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Modu
 def pictured(
     original: nn.Module, convolutions: Mapping[str, Any], x: Any, size: tuple[int, ...] | None = None
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """An input to draw for each layer, and what they are.
+    """An input to draw for each layer, and a caption.
 
-    A network is run once: on a photograph if its inputs are of that kind, else on ``x``.  Without ``x`` every layer gets seeded
-    inputs of its own.
+    The network is run once: on a photograph if it takes one, else on ``x``.  Without ``x`` every layer gets seeded random inputs.
 
     Args:
         original: the network.
@@ -122,12 +127,12 @@ def pictured(
         return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
     wanting = has_photograph(size)
     if x is not None:
-        found, told = (
+        inputs, caption = (
             activations(original, x, convolutions),
             "What reaches this layer from the first input of the check.",
         )
     else:
-        found, told = (
+        inputs, caption = (
             {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()},
             "The input is random.",
         )
@@ -138,11 +143,11 @@ def pictured(
             if own is not None:
                 return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
             wanting = has_photograph(shape)
-    return found, f"{told} Install scikit-learn for a real picture." if wanting else told
+    return inputs, f"{caption} Install scikit-learn for a real picture." if wanting else caption
 
 
 def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Why some layers have no input to draw, by path."""
+    """The reasons why layers have no input to draw, by path."""
     return {
         name: f"only the inputs of the first {MOST_DRAWN} layers are kept"
         if index >= MOST_DRAWN
@@ -163,8 +168,8 @@ def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> 
 
 def _judged(
     name: str, conv: nn.Module, mhsa: MHSA, x: Any, certificate: Certificate | None, attention: np.ndarray | None
-) -> Layer:
-    """Check a layer on one input, and certify it if that was not done."""
+) -> ReportLayer:
+    """Check a layer on one input, and certify it unless a certificate is given."""
     sample = generated_inputs(conv, 1, 0) if x is None else x
     with evaluating(conv, mhsa):
         check = check_call(conv, mhsa, sample, "one input of the report")
@@ -172,4 +177,4 @@ def _judged(
             certificate, verdict = certify_layer(conv, mhsa, check)
         else:
             verdict = combined(certificate, check)
-    return Layer(name, conv, mhsa, check, certificate, verdict, x, attention)
+    return ReportLayer(name, conv, mhsa, check, certificate, verdict, x, attention)

@@ -4,9 +4,9 @@ The function mode sees the functions of torch that Python code calls (``F.relu``
 an ``autograd.Function``, code that disables function modes) the dispatch mode sees as operators.  A convolution and the attention
 layer in its place are one call each, named by their path, whatever they do inside.
 
-Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded numbers.
-What neither mode sees is listed: another thread, memory shared with numpy or through DLPack, Python code that a call is given or that an
-operator, a hook or a class of tensors runs inside one.
+Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
+numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy or
+through DLPack, Python code that a call is given or that an operator, a hook or a class of tensors runs inside one.
 """
 
 import dataclasses

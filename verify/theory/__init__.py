@@ -1,1 +1,1 @@
-"""The mathematics, judged: symbolic proofs and the claims of the literature."""
+"""Symbolic proofs of the theorem by sympy, and verdicts on the claims of the literature."""

@@ -1,1 +1,1 @@
-"""The claims of the paper, the talk and the blog, each judged by what a run computes."""
+"""The claims of the paper, the talk and the blog, each with checks that decide it."""

@@ -1,6 +1,6 @@
-"""Every claim of the paper, the talk and the blog in one table, each judged as it is printed, by what this run computes.
+"""``verify.claims``: the table of all claims of the paper, the talk and the blog, judged as printed.
 
-The evidence is in ``claims_*.py``; how a verdict comes out of it is in :mod:`verify.theory.literature.judgement`.
+The evidence is in ``claims_*.py``, the rules of a verdict in :mod:`verify.theory.literature.judgement`.
 """
 
 import textwrap
@@ -36,16 +36,16 @@ ALL: tuple[Claim, ...] = (
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and how this run judges it.
+    """A claim with the verdict of this run.
 
     Attributes:
-        number: its place in the table, from 1.
+        number: its row in the table, from 1.
         id: a short name.
         wording: the statement, in our own words.
         source: who makes it and where.
-        verdict: PROVED, REFUTED, "an experiment" (nothing here decides it), or UNDECIDED if a check of the evidence fails.
-        evidence: what the checks found, with the numbers of this run.
-        correction: where the claim is refuted as printed, what is true instead, with its own verdict and evidence.
+        verdict: PROVED, REFUTED, "an experiment" (nothing here decides it), or UNDECIDED if a check fails.
+        evidence: the findings of the checks, with the numbers of this run.
+        correction: of a claim that is refuted as printed, the true statement with its own verdict and evidence.
     """
 
     number: int
@@ -89,15 +89,15 @@ class ClaimTable(Sequence[JudgedClaim]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims have each verdict."""
-        found = Counter(row.verdict for row in self.rows)
-        return {verdict: found[verdict] for verdict in (PROVED, REFUTED, EXPERIMENT, UNDECIDED)}
+        """The number of claims with each verdict."""
+        counter = Counter(row.verdict for row in self.rows)
+        return {verdict: counter[verdict] for verdict in (PROVED, REFUTED, EXPERIMENT, UNDECIDED)}
 
     @property
     def good(self) -> bool:
-        """Nothing is UNDECIDED, corrections included."""
+        """Whether nothing is UNDECIDED, corrections included."""
         corrections = (row.correction for row in self.rows if row.correction is not None)
-        return not self.counts[UNDECIDED] and all(one.verdict == PROVED for one in corrections)
+        return not self.counts[UNDECIDED] and all(correction.verdict == PROVED for correction in corrections)
 
     @property
     def summary(self) -> str:
@@ -110,13 +110,13 @@ class ClaimTable(Sequence[JudgedClaim]):
         return "\n\n".join([*map(str, self.rows), self.summary])
 
     def markdown(self) -> str:
-        """The table in Markdown: what docs/claims.md shows."""
+        """The table in Markdown, as in docs/claims.md."""
         lines = ["| | claim | source | as printed | evidence |", "|---|---|---|---|---|"]
         for row in self.rows:
             evidence = row.evidence
             if row.correction is not None:
-                one = row.correction
-                evidence += f"<br>**Instead, {one.verdict}:** {one.statement}.<br>{one.evidence}"
+                correction = row.correction
+                evidence += f"<br>**Instead, {correction.verdict}:** {correction.statement}.<br>{correction.evidence}"
             cells = (str(row.number), row.wording, row.source, row.verdict, evidence)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         return "\n".join([*lines, "", self.summary + "."])
@@ -129,25 +129,29 @@ def claims(only: Iterable[str] | None = None) -> ClaimTable:
         only: the ids of the claims to judge; all by default.
 
     Returns:
-        The table.  Every verdict is computed by this call; where a claim is refuted as printed, the row says what is true.
+        The table.  This call computes every verdict; the row of a refuted claim also has the corrected statement.
 
     Raises:
-        ValueError: there is no claim of such an id.
+        ValueError: there is no claim with that id.
+
+    >>> import verify
+    >>> [(row.id, row.verdict) for row in verify.claims(only=["even-kernel"])]
+    [('even-kernel', 'REFUTED')]
     """
     wanted = None if only is None else set(only)
-    unknown = (wanted or set()) - {one.id for one in ALL}
+    unknown = (wanted or set()) - {claim.id for claim in ALL}
     if unknown:
-        raise ValueError(f"no claim {', '.join(sorted(unknown))}; there are {', '.join(one.id for one in ALL)}")
+        raise ValueError(f"no claim {', '.join(sorted(unknown))}; there are {', '.join(claim.id for claim in ALL)}")
     rows = []
-    for number, one in enumerate(ALL, 1):
-        if wanted is None or one.id in wanted:
-            judgement = one.judge()
+    for number, claim in enumerate(ALL, 1):
+        if wanted is None or claim.id in wanted:
+            judgement = claim.judge()
             rows.append(
                 JudgedClaim(
                     number,
-                    one.id,
-                    one.wording,
-                    one.source,
+                    claim.id,
+                    claim.wording,
+                    claim.source,
                     judgement.verdict,
                     judgement.evidence,
                     judgement.correction,

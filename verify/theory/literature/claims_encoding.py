@@ -1,12 +1,13 @@
-"""Which positional encodings will do: how many components, relative or absolute, how wide the keys, and which shifts there are."""
+"""Claims on positional encodings: their dimension, relative or absolute, the key dimension, and the set of shifts."""
 
 from fractions import Fraction
 
 import numpy as np
 import torch
 
-from verify.theory.literature import literal
+from verify.theory.literature import equations
 from verify.theory.literature.claims_theorem import certified, reads_the_same
+from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import (
     Check,
     Correction,
@@ -18,10 +19,9 @@ from verify.theory.literature.judgement import (
     proved,
     refuted,
 )
-from verify.theory.literature.literal import Setting, Vector
 from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
-from verify.theory.symbolic.proof import Step, identity
+from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proofs_scores import integers, minus, plus, score
 
 PLANE, SPACE = Setting((3, 3), (4, 5), (1, 1)), Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
@@ -50,7 +50,7 @@ def three_sufficient() -> Judgement:
     "In two dimensions the encoding needs at least three components.",
 )
 def three_necessary() -> Judgement:
-    """Two will do in any dimension, the shifts being numbered; one will not, unless heads may spread."""
+    """Two components are enough in any dimension (shifts are numbered); one is not, unless heads spread their attention."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, radix=proof_positions.radix_for((8, 8)))
     return refuted(
@@ -64,8 +64,8 @@ def three_necessary() -> Judgement:
 def _parabola_reads_the_same(setting: Setting) -> Check:
     radix = proof_positions.radix_for(setting.padded)
     scores = [proof_positions.parabola_scores(setting.queries, setting.keys, tau, radix) for tau in setting.shifts]
-    check = reads_the_same(setting, heads=[literal.sharp(score) for score in scores])
-    return Check(f"D_p = 2: {check.told}", check.holds)
+    check = reads_the_same(setting, heads=[equations.sharp(score) for score in scores])
+    return Check(f"D_p = 2: {check.finding}", check.holds)
 
 
 def _two_is_enough() -> Correction:
@@ -87,20 +87,20 @@ def _one_component_spread() -> list[Check]:
     """
     nine, three = (_spread_weights(taps) for taps in (9, 3))
     line = Setting((3,), (6,), (1,))
-    hits = literal.given_heads(line, line.shifts)
+    hits = equations.given_heads(line, line.shifts)
     heads = [sum((share * hit for share, hit in zip(row, hits, strict=True)), start=0 * hits[0]) for row in three]
-    weight, x = literal.integers(5, 2, 2, 3), literal.integers(6, 2, 6)
-    taps = np.array(literal.tap_matrices(weight)).reshape(3, -1)
-    values = literal.solve(three.T, taps).reshape(3, 2, 2)
+    weight, x = equations.integers(5, 2, 2, 3), equations.integers(6, 2, 6)
+    taps = np.array(equations.tap_matrices(weight)).reshape(3, -1)
+    values = equations.solve(three.T, taps).reshape(3, 2, 2)
     wanted = line.convolution(weight)(x[None]).reshape(2, -1).T
-    differing = int(np.not_equal(literal.mix(heads, line.tokens(x), list(values)), wanted).sum())
+    differing = int(np.not_equal(equations.mix(heads, line.tokens(x), list(values)), wanted).sum())
     r = np.where(sum(hits) == 1, sum(number * hit for number, hit in enumerate(hits)), -2000.0)
-    soft = [literal.softmax(np.log(2.0 + head) * r) for head in range(3)]
-    error = np.abs(literal.mix(soft, line.tokens(x).astype(float), list(values.astype(float))) - wanted.astype(float))
+    soft = [equations.softmax(np.log(2.0 + head) * r) for head in range(3)]
+    error = np.abs(equations.mix(soft, line.tokens(x).astype(float), list(values.astype(float))) - wanted.astype(float))
     return [
         Check(
-            f"D_p = 1 with spread heads: the limits of their weights, 9 heads on 9 taps, have rank {literal.rank(nine)}",
-            literal.rank(nine) == 9,
+            f"D_p = 1 with spread heads: the limits of their weights, 9 heads on 9 taps, have rank {equations.rank(nine)}",
+            equations.rank(nine) == 9,
         ),
         Check(
             f"with 3 heads, {differing} of {wanted.size} outputs differ from an integer convolution of 3 taps, in fractions; "
@@ -122,7 +122,7 @@ def _spread_weights(taps: int) -> np.ndarray:
     "An encoding of the relative position alone, k − q, is enough to express convolution.",
 )
 def relative_sufficient() -> Judgement:
-    """The scores are functions of δ and nothing else, and yet reach every tap."""
+    """The scores depend on δ alone, and the heads reach every tap."""
     keys = PLANE.keys
     by_shift: dict[Vector, set[int]] = {}
     scores = proof_positions.quadratic_scores(keys, keys, (1, -1))
@@ -137,7 +137,7 @@ def relative_sufficient() -> Judgement:
     )
 
 
-def unmoved_steps() -> list[Step]:
+def unmoved_steps() -> list[ProofStep]:
     """Query and key both moved by s, in one, two and three dimensions."""
     pairs = []
     for dims in (1, 2, 3):
@@ -156,9 +156,9 @@ def relative_necessary() -> Judgement:
     queries, keys, shifts = PLANE.queries, PLANE.keys, PLANE.shifts
     scores = [proof_positions.absolute_scores(queries, keys, tau) for tau in shifts]
     features = proof_positions.absolute_features(queries, keys, shifts[0])[0].shape[1]
-    check = reads_the_same(PLANE, heads=[literal.sharp(score) for score in scores])
+    check = reads_the_same(PLANE, heads=[equations.sharp(score) for score in scores])
     return refuted(
-        Check(f"absolute positions, {features} features: {check.told}", check.holds and features == 3),
+        Check(f"absolute positions, {features} features: {check.finding}", check.holds and features == 3),
         _stock_attention(),
         instead=corrected(
             "either will do: an absolute encoding of d + 1 features gives the very softmax of Lemma 2",
@@ -168,11 +168,11 @@ def relative_necessary() -> Judgement:
 
 
 def _stock_attention() -> Check:
-    """``scaled_dot_product_attention`` on the features, with no bias on the scores: integers, so that it must be exact."""
-    weight, x = literal.integers(1, 3, 2, 3, 3), literal.integers(2, 2, 4, 5)
+    """``scaled_dot_product_attention`` on the features without a score bias, on integers, so exactly."""
+    weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
     tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
     total = torch.zeros(len(PLANE.queries), 3)
-    for tau, tap in zip(PLANE.shifts, literal.tap_matrices(weight), strict=True):
+    for tau, tap in zip(PLANE.shifts, equations.tap_matrices(weight), strict=True):
         pair = proof_positions.absolute_features(PLANE.queries, PLANE.keys, tau, alpha=1024)
         query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
         attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
@@ -190,12 +190,12 @@ def _stock_attention() -> Check:
     "The keys must be at least as wide as the positional encoding.",
 )
 def key_width() -> Judgement:
-    """One number is enough: the head's vector goes into its key matrix."""
+    """D_k = 1 is enough: the head's vector moves into its key matrix."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, key_dim=1)
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
     computes = certified(conv, layer, (6, 5), "it computes a 3×3 convolution")
-    directions = literal.rank([proof_positions.head_vector(tau, 1.0) for tau in PLANE.shifts])
+    directions = equations.rank([proof_positions.head_vector(tau, 1.0) for tau in PLANE.shifts])
     return refuted(
         Check(f"a layer with D_k = {key_dim} and D_p = {pos_dim}", (key_dim, pos_dim) == (1, 3)),
         computes,
@@ -217,12 +217,12 @@ def even_kernel() -> Judgement:
     """For even K it has (K + 1)²."""
     counts = {k: len(printed_shifts(k, 2)) for k in (2, 3, 4, 5)}
     wrong = [k for k, count in counts.items() if count != k**2]
-    told = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
+    sizes = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
     lopsided = [Setting((k, k), (5, 5)) for k in (2, 4)]
     sets = {k: len(set(Setting((k, k), (k, k)).shifts)) for k in counts}
     odd = [k for k in (3, 5) if printed_shifts(k, 2) == set(Setting((k, k), (k, k)).shifts)]
     return refuted(
-        Check(f"the printed set has {told}; K² fails for K = {wrong}", wrong == [2, 4]),
+        Check(f"the printed set has {sizes}; K² fails for K = {wrong}", wrong == [2, 4]),
         instead=corrected(
             "{−⌊(K−1)/2⌋, …, ⌊K/2⌋}^d: the same set for odd K, and K^d shifts for every K",
             Check(f"its size is {sets}", all(count == k**2 for k, count in sets.items())),
@@ -246,12 +246,12 @@ def printed_shifts(k: int, dims: int) -> set[Vector]:
     learned vectors put in place of absolute positions.""",
 )
 def four_terms() -> Judgement:
-    """Symbolically; and the layer with all four terms switched on, against Eq. 6 written out."""
+    """Symbolically; and the layer with all four terms against Eq. 6 written out."""
     layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = layer.attention_probabilities(x)[0].detach().numpy()
-    wanted = np.array([literal.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)])
-    error = float(np.abs(found - wanted).max())
-    content = float(np.abs(found - layer.attention_probabilities(-x)[0].detach().numpy()).max())
+    attention = layer.attention_probabilities(x)[0].detach().numpy()
+    wanted = np.array([equations.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)])
+    error = float(np.abs(attention - wanted).max())
+    content = float(np.abs(attention - layer.attention_probabilities(-x)[0].detach().numpy()).max())
     return proved(
         by_proof(lemmas.prove_relative_from_absolute),
         Check(f"the layer's attention is within {error:.0e} of Eq. 6 written out, all terms on", error < 1e-12),

@@ -1,4 +1,4 @@
-"""How sharp a head is: what α does at a finite value, and the threshold that was printed for float32."""
+"""Claims on the sharpness α: its effect at finite values, and the printed threshold for float32."""
 
 import math
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from verify.rounding.leakage import leakage_on_lattice
-from verify.theory.literature import literal
+from verify.theory.literature import equations
 from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import proof_positions, proofs_lemma2
-from verify.theory.symbolic.proof import Step, identity
+from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
 
@@ -38,7 +38,7 @@ def _window() -> np.ndarray:
 def centre_and_width() -> Judgement:
     """Symbolically for any real τ; and read back from the softmax."""
 
-    def steps() -> list[Step]:
+    def steps() -> list[ProofStep]:
         delta, other, tau = (reals(name, 2) for name in ("delta", "epsilon", "tau"))
         exponent = -symbolic_alpha * (norm2(minus(delta, tau)) - norm2(minus(other, tau)))
         return [
@@ -46,7 +46,7 @@ def centre_and_width() -> Judgement:
         ]
 
     tau, alpha = (0.3, -1.2), 0.7
-    weights = literal.softmax(middle_row(tau, alpha).astype(float))
+    weights = equations.softmax(middle_row(tau, alpha).astype(float))
     shifts = proof_positions.positions((SIDE, SIDE)).astype(float) - SIDE // 2
     gaussian = np.exp(-alpha * ((shifts - tau) ** 2).sum(axis=1))
     worst = float(np.abs(weights * gaussian.sum() / gaussian - 1).max())
@@ -65,9 +65,9 @@ def exponential_decay() -> Judgement:
     """Symbolically; and the leaked weight enclosed in intervals, over e^{−α}."""
     checks = []
     for alpha in (8, 16, 32):
-        weights = literal.enclosed_softmax(middle_row((0, 0), alpha, side=5))
-        others = sum(sorted(weights, key=lambda weight: weight.a)[:-1], start=literal.iv.mpf(0))
-        leaked, bound = float((others / literal.iv.exp(-alpha)).b), leakage_on_lattice(alpha, 2) / math.exp(-alpha)
+        weights = equations.enclosed_softmax(middle_row((0, 0), alpha, side=5))
+        others = sum(sorted(weights, key=lambda weight: weight.a)[:-1], start=equations.iv.mpf(0))
+        leaked, bound = float((others / equations.iv.exp(-alpha)).b), leakage_on_lattice(alpha, 2) / math.exp(-alpha)
         holds = abs(leaked - 4) < 0.02 and leaked <= bound * (1 + 1e-9)
         checks.append(Check(f"α = {alpha}: {leaked:.4f}·e^−α leaks in 2-D, bound {bound:.4f}·e^−α", holds))
     return proved(
@@ -82,7 +82,7 @@ def exponential_decay() -> Judgement:
     "In float32, α = 46 already gives hard attention, since the smallest positive number is about 10^−45.",
 )
 def alpha_46() -> Judgement:
-    """At 46 the neighbour's weight is far from the smallest number: it leaks, and the layer shows it."""
+    """At α = 46 the neighbour's weight is far above the smallest number, and the layer leaks."""
     single = torch.finfo(torch.float32)
     smallest = single.tiny * single.eps
     weight = neighbour(46)
@@ -118,7 +118,7 @@ def neighbour(alpha: float) -> float:
 
 
 def leaked_from_a_bright_pixel(alpha: float) -> float:
-    """What the float32 layer of the identity kernel gives beside a single pixel of 1e30."""
+    """The output of the identity kernel's float32 layer beside a single pixel of 1e30."""
     conv = small_convolution((1, 1), (3, 3), padding=1, bias=False)
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1e30
@@ -134,14 +134,14 @@ def leaked_from_a_bright_pixel(alpha: float) -> float:
     "The softmax of a head is normalised by a sum over the shifts of the kernel.",
 )
 def lemma_2_sum() -> Judgement:
-    """It is normalised over all keys; with the sum over the kernel's shifts alone the weights add up to more than 1."""
+    """The sum runs over all keys; over the kernel's shifts alone the weights would add up to more than 1."""
     tau, alpha, inside = (1, 1), 1, _window()
-    weights = literal.softmax(middle_row(tau, alpha).astype(float))
+    weights = equations.softmax(middle_row(tau, alpha).astype(float))
     total, kernel = float(weights.sum()), float(weights[inside].sum())
-    limits = [literal.sharp(row) for row in (middle_row(tau, 1), middle_row(tau, 1)[inside])]
+    limits = [equations.sharp(row) for row in (middle_row(tau, 1), middle_row(tau, 1)[inside])]
     at_target = [int(limit.max()) for limit in limits]
     bounds = [1 / (1 - leakage_on_lattice(a, 2)) for a in (1, 4)]
-    sums = [float(1 / literal.softmax(middle_row((0, 0), a).astype(float)).max()) for a in (1, 4)]
+    sums = [float(1 / equations.softmax(middle_row((0, 0), a).astype(float)).max()) for a in (1, 4)]
     return refuted(
         Check(f"over all {SIDE * SIDE} keys the layer's weights add up to {total:.6f}", abs(total - 1) < 1e-12),
         Check(

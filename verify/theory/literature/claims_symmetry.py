@@ -1,4 +1,4 @@
-"""Permutations, translations, and the algebra of convolution: which symmetries hold, and where they stop."""
+"""Claims on permutations, translations and the algebra of convolution."""
 
 from itertools import permutations
 from typing import Any
@@ -8,13 +8,13 @@ import sympy
 import torch
 
 from verify.oracle import Convolution
-from verify.theory.literature import literal
+from verify.theory.literature import equations
 from verify.theory.literature.claims_encoding import unmoved_steps
+from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
-from verify.theory.literature.literal import Setting, Vector
 from verify.theory.literature.torch_layers import pointwise_layer
 from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic.proof import Step
+from verify.theory.symbolic.proof import ProofStep
 from verify.theory.symbolic.proof_algebra import linear
 
 RING = (4, 5)
@@ -50,7 +50,7 @@ def content_attention(x: np.ndarray) -> np.ndarray:
 
 
 def _largest_move(layer: Any) -> float:
-    """How far the layer is from commuting, over 20 permutations of 7 tokens."""
+    """The greatest failure to commute with 20 permutations of 7 tokens."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 2, 7, generator=generator, dtype=torch.float64)
     worst = 0.0
@@ -67,7 +67,7 @@ def _largest_move(layer: Any) -> float:
     "Without positions, self-attention gives the same output however the tokens are shuffled.",
 )
 def permutation_invariance() -> Judgement:
-    """The output is shuffled as well: equivariance, not invariance."""
+    """The output is permuted too: equivariance, not invariance."""
     layer, order = pointwise_layer(positions=False), torch.tensor([3, 1, 6, 0, 5, 2, 4])
     x = torch.randn(1, 2, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
@@ -89,13 +89,13 @@ def permutation_invariance() -> Judgement:
     "With a relative encoding, self-attention on an unbounded (or wrapped) grid commutes with translations.",
 )
 def translation_equivariance() -> Judgement:
-    """The score does not change when query and key move together, so at every α the attention does not either."""
+    """The score is unchanged when query and key move together, so the attention is too, at every α."""
     tau, positions = (1, -1), proof_positions.positions(RING)
     scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in positions])
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
     count = len(moved) * scores.size
-    attention, x = literal.softmax(scores.astype(float)), literal.integers(3, 2, *RING).reshape(2, -1).T
+    attention, x = equations.softmax(scores.astype(float)), equations.integers(3, 2, *RING).reshape(2, -1).T
     worst = max(float(np.abs(attention @ x[to] - (attention @ x)[to]).max()) for to in moved)
     inside, outside = _bounded(tau)
     return proved(
@@ -111,8 +111,8 @@ def translation_equivariance() -> Judgement:
 
 def _bounded(tau: Vector) -> tuple[int, int]:
     """A sharp head on a bounded grid, the image moved by one row: error where head and image stay on the grid, and elsewhere."""
-    tokens, x = proof_positions.positions(RING), literal.integers(3, *RING)
-    head = literal.sharp(proof_positions.quadratic_scores(tokens, tokens, tau))
+    tokens, x = proof_positions.positions(RING), equations.integers(3, *RING)
+    head = equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau))
     before, after = ((head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0)))
     error = np.abs(after - np.roll(before, 1, axis=0))
     stays = np.zeros(RING, dtype=bool)
@@ -128,7 +128,7 @@ def _bounded(tau: Vector) -> tuple[int, int]:
 def convolution_equivariance() -> Judgement:
     """For every tap and every translation of a wrapped grid, on impulses: so for every kernel and every input."""
     setting = Setting((3, 3), RING, (1, 1))
-    read, positions = literal.read_by_taps(setting, "circular"), proof_positions.positions(RING)
+    read, positions = equations.read_by_taps(setting, "circular"), proof_positions.positions(RING)
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
     return proved(
@@ -137,7 +137,7 @@ def convolution_equivariance() -> Judgement:
     )
 
 
-def _moved_steps() -> list[Step]:
+def _moved_steps() -> list[ProofStep]:
     """X'_i = X_{i−t}, so Y'_{o+t} = Σ_j X_{o+t+j−t} W_j."""
     o, t, j = sympy.symbols("o t j", integer=True)
     first, last = sympy.symbols("a b", integer=True)
@@ -162,7 +162,7 @@ def kernel_of_symbols(name: str, outputs: int, inputs: int, width: int) -> np.nd
 
 
 def _differing(left: np.ndarray, right: np.ndarray) -> int:
-    """How many polynomials differ."""
+    """The number of polynomials that differ."""
     return sum(sympy.expand(a - b) != 0 for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True))
 
 
@@ -177,8 +177,8 @@ def convolution_associative() -> Judgement:
     for a, b, c, d in ((1, 1, 1, 1), (2, 1, 2, 2)):
         f, g, h = (kernel_of_symbols(*of) for of in (("f", b, a, 2), ("g", c, b, 3), ("h", d, c, 2)))
         left, right = composed(composed(h, g), f), composed(h, composed(g, f))
-        told = f"{a} → {b} → {c} → {d} channels: {_differing(left, right)} of {left.size} polynomials differ"
-        checks.append(Check(told, _differing(left, right) == 0))
+        finding = f"{a} → {b} → {c} → {d} channels: {_differing(left, right)} of {left.size} polynomials differ"
+        checks.append(Check(finding, _differing(left, right) == 0))
     return proved(*checks)
 
 
@@ -188,10 +188,10 @@ def convolution_associative() -> Judgement:
     "Convolution is commutative.",
 )
 def convolution_commutative() -> Judgement:
-    """Matrices do not commute, so kernels of several channels do not."""
+    """Matrices do not commute, so kernels of several channels do not either."""
     f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
     many = _differing(composed(f, g), composed(g, f))
-    a, b = literal.integers(1, 2, 2, 2), literal.integers(2, 2, 2, 2)
+    a, b = equations.integers(1, 2, 2, 2), equations.integers(2, 2, 2, 2)
     example = int(np.abs(composed(a, b) - composed(b, a)).max())
     one, other = kernel_of_symbols("f", 1, 1, 3), kernel_of_symbols("g", 1, 1, 4)
     single = _differing(composed(one, other), composed(other, one))
@@ -211,9 +211,9 @@ def convolution_commutative() -> Judgement:
     "Convolution is diagonal in Fourier space.",
 )
 def convolution_fourier() -> Judgement:
-    """Diagonal there is what commutes with the cyclic shift, whose eigenvalues are distinct."""
+    """Exactly the maps that commute with the cyclic shift are diagonal there: its eigenvalues are distinct."""
     setting, n = Setting((3,), (8,), (1,)), 8
-    taps = {mode: literal.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
+    taps = {mode: equations.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
     shift = np.roll(np.eye(n, dtype=int), 1, axis=0)
     apart = {mode: int((read @ shift != shift @ read).sum()) for mode, read in taps.items()}
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)

@@ -1,4 +1,4 @@
-"""Theorem 1 in its three statements, which are never to be mixed up, its two lemmas, and the dimensions other than two."""
+"""Theorem 1 as three distinct statements (in the limit, at finite α, in floating point), its lemmas, and other dimensions."""
 
 from itertools import product
 from typing import Any
@@ -10,12 +10,12 @@ import torch
 from verify.argument.certification import certify
 from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
-from verify.theory.literature import literal
+from verify.theory.literature import equations
+from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, by_proof, by_steps, claim, corrected, proved, refuted
-from verify.theory.literature.literal import Setting, Vector
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
-from verify.theory.symbolic.proof import Step, from_assumptions, identity
+from verify.theory.symbolic.proof import ProofStep, from_assumptions, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import symbols
 from verify.verdict import from_above
@@ -24,9 +24,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def reads_the_same(setting: Setting, mode: str = "zeros", heads: list[np.ndarray] | None = None) -> Check:
-    """One sharp head a tap reads what the convolution's tap reads: so they agree for every input and every kernel there."""
-    read = literal.read_by_heads(setting, literal.hard_heads(setting) if heads is None else heads)
-    wanted = literal.read_by_taps(setting, mode)
+    """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
+    read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
+    wanted = equations.read_by_taps(setting, mode)
     same = read.shape == wanted.shape and bool(np.equal(read, wanted).all())
     return Check(
         f"{len(read)} sharp heads read what the {len(wanted)} taps read ({setting}; {wanted.size} entries)", same
@@ -60,17 +60,17 @@ def theorem_limit() -> Judgement:
     "At some finite sharpness the layer of the construction equals the convolution exactly.",
 )
 def theorem_finite() -> Judgement:
-    """A neighbour's weight is positive at every α; the difference is at most what leaks."""
+    """A neighbour's weight is positive at every α; the difference is at most the leakage."""
     setting, identity, alpha = Setting((3, 3), (3, 3), (1, 1)), np.zeros((1, 1, 3, 3), dtype=int), 1024
     identity[0, 0, 1, 1] = 1
     beside = np.zeros((1, 3, 3), dtype=int)
     beside[0, 1, 2] = 1
     middle, token = 4, setting.tokens(beside)[:, 0].argmax()
     scores = proof_positions.quadratic_scores(setting.queries, setting.keys, (0, 0), alpha)
-    leaked = literal.enclosed_softmax(scores[middle])[token]
+    leaked = equations.enclosed_softmax(scores[middle])[token]
     convolved = int(setting.convolution(identity)(beside[None]).reshape(-1)[middle])
     positive = bool(leaked.a > 0)
-    least = f"10^{float((literal.iv.log(leaked) / literal.iv.log(10)).a):.1f}" if positive else "0"
+    least = f"10^{float((equations.iv.log(leaked) / equations.iv.log(10)).a):.1f}" if positive else "0"
     return refuted(
         by_steps("a softmax weight is positive at every α", _positive_steps),
         Check(
@@ -85,13 +85,13 @@ def theorem_finite() -> Judgement:
     )
 
 
-def _positive_steps() -> list[Step]:
+def _positive_steps() -> list[ProofStep]:
     gap, others = sympy.Symbol("n", integer=True, positive=True), sympy.Symbol("S", nonnegative=True)
     weight = sympy.exp(-symbolic_alpha * gap) / (1 + sympy.exp(-symbolic_alpha * gap) + others)
     return [from_assumptions("e^(-alpha n)/(1 + e^(-alpha n) + S) > 0", sympy.Gt(weight, 0, evaluate=False))]
 
 
-def _moving_steps() -> list[Step]:
+def _moving_steps() -> list[ProofStep]:
     """Of 3 keys beside the target, with X_k = −M + l_k and X_target = M − h, the case that moves the head down."""
     p, low = symbols("p", 3, nonnegative=True), symbols("l", 3, nonnegative=True)
     bound, high = sympy.symbols("M h", nonnegative=True)
@@ -108,21 +108,21 @@ def _within_bound(alpha: int) -> Check:
     """The worst input for one head, and random signs for nine, beside the bound."""
     setting = Setting((3, 3), (7, 7), (1, 1))
     heads = [
-        literal.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
+        equations.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
         for tau in setting.shifts
     ]
     bound = 2 * leakage_on_lattice(alpha, 2)
     worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)  # −1 at the target, 1 elsewhere
-    one = abs(literal.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
+    one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((2, 3, 3, 3))
     x = rng.choice([-1.0, 1.0], (3, 7, 7))
-    soft = literal.mix(heads, setting.tokens(x), literal.tap_matrices(weight))
+    soft = equations.mix(heads, setting.tokens(x), equations.tap_matrices(weight))
     exact = setting.convolution(weight)(x[None]).reshape(2, -1).T
     many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
-    slack = 1 + 1e-9  # far above what float64 lost here, far below the bound's own slack
-    told = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
-    return Check(told, one > bound / 2 and one <= bound * slack and many <= bound * slack)
+    slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
+    finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
+    return Check(finding, one > bound / 2 and one <= bound * slack and many <= bound * slack)
 
 
 def _certified_in_every_format() -> Check:
@@ -144,10 +144,10 @@ def _certified_in_every_format() -> Check:
         name = str(dtype).removeprefix("torch.")
         relative[name] = max(relative.get(name, 0.0), float((certificate.bound / largest).max()))
     count = len(DTYPES) * len(kernels)
-    told = ", ".join(f"{from_above(most)} in {name}" for name, most in relative.items())
+    listed = ", ".join(f"{from_above(most)} in {name}" for name, most in relative.items())
     return Check(
         f"{count - len(failed)} of {count} certificates of random kernels (3, 3×3, 2×2×2; padded, strided, dilated; "
-        f"2 to 3 channels; every |x| ≤ 1 on grids up to 5, 5×4, 5×4×3) are PROVED, with differences of at most Σ|W| times {told}",
+        f"2 to 3 channels; every |x| ≤ 1 on grids up to 5, 5×4, 5×4×3) are PROVED, with differences of at most Σ|W| times {listed}",
         not failed,
     )
 
@@ -158,9 +158,9 @@ def _certified_in_every_format() -> Check:
     "In floating-point arithmetic a constant sharpness is enough: the layer is the convolution, up to the order of summation.",
 )
 def theorem_ieee() -> Judgement:
-    """Certificates for all inputs of some layers, exact zeros and ones, and integers bit for bit, on the layer that runs.
+    """Certificates for some layers, weights exactly 0 or 1, and integers bit for bit, all on the layer that runs.
 
-    Each certificate is a theorem about one kernel; that the same six steps go through for any is what the certifier is for.
+    Each certificate is a theorem about one kernel; the certifier repeats its six steps for any other.
     """
     conv = small_convolution((2, 3), (3, 3), padding=1)
     layer = attention_for(conv)
@@ -191,17 +191,17 @@ def theorem_ieee() -> Judgement:
 def lemma_1() -> Judgement:
     """Symbolically; and three bijections on random integers, the attention taken as given."""
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
-    weight, bias, x = literal.integers(1, 3, 2, 3, 3), literal.integers(2, 3), literal.integers(3, 2, 5, 4)
+    weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
     wanted = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(9)
-        heads = literal.given_heads(setting, [setting.shifts[j] for j in order])
-        taps = literal.tap_matrices(weight)
-        found = literal.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
-        differing += int(np.not_equal(found, wanted).sum())
+        heads = equations.given_heads(setting, [setting.shifts[j] for j in order])
+        taps = equations.tap_matrices(weight)
+        output = equations.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
+        differing += int(np.not_equal(output, wanted).sum())
     return proved(
         by_proof(lambda: lemmas.prove_lemma1(2)),
-        reads_the_same(setting, heads=literal.given_heads(setting, setting.shifts)),
+        reads_the_same(setting, heads=equations.given_heads(setting, setting.shifts)),
         Check(f"3 bijections on random integers: {differing} of {3 * wanted.size} outputs differ", differing == 0),
     )
 
@@ -218,7 +218,7 @@ def lemma_2() -> Judgement:
     keys, wrong, count = setting.keys, 0, 0
     for target in keys:
         for query in keys:
-            limit = literal.sharp(proof_positions.quadratic_scores(query[None], keys, tuple(target - query)))
+            limit = equations.sharp(proof_positions.quadratic_scores(query[None], keys, tuple(target - query)))
             wrong += int((limit[0] != (keys == target).all(axis=1)).sum())
             count += len(keys)
     return proved(
@@ -233,7 +233,7 @@ def lemma_2() -> Judgement:
     "The construction works in any number d of spatial dimensions, with an encoding of d + 1 components.",
 )
 def any_dimension() -> Judgement:
-    """Symbolically for vectors of any length; and against the oracle in one to four dimensions."""
+    """Symbolically for vectors of any length; and by the oracle in one to four dimensions."""
     settings = (
         Setting((3,), (5,), (1,)),
         Setting((3, 2), (3, 4), (1, 0)),

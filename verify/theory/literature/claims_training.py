@@ -1,4 +1,4 @@
-"""Claims about what training finds.  Nothing here trains, so nothing here judges them."""
+"""Claims about the results of training, which only experiments can decide."""
 
 from verify.theory.literature.judgement import Judgement, claim, experiment
 

@@ -1,12 +1,13 @@
-"""How wide a head must be, and what a layer of a given width can express."""
+"""Claims on the head dimension D_h and what it can express."""
 
 from typing import Any
 
 import numpy as np
 import sympy
 
-from verify.theory.literature import literal
-from verify.theory.literature.claims_heads import PLANE, compares, spread, unfolded
+from verify.theory.literature import equations
+from verify.theory.literature.claims_heads import PLANE, compares, spread_attention, unfolded
+from verify.theory.literature.equations import Setting
 from verify.theory.literature.judgement import (
     Check,
     Judgement,
@@ -18,9 +19,8 @@ from verify.theory.literature.judgement import (
     proved,
     refuted,
 )
-from verify.theory.literature.literal import Setting
 from verify.theory.symbolic import lemmas
-from verify.theory.symbolic.proof import Step, argued, from_assumptions
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_scores import symbols
 
@@ -33,16 +33,16 @@ LINE = Setting((2,), (6,))
     "Heads of width D_h in a layer of D_out outputs express any convolution with min(D_h, D_out) output channels.",
 )
 def channels_sufficient() -> Judgement:
-    """W_val holds the tap, W_out an identity, cut or padded: both the narrower and the wider head."""
+    """W_val is the tap and W_out an identity, cut or padded, for narrower and wider heads."""
     checks = []
     for head_dim, d_out in ((2, 4), (4, 2), (3, 3)):
         channels = min(head_dim, d_out)
-        weight = literal.integers(head_dim, channels, 5, 3, 3)
+        weight = equations.integers(head_dim, channels, 5, 3, 3)
         eye = np.eye(head_dim, d_out, dtype=int)
-        w_val = [np.pad(tap, ((0, 0), (0, head_dim - channels))) for tap in literal.tap_matrices(weight)]
+        w_val = [np.pad(tap, ((0, 0), (0, head_dim - channels))) for tap in equations.tap_matrices(weight)]
         values = [tap @ eye for tap in w_val]
         what = f"D_h = {head_dim}, D_out = {d_out}, {channels} channels"
-        checks.append(compares(PLANE, literal.hard_heads(PLANE), values, weight, what, slice(channels)))
+        checks.append(compares(PLANE, equations.hard_heads(PLANE), values, weight, what, slice(channels)))
     return proved(by_proof(lambda: lemmas.prove_lemma1(2)), *checks)
 
 
@@ -52,13 +52,15 @@ def channels_sufficient() -> Judgement:
     "Heads of width D_h express convolutions of no more than min(D_h, D_out) output channels.",
 )
 def channels_limit() -> Judgement:
-    """With one input channel every tap has rank one, so D_h = 1 does for any number of outputs."""
-    weight = literal.integers(4, 5, 1, 3, 3)
-    taps = literal.tap_matrices(weight)
+    """With one input channel every tap has rank one, so D_h = 1 is enough for any number of outputs."""
+    weight = equations.integers(4, 5, 1, 3, 3)
+    taps = equations.tap_matrices(weight)
     eye = np.eye(1, dtype=int)
-    generic = [literal.rank(tap) for tap in literal.tap_matrices(literal.integers(5, 4, 3, 3, 3))]
+    generic = [equations.rank(tap) for tap in equations.tap_matrices(equations.integers(5, 4, 3, 3, 3))]
     return refuted(
-        compares(PLANE, literal.hard_heads(PLANE), [eye @ tap for tap in taps], weight, "1 → 5 channels with D_h = 1"),
+        compares(
+            PLANE, equations.hard_heads(PLANE), [eye @ tap for tap in taps], weight, "1 → 5 channels with D_h = 1"
+        ),
         instead=corrected(
             """one-hot heads on distinct shifts need D_h ≥ the rank of every tap, which is at most min(D_in, D_out), and that
             suffices""",
@@ -71,15 +73,15 @@ def channels_limit() -> Judgement:
 
 def _factored(head_dim: int, what: str) -> Check:
     """Taps of rank D_h, as products W_val W_out."""
-    w_val, w_out = literal.integers(31, 9, 4, head_dim), literal.integers(32, 9, head_dim, 4)
+    w_val, w_out = equations.integers(31, 9, 4, head_dim), equations.integers(32, 9, head_dim, 4)
     values = [val @ out for val, out in zip(w_val, w_out, strict=True)]
     weight = np.stack(values, axis=-1).transpose(1, 0, 2).reshape(4, 4, 3, 3)
-    found = {literal.rank(value) for value in values}
-    check = compares(PLANE, literal.hard_heads(PLANE), values, weight, what)
-    return Check(f"{check.told} (ranks {found})", check.holds and found == {head_dim})
+    value_ranks = {equations.rank(value) for value in values}
+    check = compares(PLANE, equations.hard_heads(PLANE), values, weight, what)
+    return Check(f"{check.finding} (ranks {value_ranks})", check.holds and value_ranks == {head_dim})
 
 
-def _product_rank(head_dim: int) -> Step:
+def _product_rank(head_dim: int) -> ProofStep:
     """A product through D_h numbers, all of them symbols."""
     size = head_dim + 1
     thin = sympy.Matrix(size, head_dim, symbols("a", size * head_dim))
@@ -94,12 +96,12 @@ def _product_rank(head_dim: int) -> Step:
 )
 def tap_rank() -> Judgement:
     """The taps A + B and A + 3B from two heads of rank one that spread their attention."""
-    a, b = (np.multiply.outer(literal.integers(s, 2), literal.integers(s + 1, 2)) for s in (21, 23))
+    a, b = (np.multiply.outer(equations.integers(s, 2), equations.integers(s + 1, 2)) for s in (21, 23))
     weight = np.stack([a + b, a + 3 * b], axis=-1).transpose(1, 0, 2)  # (D_out, D_in, 2)
-    ranks = [literal.rank(tap) for tap in literal.tap_matrices(weight)]
-    widths = [literal.rank(values) for values in (2 * a, 4 * b)]
-    heads = [spread(LINE, [1, 1]), spread(LINE, [1, 3])]
-    hard = literal.rank(literal.read_by_heads(LINE, literal.hard_heads(LINE)).reshape(2, -1))
+    ranks = [equations.rank(tap) for tap in equations.tap_matrices(weight)]
+    widths = [equations.rank(values) for values in (2 * a, 4 * b)]
+    heads = [spread_attention(LINE, [1, 1]), spread_attention(LINE, [1, 3])]
+    hard = equations.rank(equations.read_by_heads(LINE, equations.hard_heads(LINE)).reshape(2, -1))
     return refuted(
         Check(
             f"the taps A + B and A + 3B have ranks {ranks}, the heads {widths}", ranks == [2, 2] and widths == [1, 1]
@@ -119,11 +121,11 @@ def tap_rank() -> Judgement:
     "With D_out = N_h·D_h nothing is lost: K heads of that width still express any convolution of width K.",
 )
 def width_loses_nothing() -> Judgement:
-    """Two taps I and J, multiplication by a complex number: two heads of width one cannot, whatever they attend."""
+    """The taps I and J of a complex multiplication: no two heads of width one compute it, whatever they attend."""
     weight = complex_taps()
-    taps = literal.tap_matrices(weight)
-    rank = literal.rank(unfolded(weight))
-    shifts = literal.rank(literal.read_by_taps(LINE).reshape(2, -1))
+    taps = equations.tap_matrices(weight)
+    rank = equations.rank(unfolded(weight))
+    shifts = equations.rank(equations.read_by_taps(LINE).reshape(2, -1))
     return refuted(
         Check(
             f"2 taps of 2 → 2 channels, unfolded rank {rank}, independent shifts: {shifts}", rank == 2 and shifts == 2
@@ -134,12 +136,12 @@ def width_loses_nothing() -> Judgement:
         ),
         instead=corrected(
             "D_h = min(D_in, D_out) loses nothing",
-            compares(LINE, literal.hard_heads(LINE), taps, weight, "the same kernel with D_h = 2"),
+            compares(LINE, equations.hard_heads(LINE), taps, weight, "the same kernel with D_h = 2"),
             compares(
                 PLANE,
-                literal.hard_heads(PLANE),
-                literal.tap_matrices(literal.integers(8, 3, 3, 3, 3)),
-                literal.integers(8, 3, 3, 3, 3),
+                equations.hard_heads(PLANE),
+                equations.tap_matrices(equations.integers(8, 3, 3, 3, 3)),
+                equations.integers(8, 3, 3, 3, 3),
                 "a random 3 → 3 kernel with D_h = 3",
             ),
         ),
@@ -152,8 +154,8 @@ def complex_taps() -> np.ndarray:
     return taps.transpose(2, 1, 0)
 
 
-def _no_rank_one(taps: list[np.ndarray]) -> list[Step]:
-    """det(aV + bW) > 0 unless a = b = 0, by the case that a ≠ 0; for b ≠ 0 alike."""
+def _no_rank_one(taps: list[np.ndarray]) -> list[ProofStep]:
+    """det(aV + bW) > 0 unless a = b = 0: once for a ≠ 0, once for b ≠ 0."""
     two = "two heads equal in rank to two taps span what the taps span, so each head's matrix is a combination of the taps"
     steps = [argued(two, sympy.ImmutableMatrix(taps[0]))]
     for first, second in (taps, taps[::-1]):

@@ -1,41 +1,41 @@
-"""How a claim of the literature is judged: as it is printed, by checks that the run computes.
+"""Verdicts on claims of the literature, computed from checks.
 
-A judgement is made of checks, each a sentence with the numbers of this run and whether it holds.  PROVED and REFUTED are
-never written down: they are what comes out if every check holds, and UNDECIDED is what comes out if one does not.
+A check is a sentence with the numbers of this run, and whether it holds.  PROVED or REFUTED is the result if every check holds,
+UNDECIDED if one fails; no verdict is written down by hand.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from verify.theory.symbolic.proof import How, Proof, ProofFailed, Step
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 
 PROVED, REFUTED, UNDECIDED, EXPERIMENT = "PROVED", "REFUTED", "UNDECIDED", "an experiment"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Something that was looked at.
+    """One computed fact.
 
     Attributes:
-        told: what was found, with the numbers of this run.
-        holds: whether it is as it should be.
+        finding: the fact in words, with the numbers of this run.
+        holds: whether it supports the verdict.
     """
 
-    told: str
+    finding: str
     holds: bool
 
     def __str__(self) -> str:
-        return self.told if self.holds else f"FAILS: {self.told}"
+        return self.finding if self.holds else f"FAILS: {self.finding}"
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What is true in place of a claim that is refuted as printed, with its own evidence.
+    """The true statement in place of a refuted claim, with its own evidence.
 
     Attributes:
         statement: the corrected claim.
         verdict: PROVED, or UNDECIDED if a check fails.
-        evidence: what its checks found.
+        evidence: the findings of its checks.
     """
 
     statement: str
@@ -45,12 +45,12 @@ class Correction:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and what it rests on.
+    """A verdict and its evidence.
 
     Attributes:
         verdict: PROVED, REFUTED, UNDECIDED (a check fails) or "an experiment".
-        evidence: what the checks found.
-        correction: what is true instead, where the claim is not, as printed.
+        evidence: the findings of the checks.
+        correction: the true statement, if the claim is refuted.
     """
 
     verdict: str
@@ -60,13 +60,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that somebody printed.
+    """A statement of the paper, the talk or the blog.
 
     Attributes:
         id: a short name.
         wording: the statement, in our own words.
         source: who makes it and where.
-        judge: judges it, anew at each call.
+        judge: computes the verdict, again at each call.
     """
 
     id: str
@@ -76,27 +76,27 @@ class Claim:
 
 
 def claim(id: str, source: str, wording: str) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Make a claim of the function that judges it."""
+    """Decorator: turn the function that judges a claim into a `Claim`."""
     return lambda judge: Claim(id, " ".join(wording.split()), source, judge)
 
 
 def proved(*checks: Check) -> Judgement:
     """The claim as printed follows from these checks: PROVED if all hold."""
-    return Judgement(PROVED if _all_hold(checks) else UNDECIDED, told(checks))
+    return Judgement(PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
 
 
 def refuted(*checks: Check, instead: Correction | None = None) -> Judgement:
     """The claim as printed is contradicted by these checks: REFUTED if all hold."""
-    return Judgement(REFUTED if _all_hold(checks) else UNDECIDED, told(checks), instead)
+    return Judgement(REFUTED if _all_hold(checks) else UNDECIDED, evidence_of(checks), instead)
 
 
 def corrected(statement: str, *checks: Check) -> Correction:
-    """What is true instead: PROVED if all checks hold."""
-    return Correction(" ".join(statement.split()), PROVED if _all_hold(checks) else UNDECIDED, told(checks))
+    """The correction of a refuted claim: PROVED if all checks hold."""
+    return Correction(" ".join(statement.split()), PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
 
 
 def experiment(reason: str) -> Judgement:
-    """The claim is about what training finds, or about taste: nothing here decides it."""
+    """A claim about training or taste, which nothing here decides."""
     return Judgement(EXPERIMENT, " ".join(reason.split()))
 
 
@@ -110,12 +110,12 @@ def by_proof(run: Callable[[], Proof]) -> Check:
     return Check(f"symbolic proof, {name}: {proof.discharged} steps by sympy, {proof.argued} argued", True)
 
 
-def by_steps(what: str, run: Callable[[], Iterable[Step]]) -> Check:
+def by_steps(what: str, run: Callable[[], Iterable[ProofStep]]) -> Check:
     """Some steps of a symbolic proof as a check.
 
     Args:
         what: what the steps show together.
-        run: makes the steps.
+        run: computes the steps.
     """
     try:
         steps = list(run())
@@ -126,8 +126,8 @@ def by_steps(what: str, run: Callable[[], Iterable[Step]]) -> Check:
     return Check(f"{what} ({by_sympy}{f', {argued} argued' if argued else ''})", bool(steps))
 
 
-def told(checks: Iterable[Check]) -> str:
-    """All that the checks found, in one line."""
+def evidence_of(checks: Iterable[Check]) -> str:
+    """The findings of all checks in one line."""
     return "; ".join(map(str, checks))
 
 

@@ -1,7 +1,4 @@
-"""Sharpness against leakage in every format: what the bound says beside what torch's softmax does.
-
-``markdown()`` makes the table of docs/sharpness.md; a test compares the two.
-"""
+"""The leakage of torch's softmax against the sharpness α in every dtype, beside the bound: the table of docs/sharpness.md."""
 
 from dataclasses import dataclass
 
@@ -15,14 +12,14 @@ SIDE = 9
 
 
 @dataclass(frozen=True)
-class Row:
-    """One α.
+class SharpnessRow:
+    """The row of one α.
 
     Attributes:
         alpha: the sharpness.
-        bound: what a head leaks at most, over the reals, on a grid of any size in ``dims`` dimensions.
-        leaked: by dtype, the sum of the weights beside the largest, as torch's softmax gives them in that format.
-        neighbour: by dtype, the weight of one nearest neighbour; exactly 0 from the format's threshold on.
+        bound: the greatest leakage of a head over the reals, on any grid in ``dims`` dimensions.
+        leaked: by dtype, the sum of all softmax weights but the largest.
+        neighbour: by dtype, the weight of a nearest neighbour; exactly 0 from the dtype's threshold on.
     """
 
     alpha: float
@@ -41,8 +38,8 @@ def softmax_row(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -
     return torch.softmax(scores.to(dtype), dim=0)
 
 
-def rows(dims: int = 2) -> list[Row]:
-    """The table for ``dims`` dimensions, one row for each of ``ALPHAS``."""
+def rows(dims: int = 2) -> list[SharpnessRow]:
+    """The table for ``dims`` dimensions, one row for each α of ``ALPHAS``."""
     table = []
     for alpha in ALPHAS:
         leaked, neighbour = {}, {}
@@ -51,12 +48,12 @@ def rows(dims: int = 2) -> list[Row]:
             top = int(weights.argmax())
             rest = torch.cat([weights[:top], weights[top + 1 :]])
             leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest.max())
-        table.append(Row(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
+        table.append(SharpnessRow(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
     return table
 
 
 def markdown(dims: int = 2) -> str:
-    """The table for people, in Markdown."""
+    """The table in Markdown."""
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = [
         "| α | bound 1 − ϑ(α)^−" + str(dims) + " | " + " | ".join(f"measured, {name}" for name in names) + " |",

@@ -1,6 +1,6 @@
-"""Real layers from raw numbers: a torch convolution, and the attention layer of the theorem with its eight tensors filled in here.
+"""A torch convolution and its attention layer with hand-filled tensors, without the builder.
 
-The builder is not used.  What is judged is ``construct.attention`` as it runs, with v from the code's encoding.
+The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from verify.theory.symbolic.proof_positions import head_vector
 def small_convolution(
     channels: tuple[int, int], kernel: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Any:
-    """A torch convolution of any of the three dimensions with seeded random numbers."""
-    layer: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[len(kernel) - 1]
-    made = layer(*channels, tuple(kernel), dtype=dtype, **options)
+    """A torch convolution in 1, 2 or 3 dimensions with seeded random weights."""
+    kind: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[len(kernel) - 1]
+    conv = kind(*channels, tuple(kernel), dtype=dtype, **options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in conv.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return conv
 
 
 def attention_for(
@@ -35,7 +35,7 @@ def attention_for(
         conv: the torch convolution.
         alpha: the sharpness.
         radix: None for the quadratic encoding, or the parabola's radix.
-        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row that else is v.
+        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row v.
     """
     geometry = layers.ConvGeometry(
         conv.in_channels,
@@ -52,13 +52,13 @@ def attention_for(
         tuple(dil * j - a for j, dil, a in zip(tap, conv.dilation, anchor, strict=True))
         for tap in product(*map(range, conv.kernel_size))
     ]
-    aims = torch.tensor([head_vector(tau, alpha, radix) for tau in shifts], dtype=torch.float64)
-    heads, pos_dim = aims.shape
+    vectors = torch.tensor([head_vector(tau, alpha, radix) for tau in shifts], dtype=torch.float64)
+    heads, pos_dim = vectors.shape
     key_dim = key_dim or pos_dim
     if key_dim == 1:
-        v, w_key_pos = torch.ones(heads, 1, dtype=torch.float64), aims[:, None, :]
+        v, w_key_pos = torch.ones(heads, 1, dtype=torch.float64), vectors[:, None, :]
     else:
-        v, w_key_pos = aims, torch.eye(pos_dim, dtype=torch.float64).repeat(heads, 1, 1)
+        v, w_key_pos = vectors, torch.eye(pos_dim, dtype=torch.float64).repeat(heads, 1, 1)
     taps = conv.weight.detach().flatten(2).permute(2, 1, 0)  # (taps, D_in, D_out)
     zero = torch.zeros(heads, conv.in_channels, key_dim, dtype=taps.dtype)
     weights = layers.MHSAWeights(
@@ -93,7 +93,7 @@ def random_layer(width: int = 3) -> Any:
 
 
 def pointwise_layer(positions: bool) -> Any:
-    """A random layer that asks every token and attends by content; and by position too, if wanted."""
+    """A random layer of kernel size 1 that attends by content, and by position too if ``positions``."""
     layer = random_layer(width=1)
     if not positions:
         with torch.no_grad():

@@ -1,1 +1,1 @@
-"""The lemmas, Theorem 1 and their sharper forms, proved by sympy about the code that runs."""
+"""The lemmas, Theorem 1 and sharper forms of them, proved by sympy on the code that runs."""

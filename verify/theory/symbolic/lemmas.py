@@ -1,22 +1,22 @@
-"""The paper's claims, proved by sympy about the code that runs; each function returns its steps and fails loudly.
+"""``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and further proofs, by sympy on the code that runs.
 
-Nothing here restates the encoding: sympy calls the functions of ``construct.encoding.quadratic`` with symbols, looked up at
-call time, and reasons about what they return.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
+The encoding is not restated: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and reasons
+about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
 
-Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps themselves are in ``proofs_*.py``.
+Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from verify.theory.symbolic.proof import Proof
+from verify.theory.symbolic.proofs_encodings import absolute_steps, one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_factorisation import factorisation_steps, no_factorisation_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import any_length_steps, gap_steps, grid_steps, score_steps, squeeze_steps
 from verify.theory.symbolic.proofs_relative import relative_steps
-from verify.theory.symbolic.proofs_sharper import absolute_steps, one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 
@@ -24,7 +24,7 @@ def prove_lemma1(dims: int) -> Proof:
     """Prove Lemma 1: hard attention given by any bijection from heads onto shifts is the convolution.
 
     One-hot attention is the hypothesis here.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h
-    the tap that head h carries, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
+    the tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
 
     Args:
         dims: the number d ≥ 1 of spatial dimensions.
@@ -35,6 +35,10 @@ def prove_lemma1(dims: int) -> Proof:
     Raises:
         ValueError: dims is no integer ≥ 1.
         ProofFailed: a step does not hold.
+
+    >>> import verify
+    >>> print(str(verify.prove_lemma1(dims=1)).splitlines()[-1])
+    10 steps discharged by sympy (39 expressions), 1 argued.
     """
     claim = (
         f"Lemma 1 (d = {_checked(dims)}): heads that each attend the one key at query + tau_j, in any order, compute the "
@@ -58,6 +62,11 @@ def prove_lemma2(dims: int) -> Proof:
     Raises:
         ValueError: dims is no integer ≥ 1.
         ProofFailed: a step does not hold for the encoding as it is coded.
+
+    >>> import verify
+    >>> print(verify.prove_lemma2(dims=1).steps[0])
+    [identity] v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)
+        -alpha*delta_1**2 + 2*alpha*delta_1*tau_1 = -alpha*(-tau_1**2 + (delta_1 - tau_1)**2)
     """
     claim = (
         f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding, every integer shift tau and every alpha > 0, "
@@ -82,8 +91,8 @@ def prove_lemma2_any_length() -> Proof:
 def prove_theorem(dims: int) -> Proof:
     """Prove Theorem 1 as the composition: Lemma 2's steps, then the attention that it yields put into Lemma 1.
 
-    On a small grid the limits that sympy finds for the softmax of the code's scores are themselves the P^h of the layer that is
-    compared with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at
+    On a small grid the limits that sympy computes for the softmax of the code's scores are the P^h of the layer that is compared
+    with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at
     finite α a head that leaks ε moves what it reads by at most 2ε·max|X|.
 
     Args:
@@ -92,6 +101,11 @@ def prove_theorem(dims: int) -> Proof:
     Raises:
         ValueError: dims is no integer ≥ 1.
         ProofFailed: a step does not hold for the encoding as it is coded.
+
+    >>> import verify
+    >>> proof = verify.prove_theorem(dims=1)
+    >>> proof.discharged, proof.argued
+    (30, 1)
     """
     claim = (
         f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding and "
@@ -221,19 +235,19 @@ def prove_head_count() -> Proof:
 
 
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
-    """Every proof, in the order of the argument, each made when it is asked for.
+    """Every proof in the order of the argument, each computed when iterated.
 
     Args:
-        dims: the numbers of dimensions for the proofs that take one.
+        dims: the dimensions, for proofs that take one.
 
     Raises:
         ValueError: there are no dims, or one is no integer ≥ 1.
-        ProofFailed: a step of some proof does not hold; raised when the proof is asked for.
+        ProofFailed: a step of some proof does not hold; raised while iterating.
     """
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]
-    makers: list[Callable[[], Proof]] = [
+    proofs: list[Callable[[], Proof]] = [
         *(partial(prove_lemma1, d) for d in numbers),
         *(partial(prove_lemma2, d) for d in numbers),
         prove_lemma2_any_length,
@@ -247,7 +261,7 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
         prove_one_is_not_enough,
         prove_head_count,
     ]
-    return (make() for make in makers)
+    return (prove() for prove in proofs)
 
 
 def _checked(dims: int) -> int:

@@ -1,10 +1,9 @@
-"""Proofs as values: each step says what it states, how it was discharged, and shows the expressions that were checked.
+"""Proofs as values: a step has a statement, the method that discharged it, and the expressions that were checked.
 
-A step is made by one of the functions below, and only once sympy has discharged it; otherwise they raise `ProofFailed`.
-`argued` alone takes the author's word, and a proof counts such steps apart.  None of them passes on nothing: an empty
-list, an equation without a symbol, contradictory premises, a limit in a variable or a substitution of a symbol that
-does not occur, sums without a sum and an empty matrix are refused.  Sums, ranks and substitutions are in
-`verify.theory.symbolic.proof_algebra`.
+The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  `argued` alone takes the
+author's word, and a proof counts such steps apart.  No step is vacuous: empty lists, equations without symbols, contradictory
+premises, limits in absent variables, substitutions of absent symbols, sums without a sum and empty matrices are refused.  Sums,
+ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +25,11 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Lt: ("positive", lambda left, right: right - left),
 }
 
-_LONGEST = 400  # characters of an expression that are printed; the whole of it is in the step
+_LONGEST = 400  # printed characters of an expression; the step has all of it
 
 
 class How(StrEnum):
-    """How a step was discharged; all but ARGUED by sympy."""
+    """The method that discharged a step; all but ARGUED are sympy's."""
 
     IDENTITY = "identity"
     ASSUMPTIONS = "from assumptions"
@@ -49,7 +48,7 @@ class ProofFailed(Exception):
 
     Attributes:
         step: the statement of the step.
-        expression: what was left over: the difference that did not vanish, the quantity whose sign is not known, …
+        expression: the remainder: the difference that did not vanish, the quantity of unknown sign, …
         reason: what it should have been.
     """
 
@@ -62,8 +61,8 @@ class ProofFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: a plain statement, how it was discharged, and every expression that was checked for it."""
+class ProofStep:
+    """One step of a proof: a statement, its method, and every expression that was checked."""
 
     statement: str
     how: How
@@ -87,10 +86,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Proof:
-    """A claim and the steps that show it."""
+    """A claim and the steps that prove it."""
 
     claim: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProofStep, ...]
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -98,12 +97,12 @@ class Proof:
 
     @property
     def discharged(self) -> int:
-        """How many steps sympy discharged."""
+        """The number of steps discharged by sympy."""
         return len(self.steps) - self.argued
 
     @property
     def argued(self) -> int:
-        """How many steps rest on an argument in words."""
+        """The number of steps that rest on an argument in words."""
         return sum(step.how is How.ARGUED for step in self.steps)
 
     def __str__(self) -> str:
@@ -113,7 +112,7 @@ class Proof:
         return "\n".join((self.claim, *numbered, counts))
 
 
-def identity(statement: str, *equations: tuple[Any, Any]) -> Step:
+def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
     """Both sides of each (left, right) are the same expression: their difference expands to zero."""
     for left, right in equations:
         if not (sympy.sympify(left).free_symbols | sympy.sympify(right).free_symbols):
@@ -123,20 +122,20 @@ def identity(statement: str, *equations: tuple[Any, Any]) -> Step:
             rest = sympy.expand(sympy.numer(sympy.together(rest)))
         if rest != 0:
             raise ProofFailed(statement, rest, "both sides should be equal, but their difference is")
-    return Step(statement, How.IDENTITY, tuple(equation(*sides) for sides in equations))
+    return ProofStep(statement, How.IDENTITY, tuple(equation(*sides) for sides in equations))
 
 
-def from_assumptions(statement: str, *facts: Any) -> Step:
-    """Each fact follows from what its symbols are assumed to be.
+def from_assumptions(statement: str, *facts: Any) -> ProofStep:
+    """Each fact follows from the assumptions on its symbols.
 
     A fact is an unevaluated relation (``sympy.Ge(a, b, evaluate=False)``) or a predicate (``sympy.Q.integer(a)``).
     """
     for fact in facts:
         _require(statement, fact)
-    return Step(statement, How.ASSUMPTIONS, facts)
+    return ProofStep(statement, How.ASSUMPTIONS, facts)
 
 
-def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]) -> Step:
+def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]) -> ProofStep:
     """The fact of each case (condition, fact) holds, and the premises leave no possibility outside the conditions."""
     possible = sympy.And(*premises)
     uncovered = sympy.And(possible, sympy.Not(sympy.Or(*(condition for condition, _ in cases))))
@@ -146,31 +145,31 @@ def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tupl
         raise ProofFailed(statement, uncovered, "the cases should cover everything, but leave")
     for _, fact in cases:
         _require(statement, fact)
-    return Step(statement, How.CASES, (*(fact for _, fact in cases), sympy.Not(uncovered)))
+    return ProofStep(statement, How.CASES, (*(fact for _, fact in cases), sympy.Not(uncovered)))
 
 
-def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> Step:
+def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> ProofStep:
     """A sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``: by induction on it."""
     no_terms = sympy.Ge(bound.subs(count, 0), 0, evaluate=False)
     one_more = sympy.Ge(bound.subs(count, count + 1) - bound, term, evaluate=False)
     for fact in (one_more, no_terms):
         _require(statement, fact)
-    return Step(statement, How.INDUCTION, (one_more, no_terms))
+    return ProofStep(statement, How.INDUCTION, (one_more, no_terms))
 
 
-def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> Step:
+def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> ProofStep:
     """The least value (infimum) of a function over a real interval is ``value``, found by calculus."""
-    real = sympy.Symbol(variable.name, real=True)  # an assumption on the sign would hide part of the domain
+    real = sympy.Symbol(variable.name, real=True)  # a sign assumption would hide part of the domain
     try:
-        found = minimum(function.subs(variable, real), real, domain)
+        infimum = minimum(function.subs(variable, real), real, domain)
     except (NotImplementedError, ValueError) as error:
         raise ProofFailed(statement, function, f"sympy finds no minimum ({error}) of") from error
-    if found != value:
-        raise ProofFailed(statement, found, f"the minimum should be {value}, but is")
-    return Step(statement, How.MINIMUM, (equation(sympy.Function("minimum")(function, domain), value),))
+    if infimum != value:
+        raise ProofFailed(statement, infimum, f"the minimum should be {value}, but is")
+    return ProofStep(statement, How.MINIMUM, (equation(sympy.Function("minimum")(function, domain), value),))
 
 
-def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.Symbol) -> Step:
+def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.Symbol) -> ProofStep:
     """Each expression of (expression, value) tends to its value as the variable grows without bound."""
     shown: dict[tuple[Any, Any], Any] = {}
     for expression, value in expected:
@@ -179,22 +178,22 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
         if variable not in sympy.sympify(expression).free_symbols:
             raise ProofFailed(statement, expression, f"no limit to take, {variable} does not occur in")
         try:
-            found = sympy.limit(expression, variable, sympy.oo)
+            limit = sympy.limit(expression, variable, sympy.oo)
         except NotImplementedError as error:
             raise ProofFailed(statement, expression, f"sympy cannot take the limit ({error}) of") from error
-        if found != value:
-            raise ProofFailed(statement, expression, f"the limit should be {value}, but is {found}, of")
+        if limit != value:
+            raise ProofFailed(statement, expression, f"the limit should be {value}, but is {limit}, of")
         shown[expression, value] = equation(sympy.Limit(expression, variable, sympy.oo, "-"), value)
-    return Step(statement, How.LIMIT, tuple(shown.values()))
+    return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-def argued(statement: str, expression: Any) -> Step:
-    """A step that sympy does not discharge: the statement is its own argument, and is counted apart."""
-    return Step(statement, How.ARGUED, (expression,))
+def argued(statement: str, expression: Any) -> ProofStep:
+    """A step that sympy does not discharge; its statement is the argument, and it is counted apart."""
+    return ProofStep(statement, How.ARGUED, (expression,))
 
 
 def equation(left: Any, right: Any) -> Any:
-    """The equation left = right as it stands: sympy would otherwise evaluate it to True."""
+    """The unevaluated equation left = right, which sympy would otherwise reduce to True."""
     return sympy.Eq(left, right, evaluate=False)
 
 

@@ -1,14 +1,14 @@
-"""More steps that sympy discharges: linearity and values of sums, ranks of matrices, substitutions."""
+"""Proof steps on sums, matrix ranks and substitutions, discharged by sympy."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import How, ProofFailed, Step, equation
+from verify.theory.symbolic.proof import How, ProofFailed, ProofStep, equation
 
 
-def linear(statement: str, *equations: tuple[Any, Any]) -> Step:
+def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
     """Both sides of each (left, right) are equal because sums are linear: merged by range, the summands cancel."""
     for left, right in equations:
         rest: Any = sympy.Integer(0)
@@ -29,36 +29,36 @@ def linear(statement: str, *equations: tuple[Any, Any]) -> Step:
             raise ProofFailed(statement, left_over[0], "both sides should be equal, but their difference leaves")
         if not any(sympy.sympify(side).has(sympy.Sum) for side in (left, right)):
             raise ProofFailed(statement, equation(left, right), "no sum to be linear in")
-    return Step(statement, How.SUM, tuple(equation(*sides) for sides in equations))
+    return ProofStep(statement, How.SUM, tuple(equation(*sides) for sides in equations))
 
 
-def sum_value(statement: str, *equations: tuple[Any, Any]) -> Step:
-    """Each sum of (sum, value) comes to its value, as sympy evaluates it; an infinite one therefore converges."""
-    for one, value in equations:
-        if not isinstance(one, sympy.Sum):
-            raise ProofFailed(statement, one, "this should be a sum")
-        found = one.doit()
-        if sympy.expand(sympy.numer(sympy.together(found - value))) != 0:
-            raise ProofFailed(statement, found, f"the sum should be {value}, but is")
-    return Step(statement, How.SUM, tuple(equation(*sides) for sides in equations))
+def sum_value(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
+    """Each sum of (sum, value) has that value by sympy; an infinite one therefore converges."""
+    for series, value in equations:
+        if not isinstance(series, sympy.Sum):
+            raise ProofFailed(statement, series, "this should be a sum")
+        total = series.doit()
+        if sympy.expand(sympy.numer(sympy.together(total - value))) != 0:
+            raise ProofFailed(statement, total, f"the sum should be {value}, but is")
+    return ProofStep(statement, How.SUM, tuple(equation(*sides) for sides in equations))
 
 
-def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> Step:
+def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> ProofStep:
     """Each matrix of (matrix, rank) has exactly this rank; one with symbols has it for all but special values."""
     for matrix, value in expected:
         if 0 in matrix.shape:
             raise ProofFailed(statement, matrix, "no rank to find, there is nothing in")
-        found = matrix.rank(simplify=True)
-        if found != value:
+        computed = matrix.rank(simplify=True)
+        if computed != value:
             raise ProofFailed(
-                statement, sympy.ImmutableMatrix(matrix), f"the rank should be {value}, but is {found}, of"
+                statement, sympy.ImmutableMatrix(matrix), f"the rank should be {value}, but is {computed}, of"
             )
     shown = tuple(equation(sympy.Function("rank")(sympy.ImmutableMatrix(matrix)), value) for matrix, value in expected)
-    return Step(statement, How.RANK, shown)
+    return ProofStep(statement, How.RANK, shown)
 
 
-def substitution(statement: str, expression: Any, replacements: Sequence[tuple[Any, Any]], result: Any) -> Step:
-    """Putting something else for some symbols of an expression gives ``result``: a new object, not an equal one."""
+def substitution(statement: str, expression: Any, replacements: Sequence[tuple[Any, Any]], result: Any) -> ProofStep:
+    """Substituting symbols of an expression gives ``result``, a different object."""
     for old, _ in replacements:
         if old not in expression.free_symbols:
             raise ProofFailed(statement, expression, f"no substitution to make, {old} does not occur in")
@@ -67,6 +67,6 @@ def substitution(statement: str, expression: Any, replacements: Sequence[tuple[A
     rest = sympy.expand(expression.subs(replacements, simultaneous=True) - result)
     if rest != 0:
         raise ProofFailed(statement, rest, "the substitution should give something else; the difference is")
-    return Step(
+    return ProofStep(
         statement, How.SUBSTITUTION, (equation(sympy.Subs(expression, *zip(*replacements, strict=True)), result),)
     )

@@ -1,8 +1,7 @@
-"""The code's own encoding on numbers: positional scores of a small grid, exact where the positions are integers.
+"""Positional scores of small grids as arrays of exact numbers, from the code's own encoding.
 
-What :mod:`verify.theory.symbolic.proofs_scores` is for symbols this is for arrays.  The functions of
-``construct.encoding.quadratic`` are looked up at call
-time: replace one by a wrong one, and all that is judged with these scores is about the wrong one.
+The numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The functions of ``construct.encoding.quadratic`` are
+looked up at call time, so whatever replaces them is judged.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ def quadratic_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], 
 
 
 def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
-    """The quadratic scores of one query on a grid whose ends meet, every δ_i from −⌊n_i/2⌋ on: (T,)."""
+    """The quadratic scores of one query on a wrapped grid, every δ_i from −⌊n_i/2⌋ on: (T,)."""
     half = np.array([n // 2 for n in sides], dtype=object)
     delta = (positions(sides) - query + half) % np.array(sides, dtype=object) - half
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
@@ -46,7 +45,7 @@ def parabola_scores(
 
 
 def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
-    """The dot product of a query's and a key's features, (Q, T): no relative position occurs."""
+    """The dot products of query and key features, (Q, T), without relative positions."""
     left, right = absolute_features(queries, keys, tau, alpha)
     return left @ right.T
 
@@ -65,9 +64,9 @@ def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
 
 
 def head_vector(tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None) -> list[float]:
-    """v of a head that is to look at τ, with the quadratic encoding, or the parabola where there is a radix."""
-    aim = tuple(tau) if radix is None else (encoding.number(tau, radix),)
-    return [float(component) for component in encoding.v(aim, alpha)]
+    """v of a head that looks at τ, for the quadratic encoding, or the parabola with a radix."""
+    centre = tuple(tau) if radix is None else (encoding.number(tau, radix),)
+    return [float(component) for component in encoding.v(centre, alpha)]
 
 
 def code_length(dims: int) -> int:

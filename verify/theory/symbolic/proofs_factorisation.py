@@ -1,4 +1,4 @@
-"""The steps of the Kronecker factorisation: attention by the quadratic encoding is a product of one small matrix an axis."""
+"""Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix an axis."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, identity
+from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import linear, ranks
 from verify.theory.symbolic.proofs_scores import (
     alpha,
@@ -22,7 +22,7 @@ from verify.theory.symbolic.proofs_scores import (
 )
 
 
-def factorisation_steps(dims: int) -> list[Step]:
+def factorisation_steps(dims: int) -> list[ProofStep]:
     """P = P_1 ⊗ … ⊗ P_d for every α and every real τ; not so for a full covariance or the parabola."""
     tau, delta = reals("tau", dims), integers("delta", dims)
     shape = {1: (4,), 2: (3, 2), 3: (2, 2, 2)}[min(dims, 3)] + (1,) * (dims - 3)
@@ -56,7 +56,7 @@ def factorisation_steps(dims: int) -> list[Step]:
     ]
 
 
-def no_factorisation_steps() -> list[Step]:
+def no_factorisation_steps() -> list[ProofStep]:
     """At α = ln 2, on 2×2 keys, the attention of the query (0, 0): an outer product exactly if it factorises."""
     a_1, a_2, b_1, b_2 = sympy.symbols("a_1 a_2 b_1 b_2", positive=True)
     outer = sympy.Matrix([a_1, a_2]) * sympy.Matrix([[b_1, b_2]])

@@ -1,4 +1,4 @@
-"""The steps of the least number of heads: a layer whose attention ignores its input is Σ_h P_h ⊗ W_h, a matrix of rank ≤ N_h.
+"""Proof steps of the least number of heads: attention that ignores its input is Σ_h P_h ⊗ W_h, of rank ≤ N_h.
 
 Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and the convolution
 Σ_j vec(S_j) vec(W_j)ᵀ, S_j the shift matrix of tap j.  Equal for all inputs means equal as matrices, and then equal in rank.
@@ -10,19 +10,19 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, argued, case_split, identity
+from verify.theory.symbolic.proof import ProofStep, argued, case_split, identity
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_scores import symbols
 
 _KERNEL = sympy.Matrix([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])  # 3 taps, each 2×2, unfolded
 
 
-def head_count_steps() -> list[Step]:
+def head_count_steps() -> list[ProofStep]:
     """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
     return [*_unfolding_steps(), *_rank_steps(), *_sign_steps(), *_width_steps()]
 
 
-def _unfolding_steps() -> list[Step]:
+def _unfolding_steps() -> list[ProofStep]:
     """2 queries, 3 keys, 2 → 2 channels, 2 heads, all symbols."""
     p = [sympy.Matrix(2, 3, symbols(f"P{h}", 6)) for h in (1, 2)]
     w = [sympy.Matrix(2, 2, symbols(f"W{h}", 4)) for h in (1, 2)]
@@ -53,7 +53,7 @@ def _unfolding_steps() -> list[Step]:
     ]
 
 
-def _rank_steps() -> list[Step]:
+def _rank_steps() -> list[ProofStep]:
     """A kernel of 3 taps on 5 tokens."""
     shifts = _shift_columns([[q + tau for tau in range(3)] for q in range(3)], 5)
     return [
@@ -81,7 +81,7 @@ def _rank_steps() -> list[Step]:
     ]
 
 
-def _sign_steps() -> list[Step]:
+def _sign_steps() -> list[ProofStep]:
     """A 1 → 1 kernel (a, −b): rank 1, and yet it needs two heads."""
     a, b = sympy.symbols("a b", positive=True)
     p, q, z = sympy.symbols("p q z", nonnegative=True)
@@ -98,7 +98,7 @@ def _sign_steps() -> list[Step]:
     ]
 
 
-def _width_steps() -> list[Step]:
+def _width_steps() -> list[ProofStep]:
     """Two heads of rank 1 that spread their attention make two taps of rank 2."""
     left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
     a, b = left * right.T, other * another.T

@@ -1,4 +1,4 @@
-"""The steps of the two leakage bounds: how much weight goes past the nearest key, on the lattice of integers and off it.
+"""Proof steps of the two leakage bounds: the weight past the nearest key, on the integer lattice and off it.
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import ProofStep, case_split, from_assumptions, identity, limits
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_lemma2 import integer_step
 from verify.theory.symbolic.proofs_scores import (
@@ -36,7 +36,7 @@ _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "
 _g, _p = sympy.symbols("g p", nonnegative=True)
 
 
-def on_lattice_steps() -> list[Step]:
+def on_lattice_steps() -> list[ProofStep]:
     """τ an integer shift, so that query + τ is a key."""
     taus, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("tau", "n"))
     at_least = 1 + _m  # n
@@ -65,7 +65,7 @@ def on_lattice_steps() -> list[Step]:
     ]
 
 
-def off_lattice_steps() -> list[Step]:
+def off_lattice_steps() -> list[ProofStep]:
     """τ = t + f, where t is the nearest key and every |f_i| ≤ ½."""
     ts, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("t", "n"))
     fs = {dims: reals("f", dims) for dims in ts}
@@ -107,7 +107,7 @@ def off_lattice_steps() -> list[Step]:
     ]
 
 
-def _gap_steps(t: Any) -> list[Step]:
+def _gap_steps(t: Any) -> list[ProofStep]:
     """The gap to the nearest key is α(1 − 2|f|), on the axis where |f| is largest."""
     n = sympy.Symbol("n")
     below, at, above = (sign[0] for sign in signs((n,)))
@@ -150,7 +150,7 @@ def _gap_steps(t: Any) -> list[Step]:
     ]
 
 
-def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence[Any]]]) -> Step:
+def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence[Any]]]) -> ProofStep:
     """The exact sum over a box is a product over the axes: sum over one axis after the other."""
     equations = []
     for n, t, f in shapes.values():
@@ -162,7 +162,7 @@ def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence
     )
 
 
-def _leak_steps() -> list[Step]:
+def _leak_steps() -> list[ProofStep]:
     """From sums of exponentials to the leaked weight; and keys that are missing only make it less."""
     total, more = sympy.symbols("S c", nonnegative=True)
     a, b = (1 + sympy.Symbol(name, nonnegative=True) for name in ("s_1", "s_2"))
@@ -182,7 +182,7 @@ def _leak_steps() -> list[Step]:
     ]
 
 
-def _tie_steps(t: Any) -> list[Step]:
+def _tie_steps(t: Any) -> list[ProofStep]:
     """At f = ½ half the weight leaks, however sharp the head."""
     rest = sympy.Symbol("S", nonnegative=True)
     keys = [t + j for j in range(-2, 4)]

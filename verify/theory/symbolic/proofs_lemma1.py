@@ -1,8 +1,7 @@
-"""The steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
+"""Proof steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
 
-One-hot attention is given here; `verify.theory.symbolic.proofs_theorem` gets it from the code's own encoding.  The
-convolution is written out from
-its definition, on symbols throughout: kernel, bias, and every token of the padded grid, whatever the padding put there.
+One-hot attention is assumed here; `verify.theory.symbolic.proofs_theorem` derives it from the code's encoding.  The convolution is
+its definition on symbols: kernel, bias, and every token of the padded grid, whatever the padding mode.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from itertools import product
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, argued, equation, from_assumptions, identity
+from verify.theory.symbolic.proof import ProofStep, argued, equation, from_assumptions, identity
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
 
@@ -19,8 +18,8 @@ Vector = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A small convolution with symbols for numbers: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
+class SymbolicConvolution:
+    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
 
     Attributes:
         kernel: its sides.
@@ -89,17 +88,19 @@ class Case:
         return "kernel {} on {} tokens, stride {}, dilation {}".format(*sides)
 
 
-def cases(dims: int) -> tuple[Case, Case]:
+def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
     """A plain convolution in d dimensions, and one with stride and dilation; beyond three, further axes have length 1."""
     kernel, grid = {1: ((3,), (5,)), 2: ((3, 2), (3, 3)), 3: ((2, 2, 2), (3, 2, 2))}[min(dims, 3)]
     far, wide = {1: ((3,), (7,)), 2: ((2, 2), (5, 4)), 3: ((3, 1, 2), (7, 2, 3))}[min(dims, 3)]
     ones, rest = (1,) * dims, (1,) * (dims - 3)
     stride = (2,) * dims
     dilation = ((2, 3, 2) if dims > 1 else (2,))[:dims] + rest
-    return Case(kernel + rest, grid + rest, ones, ones), Case(far + rest, wide + rest, stride, dilation)
+    return SymbolicConvolution(kernel + rest, grid + rest, ones, ones), SymbolicConvolution(
+        far + rest, wide + rest, stride, dilation
+    )
 
 
-def convolution(case: Case, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:
+def convolution(case: SymbolicConvolution, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:
     """The definition, (outputs, D_out): Y[o] = b + Σ_j X̃[s·o + dil·j] W_j."""
     row = {token: case.x.row(number) for number, token in enumerate(case.tokens)}
     rows = []
@@ -113,7 +114,10 @@ def convolution(case: Case, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:
 
 
 def attention(
-    case: Case, heads: Sequence[sympy.Matrix], w_val: Sequence[sympy.Matrix], w_out: Sequence[sympy.Matrix]
+    case: SymbolicConvolution,
+    heads: Sequence[sympy.Matrix],
+    w_val: Sequence[sympy.Matrix],
+    w_out: Sequence[sympy.Matrix],
 ) -> sympy.Matrix:
     """Eq. 3, (queries, D_out): MHSA(X) = b + Σ_h P^h X W_val^h W_out^h, with P^h (queries, tokens)."""
     x, ones = case.x, sympy.ones(len(case.queries), 1)
@@ -123,13 +127,13 @@ def attention(
     return total
 
 
-def one_hot(case: Case, shift: Vector) -> sympy.Matrix:
+def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     """The attention of a head that attends the key at query + shift and no other, (queries, tokens)."""
     return sympy.Matrix([[int(key == plus(query, shift)) for key in case.tokens] for query in case.queries])
 
 
-def place_steps(dims: int) -> list[Step]:
-    """Where a head reads, on any grid, with symbols for all sizes: axis by axis, then all axes together."""
+def place_steps(dims: int) -> list[ProofStep]:
+    """The position that a head reads on any grid, with symbols for all sizes: axis by axis, then together."""
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
@@ -172,7 +176,7 @@ def place_steps(dims: int) -> list[Step]:
     ]
 
 
-def lemma1_steps(dims: int) -> list[Step]:
+def lemma1_steps(dims: int) -> list[ProofStep]:
     """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride and dilation."""
     plain, strided = cases(dims)
     return [
@@ -184,7 +188,7 @@ def lemma1_steps(dims: int) -> list[Step]:
     ]
 
 
-def _equality_steps(case: Case) -> list[Step]:
+def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """Both factorisations; the second with the heads in another order."""
     w, shifts = case.w, case.shifts
     eye_in, eye_out = (sympy.eye(c) for c in case.channels)
@@ -204,7 +208,7 @@ def _equality_steps(case: Case) -> list[Step]:
     ]
 
 
-def _factored_step(case: Case) -> Step:
+def _factored_step(case: SymbolicConvolution) -> ProofStep:
     """D_h = 1: taps of rank one."""
     val = [sympy.Matrix(symbols(f"val_{j}", case.channels[0])) for j in range(len(case.taps))]
     out = [sympy.Matrix([symbols(f"out_{j}", case.channels[1])]) for j in range(len(case.taps))]
@@ -216,7 +220,7 @@ def _factored_step(case: Case) -> Step:
     )
 
 
-def _concatenation_step(case: Case) -> Step:
+def _concatenation_step(case: SymbolicConvolution) -> ProofStep:
     """Eq. 3 as printed: the heads side by side, then one multiplication by W_out."""
     w, x = case.w, case.x
     given = [one_hot(case, shift) for shift in case.shifts]

@@ -1,4 +1,4 @@
-"""The steps of Lemma 2: the score is a quadratic, its maximum is unique by a gap of α, the softmax is squeezed onto it.
+"""Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed onto it.
 
 First in d = dims dimensions, then for a vector of symbolic length d at once.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from verify.theory.symbolic.proof import (
-    Step,
+    ProofStep,
     argued,
     case_split,
     from_assumptions,
@@ -36,14 +36,14 @@ from verify.theory.symbolic.proofs_scores import (
 )
 
 
-def score_steps(dims: int) -> list[Step]:
+def score_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, first part: the score is the quadratic −α(‖δ−τ‖² − ‖τ‖²)."""
     delta, tau = integers("delta", dims), integers("tau", dims)
     quadratic = -alpha * (norm2(minus(delta, tau)) - norm2(tau))
     return [identity("v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)", (score(delta, tau), quadratic))]
 
 
-def gap_steps(dims: int) -> list[Step]:
+def gap_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, second part: δ = τ is the only maximum among integer shifts, by a gap of exactly α."""
     delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
     shift = minus(delta, tau)
@@ -71,8 +71,8 @@ def gap_steps(dims: int) -> list[Step]:
     ]
 
 
-def integer_step() -> Step:
-    """What the case splits on integers rest on."""
+def integer_step() -> ProofStep:
+    """The case split that every integer is positive, zero or negative."""
     above = sympy.Symbol("m", integer=True, positive=True)
     below = sympy.Symbol("m", integer=True, negative=True)
     neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
@@ -84,7 +84,7 @@ def integer_step() -> Step:
     )
 
 
-def squeeze_steps(dims: int) -> list[Step]:
+def squeeze_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
 
     With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
@@ -101,7 +101,7 @@ def squeeze_steps(dims: int) -> list[Step]:
     ]
 
 
-def weight_steps(top: Any) -> list[Step]:
+def weight_steps(top: Any) -> list[ProofStep]:
     """From gaps of at least α to the limit of the weights, in any dimension; ``top`` is the target's exponential."""
     others = sympy.Symbol("T", integer=True, positive=True) - 1
     count = sympy.Symbol("N", integer=True, nonnegative=True)
@@ -142,7 +142,7 @@ def weight_steps(top: Any) -> list[Step]:
     ]
 
 
-def grid_steps(dims: int) -> list[Step]:
+def grid_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, third part, directly: the limits of all softmax weights, over all keys of one small grid.
 
     Beyond three dimensions the further axes have one key each, so that the grid stays small.
@@ -161,11 +161,11 @@ def grid_steps(dims: int) -> list[Step]:
     return [limits(statement, expected, alpha)]
 
 
-class Block:
-    """A vector of d components, d a symbol, standing as one component in the code's own functions.
+class SymbolicVector:
+    """A vector of symbolic length d that acts as one component in the code's functions.
 
-    It can be added, negated, multiplied by a number, and multiplied by another block: x·y = Σ_i x_i y_i, a sympy Sum.  That
-    is all that the encoding asks of a component.
+    It supports what the encoding does with a component: addition, negation, multiplication by a number, and the product with
+    another vector, x·y = Σ_i x_i y_i as a sympy Sum.
     """
 
     length = sympy.Symbol("d", integer=True, positive=True)
@@ -175,35 +175,35 @@ class Block:
         self.component = component
 
     @classmethod
-    def named(cls, name: str) -> "Block":
+    def named(cls, name: str) -> "SymbolicVector":
         """The vector of the integers name[1], …, name[d]."""
         return cls(indexed(name, integer=True)[cls.index])
 
-    def __add__(self, other: "Block") -> "Block":
-        return Block(self.component + other.component) if isinstance(other, Block) else NotImplemented
+    def __add__(self, other: "SymbolicVector") -> "SymbolicVector":
+        return SymbolicVector(self.component + other.component) if isinstance(other, SymbolicVector) else NotImplemented
 
-    def __neg__(self) -> "Block":
-        return Block(-self.component)
+    def __neg__(self) -> "SymbolicVector":
+        return SymbolicVector(-self.component)
 
-    def __sub__(self, other: "Block") -> "Block":
-        return self + -other if isinstance(other, Block) else NotImplemented
+    def __sub__(self, other: "SymbolicVector") -> "SymbolicVector":
+        return self + -other if isinstance(other, SymbolicVector) else NotImplemented
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Block):
+        if isinstance(other, SymbolicVector):
             return sympy.Sum(self.component * other.component, (self.index, 1, self.length))
-        return Block(self.component * other)
+        return SymbolicVector(self.component * other)
 
     __rmul__ = __mul__
 
 
-def any_length_steps() -> list[Step]:
-    """Lemma 2 for d-vectors, d a symbol: r and v of the code, called with whole vectors as `Block`."""
-    delta, tau, n = (Block.named(name) for name in ("delta", "tau", "n"))
+def any_length_steps() -> list[ProofStep]:
+    """Lemma 2 for d-vectors, d a symbol: r and v of the code, called with whole vectors as `SymbolicVector`."""
+    delta, tau, n = (SymbolicVector.named(name) for name in ("delta", "tau", "n"))
     at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
     shift = delta - tau
     before, square = sympy.Symbol("S", nonnegative=True), sympy.Symbol("m", integer=True) ** 2
     count, k = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "k"))
-    seen, now_above, now_below = sympy.symbols("seen,m>0,m<0")
+    earlier, now_above, now_below = sympy.symbols("earlier,m>0,m<0")
     return [
         *_reading_steps(),
         linear(
@@ -217,10 +217,10 @@ def any_length_steps() -> list[Step]:
         ),
         case_split(
             "so sum_i n_i^2 >= 1 unless n = 0, by induction: one more component m adds m^2, and once a component other "
-            "than 0 was seen or comes now, the sum stays at 1 or above, or gets there",
-            [seen | now_above | now_below],
+            "than 0 came earlier or comes now, the sum stays at 1 or above, or gets there",
+            [earlier | now_above | now_below],
             [
-                (seen, sympy.Ge(1 + before + square, 1, evaluate=False)),
+                (earlier, sympy.Ge(1 + before + square, 1, evaluate=False)),
                 (now_above, sympy.Ge(before + (1 + k) ** 2, 1, evaluate=False)),
                 (now_below, sympy.Ge(before + (-(1 + k)) ** 2, 1, evaluate=False)),
             ],
@@ -233,14 +233,14 @@ def any_length_steps() -> list[Step]:
     ]
 
 
-def _reading_steps() -> list[Step]:
-    """That a block stands for its components: shown for lengths that can be written out, argued for all others."""
-    delta, tau = Block.named("delta"), Block.named("tau")
+def _reading_steps() -> list[ProofStep]:
+    """A `SymbolicVector` acts as its components do: shown for d up to 4, argued for all others."""
+    delta, tau = SymbolicVector.named("delta"), SymbolicVector.named("tau")
     whole = refusing_other_types(lambda: score((delta,), (tau,)))
     written = []
     for dims in (1, 2, 3, 4):
         components = [[indexed(name, integer=True)[i] for i in range(1, dims + 1)] for name in ("delta", "tau")]
-        written.append((whole.subs(Block.length, dims).doit(), score(*components)))
+        written.append((whole.subs(SymbolicVector.length, dims).doit(), score(*components)))
     return [
         identity("r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written),
         argued(

@@ -1,7 +1,7 @@
-"""The steps from absolute to relative encodings (Eq. 4 → 5 → 6), saying which is an identity and which a new parametrisation.
+"""Proof steps from absolute to relative encodings (Eq. 4 → 5 → 6), which separate identities from new parametrisations.
 
-As in Transformer-XL, three things are put in the place of others: Ŵ_key r_δ for W_keyᵀ P_kᵀ, the key's position; uᵀ and vᵀ for
-P_q W_qry, the query's, in the third and the fourth term.  No algebra gives that, and a step says so.
+As in Transformer-XL, Ŵ_key r_δ replaces the key's position W_keyᵀ P_kᵀ, and uᵀ and vᵀ replace the query's position P_q W_qry in the
+third and the fourth term.  These replacements are no identities, and a step says so.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from typing import Any
 import sympy
 
 from construct.encoding import quadratic as encoding
-from verify.theory.symbolic.proof import Step, identity
+from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import ranks, substitution
 from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols
 
 _DIMS = (1, 2, 3)
 
 
-def relative_steps() -> list[Step]:
+def relative_steps() -> list[ProofStep]:
     """Eq. 4 → 5 → 6, then what becomes of Eq. 6 in the construction."""
     return [*_expansion_steps(), *_no_identity_steps(), *_construction_steps()]
 
 
-def _expansion_steps() -> list[Step]:
+def _expansion_steps() -> list[ProofStep]:
     """D_in = D_k = 2, D_p = 3."""
     x_q, p_q, x_k, p_k, u, v, at_q, third, fourth = (
         sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s", "u", "v", "a", "c", "e")
@@ -63,7 +63,7 @@ def _expansion_steps() -> list[Step]:
     ]
 
 
-def _no_identity_steps() -> list[Step]:
+def _no_identity_steps() -> list[ProofStep]:
     """Eq. 6 is more than Eq. 5; the quadratic encoding is of both forms, at a price of d + 2 features."""
     rows, features = [], {}
     for dims in _DIMS:
@@ -91,7 +91,7 @@ def _no_identity_steps() -> list[Step]:
     ]
 
 
-def _construction_steps() -> list[Step]:
+def _construction_steps() -> list[ProofStep]:
     """Theorem 1's choice in Eq. 6, with one more key channel than D_p needs."""
     reduced, moved = [], []
     for dims in _DIMS:

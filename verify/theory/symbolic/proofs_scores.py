@@ -1,7 +1,6 @@
-"""Positional scores from the code's own encoding, their softmax, and the symbols that the proofs are written in.
+"""Positional scores on sympy symbols from the code's own encoding, their softmax, and helpers for symbols.
 
-Every proof gets its scores here, and here they come from ``construct.encoding.quadratic``, whose functions are looked up at call
-time: replace one by a wrong one, and the proofs are about the wrong one.
+The functions of ``construct.encoding.quadratic`` are looked up at call time, so the proofs are about whatever replaces them.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,10 +51,10 @@ def weights(scores: Sequence[Any]) -> list[Any]:
 
 
 def sums_by_axis(term: Any, axes: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """That a term sums over a box of any size to a product: equations, each summing over one more axis.
+    """Equations that a sum over a box of any size is a product, each summing over one more axis.
 
     Args:
-        term: what is summed, claimed to be the product of the factors.
+        term: the summand, which should be the product of the factors.
         axes: (variable, factor in this variable) of each axis.
 
     Returns:
@@ -128,7 +127,7 @@ def minus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def refusing_other_types(run: Callable[[], Any]) -> Any:
-    """What ``run`` returns; `ProofFailed` if the encoding does with a symbol what is neither +, − nor *."""
+    """The result of ``run``; `ProofFailed` if the encoding uses an operation other than +, − and *."""
     try:
         return run()
     except TypeError as error:

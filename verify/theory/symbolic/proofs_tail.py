@@ -1,4 +1,4 @@
-"""The steps of the tail of a sum over keys, as `verify.rounding.leakage` bounds it, and of the tolerance from which α is derived.
+"""Proof steps of the tail bound of `verify.rounding.leakage`, and of the tolerance from which α is derived.
 
 Both bounds compare e^{−αn²} (or e^{−α(n²−2nf)}, |f| ≤ ½) with a geometric series: n(n − 1) grows by at least 2(N + 1) a step
 beyond N, and n² ≥ 1 + 3(n − 1).
@@ -8,7 +8,15 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, least_value, sum_at_most
+from verify.theory.symbolic.proof import (
+    ProofStep,
+    argued,
+    case_split,
+    from_assumptions,
+    identity,
+    least_value,
+    sum_at_most,
+)
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import alpha
 
@@ -16,7 +24,7 @@ count = sympy.Symbol("N", integer=True, nonnegative=True)
 _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "m"))
 
 
-def tail_steps() -> list[Step]:
+def tail_steps() -> list[ProofStep]:
     """Exponents of at least n(n − 1): the terms beyond N add up to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)})."""
     n = count + 1 + _m
     exponent = count * (count + 1) + 2 * (count + 1) * _m
@@ -60,7 +68,7 @@ def tail_steps() -> list[Step]:
     ]
 
 
-def tolerance_steps() -> list[Step]:
+def tolerance_steps() -> list[ProofStep]:
     """1 − ϑ^{−d} ≤ tolerance from α ≥ max(ln 2, ln(16d/(7·tolerance)))."""
     n, x = 1 + _m, sympy.Symbol("x", nonnegative=True)
     y = 1 / (2 + sympy.Symbol("g", nonnegative=True))  # e^-alpha, at most 1/2
@@ -89,5 +97,5 @@ def tolerance_steps() -> list[Step]:
 
 
 def beyond() -> Any:
-    """What the terms beyond N add up to at most, both sides together."""
+    """The bound on the terms beyond N, both sides together."""
     return 2 * sympy.exp(-alpha * count * (count + 1)) / (1 - sympy.exp(-2 * alpha * (count + 1)))

@@ -1,16 +1,23 @@
-"""The steps of Theorem 1 after Lemma 2: the limits of the code's own attention, put into Lemma 1; then the rate, on any grid."""
+"""Proof steps of Theorem 1 after Lemma 2: the limits of the code's attention, Lemma 1 on them, and the rate on any grid."""
 
 from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Step, from_assumptions, identity, limits, sum_at_most
-from verify.theory.symbolic.proofs_lemma1 import Case, attention, cases, convolution, one_hot, place_steps
+from verify.theory.symbolic.proof import ProofStep, from_assumptions, identity, limits, sum_at_most
+from verify.theory.symbolic.proofs_lemma1 import (
+    SymbolicConvolution,
+    attention,
+    cases,
+    convolution,
+    one_hot,
+    place_steps,
+)
 from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, weights
 
 
-def theorem_steps(dims: int) -> list[Step]:
-    """The layer whose P^h are the limits that sympy finds is the convolution; and how fast it gets there."""
+def theorem_steps(dims: int) -> list[ProofStep]:
+    """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
     case = cases(dims)[0]
     scores = [
         [[score(minus(key, query), shift) for key in case.tokens] for query in case.queries] for shift in case.shifts
@@ -19,19 +26,19 @@ def theorem_steps(dims: int) -> list[Step]:
     hot = [one_hot(case, shift) for shift in case.shifts]
     flat = [weight for head in soft for row in head for weight in row]
     expected = list(zip(flat, [entry for head in hot for entry in head.flat()], strict=True))
-    found = limits(
+    limit_step = limits(
         f"{case}: as alpha grows, the softmax of the code's scores tends to one-hot attention at query + tau_j, in every "
         f"head and for every query ({len(expected)} weights)",
         expected,
         alpha,
     )
-    value = {line.lhs.args[0]: line.rhs for line in found.expressions}
+    value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
     eye, w = sympy.eye(case.channels[1]), case.w
     layer = attention(case, tends_to, w, [eye] * len(w))
     return [
         *place_steps(dims),
-        found,
+        limit_step,
         identity(
             "with these limits for P^h, MHSA(X) is the convolution, entry by entry, for every input and every kernel",
             *zip(layer.flat(), convolution(case, w).flat(), strict=True),
@@ -40,7 +47,7 @@ def theorem_steps(dims: int) -> list[Step]:
     ]
 
 
-def _rate_steps(case: Case) -> list[Step]:
+def _rate_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
     p = [sympy.Matrix(len(case.queries), len(case.tokens), _probabilities(case, h)) for h in range(len(case.taps))]
     w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
@@ -85,7 +92,7 @@ def _rate_steps(case: Case) -> list[Step]:
     ]
 
 
-def _finite_steps(leak: Any, bound: Any) -> list[Step]:
+def _finite_steps(leak: Any, bound: Any) -> list[ProofStep]:
     """At finite α: a head that leaks ε moves its value by at most 2εM, where |X| ≤ M, and by that much at worst."""
     p = symbols("p", 3, nonnegative=True)
     x = symbols("x", 4)
@@ -113,5 +120,5 @@ def _finite_steps(leak: Any, bound: Any) -> list[Step]:
     ]
 
 
-def _probabilities(case: Case, head: int) -> list[sympy.Symbol]:
+def _probabilities(case: SymbolicConvolution, head: int) -> list[sympy.Symbol]:
     return [sympy.Symbol(f"P_{head}_{q}_{k}") for q in range(len(case.queries)) for k in range(len(case.tokens))]

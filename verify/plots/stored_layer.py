@@ -1,4 +1,4 @@
-"""An attention layer from a weight file, by the checker's reader: nothing that the file holds is run."""
+"""Load an attention layer from a weight file through the checker's reader, which executes nothing from the file."""
 
 import os
 from pathlib import Path
@@ -14,25 +14,25 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
     """Read a layer.
 
     Args:
-        path: of ``model.mhsa.pt``, a network or a state dict, or of a safetensors file that this project wrote.
-        name: the layer's path in the network; not needed if there is one layer alone.
+        path: ``model.mhsa.pt``, a network or a state dict, or a safetensors file of this project.
+        name: the layer's path in the network; only needed if the file holds several layers.
 
     Returns:
-        The layer, with the very numbers of the file.
+        The layer, with the numbers of the file.
 
     Raises:
-        ValueError: the file is odd or holds no such layer, or several and no name was given.
+        ValueError: the file is malformed or holds no such layer, or several and no name was given.
         OSError: it cannot be read.
     """
     with Path(path).open("rb") as file:
-        found = {key: layer for key, layer in layers_in(file, str(path)).items() if layer.kind == "MHSA"}
-        if not found:
+        layers = {key: layer for key, layer in layers_in(file, str(path)).items() if layer.kind == "MHSA"}
+        if not layers:
             raise ValueError(f"{path}: it holds no attention layer (python -m construct.from_conv makes one)")
-        if name is None and len(found) > 1:
-            raise ValueError(f"{path}: it holds several layers; give --layer, one of {', '.join(found)}")
-        if name is not None and name not in found:
-            raise ValueError(f"{path}: it holds no layer {name!r}, but {', '.join(map(repr, found))}")
-        layer = found[next(iter(found)) if name is None else name]
+        if name is None and len(layers) > 1:
+            raise ValueError(f"{path}: it holds several layers; give --layer, one of {', '.join(layers)}")
+        if name is not None and name not in layers:
+            raise ValueError(f"{path}: it holds no layer {name!r}, but {', '.join(map(repr, layers))}")
+        layer = layers[next(iter(layers)) if name is None else name]
         if layer.geometry is None:
             raise ValueError(
                 f"{path}: nothing is said of the layer's geometry (save the layer, or its state dict, again)"

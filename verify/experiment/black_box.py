@@ -1,10 +1,10 @@
-"""An attention layer as an experiment sees it: inputs go in, outputs come out, and what lies between is never read.
+"""A layer as a black box of float64 arrays, and its linear map by impulse response.
 
-Of an affine layer f the whole map is read out with impulses.  An impulse e of channel c at position i gives the numbers
+An impulse e of channel c at position i gives one column of an affine layer f:
 
-    A[o, i, :, c] = (f(a·e) − f(−a·e)) / 2a,        a a large power of two,
+    A[o, i, :, c] = (f(a·e) − f(−a·e)) / 2a,        a a large power of two.
 
-in which a bias is lost to rounding rather than rounding the weights: where f multiplies by one weight, that weight comes
+With so large an amplitude the bias is rounded away and the weights are not: where f multiplies by one weight, that weight comes
 back bit for bit.
 """
 
@@ -19,30 +19,30 @@ import torch
 from torch import nn
 
 BUDGET = 2**30
-"""Bytes that an audit may take for the map of a layer, unless told otherwise."""
+"""Bytes for the linear map of a layer, by default."""
 
 FAR = 300
-"""Outputs beyond 2 to this power, or below 1 over it, are given in other units."""
+"""Outputs above 2^FAR or below 2^−FAR are rescaled, so that their squares stay in the range of float64."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
 
 
-class Subject:
-    """A layer under audit, as a function of float64 arrays.
+class BlackBox:
+    """The layer under audit as a function of float64 arrays.
 
     Args:
-        attention: a module, or any callable (B, C, *grid) → (B, D, *output); a bare ``nn.MultiheadAttention`` is given the
-            pixels as tokens, row by row, and its output is laid out as the grid again.
+        attention: a module, or any callable (B, C, *grid) → (B, D, *output); a bare ``nn.MultiheadAttention`` gets the
+            pixels as tokens, row by row, and its output is reshaped to the grid.
         grid: the spatial size of the inputs.
-        in_channels: C; by default what the layer itself says.
-        dtype: what the layer is run in, float64 or float32.
+        in_channels: C; by default the layer's own attribute.
+        dtype: float64 or float32, for running the layer.
 
     Attributes:
-        inputs, outputs: the numbers of the channels that are fed and read; all at first.  What is not fed is zero.
-        exponent: outputs are given in units of 2 to this power; 0 at first.
+        inputs, outputs: the indices of the channels fed and read; all at first.  The others are fed zeros.
+        exponent: outputs are in units of 2^exponent; 0 at first.
 
     Raises:
-        ValueError: grid, channels or dtype are no such thing, or the layer cannot be copied or called.
+        ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
     """
 
     def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype):
@@ -57,7 +57,7 @@ class Subject:
         if isinstance(attention, nn.Module):
             try:
                 self.function = copy.deepcopy(attention).cpu().to(dtype).eval()
-            except Exception as error:  # a layer that is not known may raise anything
+            except Exception as error:  # an unknown layer may raise anything
                 raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
         self.stock = isinstance(attention, nn.MultiheadAttention)
         if self.stock:
@@ -83,42 +83,42 @@ class Subject:
         self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
-        """Feed and read no more than so many channels from now on, drawn at random."""
+        """From now on feed and read at most this many channels, drawn at random."""
         self.inputs, self.outputs = (
             np.sort(random.choice(n, min(n, most), replace=False)) for n in (self.channels, self.out_channels)
         )
 
-    def weigh(self) -> None:
-        """From now on give outputs in units of their own size, where their squares would leave the range of float64."""
+    def rescale(self) -> None:
+        """Rescale outputs from now on if their squares would leave the range of float64."""
         y = self(np.random.default_rng(0).standard_normal((1, len(self.inputs), *self.grid)))
         size = float(np.abs(y[np.isfinite(y)]).max(initial=0.0))
         exponent = frexp(size)[1]
         self.exponent = exponent if abs(exponent) > FAR else 0
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Run it: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
+        """Run the layer: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
         y = self._run(x).reshape(len(x), self.out_channels, prod(self.output))
         return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
-    def _given(self, x: np.ndarray) -> torch.Tensor:
+    def _input(self, x: np.ndarray) -> torch.Tensor:
         full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype)
         full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
         return full
 
     def _run(self, x: np.ndarray) -> np.ndarray:
-        given = self._given(x)
+        tensor = self._input(x)
         try:
             with torch.no_grad():
                 if self.stock:
-                    tokens = given.flatten(2).transpose(1, 2)
+                    tokens = tensor.flatten(2).transpose(1, 2)
                     y = self.function(tokens, tokens, tokens, need_weights=False)[0]
                     y = y.transpose(1, 2).unflatten(2, self.grid)
                 else:
-                    y = self.function(given)
+                    y = self.function(tensor)
             if not isinstance(y, torch.Tensor):
                 raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
-        except Exception as error:  # a layer that is not known may raise anything
+        except Exception as error:  # an unknown layer may raise anything
             plain = not isinstance(self.function, nn.Module) and self.dtype == torch.float64
             hint = " (a function of float32 tensors takes dtype=torch.float32)" if plain else ""
             raise ValueError(
@@ -128,22 +128,22 @@ class Subject:
     def probabilities(
         self, x: np.ndarray, own: Callable[[torch.Tensor], torch.Tensor | None] | None
     ) -> np.ndarray | None:
-        """The attention of every head if the layer shows it: (B, heads, outputs, keys); None if it does not.
+        """The attention of every head, (B, heads, outputs, keys); None if the layer does not give it.
 
         Args:
             x: (B, channels fed, *grid).
-            own: gives it for an input; by default the layer's method ``attention_probabilities``, or what the one
+            own: computes it for an input; by default the layer's method ``attention_probabilities``, or what the one
                 ``nn.MultiheadAttention`` in it returns as its weights.
         """
-        given = self._given(x)
+        tensor = self._input(x)
         own = own or getattr(self.function, "attention_probabilities", None)
         try:
             with torch.no_grad():
-                p = self._watched(x) if own is None else own(given)
+                p = self._hooked(x) if own is None else own(tensor)
             if p is None:
                 return None
             maps = np.asarray(p.detach().cpu().to(torch.float64).numpy())
-        except Exception as error:  # a layer that is not known may raise anything
+        except Exception as error:  # an unknown layer may raise anything
             raise ValueError(f"the layer's attention cannot be looked at: {_line(error)}") from error
         if maps.ndim != 4 or len(maps) not in (1, len(x)) or maps.shape[2] != prod(self.output):
             raise ValueError(
@@ -151,38 +151,38 @@ class Subject:
             )
         return np.broadcast_to(maps, (len(x), *maps.shape[1:]))
 
-    def _watched(self, x: np.ndarray) -> torch.Tensor | None:
-        """The weights of the one ``nn.MultiheadAttention`` in the layer's copy, (B, heads, outputs, keys), while it is run."""
+    def _hooked(self, x: np.ndarray) -> torch.Tensor | None:
+        """The weights of the one ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
         modules = list(self.function.modules()) if isinstance(self.function, nn.Module) else []
         inside = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
         if len(inside) != 1:
             return None
-        (inner,), seen = inside, []
-        usual = inner.forward
+        (inner,), recorded = inside, []
+        forward = inner.forward
 
-        def watched(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
-            y, weights = usual(*args, **{**options, "need_weights": True, "average_attn_weights": False})
-            seen.append(weights)
+        def hooked(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+            y, weights = forward(*args, **{**options, "need_weights": True, "average_attn_weights": False})
+            recorded.append(weights)
             return y, None
 
-        inner.forward = watched  # of the copy alone
+        inner.forward = hooked  # of the copy alone
         try:
             self._run(x)
         finally:
             del inner.forward
-        return seen[0] if len(seen) == 1 else None
+        return recorded[0] if len(recorded) == 1 else None
 
 
 @dataclass(frozen=True)
-class Readout:
-    """What impulses and random inputs showed of a layer.
+class LinearMap:
+    """The linear map of a layer by impulse response, and how linear the layer is.
 
     Attributes:
         superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs, g = f − f(0), over the outputs' size.
-        rounding: n·ε relative, n = T·C + 8 the products of an output: what rounding alone may do.
+        rounding: n·ε relative, n = T·C + 8 products an output: the error that rounding alone can cause.
         constant: f(0), (O, D).
-        matrix: A, (O, T, D, C); of a layer that is not affine, its answers to impulses of size 1.
-        finite: bool (O,), which outputs were finite in every experiment.
+        matrix: A, (O, T, D, C); of a layer that is not affine, its response to impulses of size 1.
+        finite: bool (O,), which outputs were finite in every run.
     """
 
     superposition: float
@@ -193,19 +193,19 @@ class Readout:
 
     @property
     def affine(self) -> bool:
-        """Whether superposition held within rounding."""
+        """Whether superposition holds within rounding."""
         return self.superposition <= 8 * self.rounding
 
 
-def read_out(subject: Subject, random: np.random.Generator, budget: int = BUDGET) -> Readout:
-    """Test superposition, then read the map out with impulses.
+def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: int = BUDGET) -> LinearMap:
+    """Test superposition, then measure the map column by column with impulses.
 
     Raises:
-        ValueError: the map would take more than the budget.
+        ValueError: the map would exceed the budget.
     """
-    places, channels = prod(subject.grid), len(subject.inputs)
-    outputs, width = prod(subject.output), len(subject.outputs)
-    needed = 3 * 8 * outputs * places * width * channels  # the map, and two copies while kernels are compared with it
+    places, channels = prod(black_box.grid), len(black_box.inputs)
+    outputs, width = prod(black_box.output), len(black_box.outputs)
+    needed = 3 * 8 * outputs * places * width * channels  # the map, and two copies during the fit
     if needed > budget:
         raise ValueError(
             f"the map from {places} × {channels} inputs to {outputs} × {width} outputs would take "
@@ -215,41 +215,41 @@ def read_out(subject: Subject, random: np.random.Generator, budget: int = BUDGET
     finite = np.ones(outputs, dtype=bool)
 
     def run(x: np.ndarray) -> np.ndarray:
-        y = subject(x)
+        y = black_box(x)
         finite[:] &= np.isfinite(y).all(axis=(0, 2))
         return np.where(np.isfinite(y), y, 0.0)
 
-    constant = run(np.zeros((1, channels, *subject.grid)))[0]
-    rounding = (places * channels + 8) * float(torch.finfo(subject.dtype).eps)
+    constant = run(np.zeros((1, channels, *black_box.grid)))[0]
+    rounding = (places * channels + 8) * float(torch.finfo(black_box.dtype).eps)
     off = 0.0
     for _ in range(3):
-        x, y = random.standard_normal((2, 1, channels, *subject.grid))
+        x, y = random.standard_normal((2, 1, channels, *black_box.grid))
         a, b = random.uniform(0.5, 2.0, 2)
         fx, fy, both = run(x), run(y), run(a * x + b * y)
         wrong = (both - constant) - a * (fx - constant) - b * (fy - constant)
         size = max(float(np.abs(values).max(initial=0.0)) for values in (fx, fy, both, constant))
         off = max(off, float(np.abs(wrong[:, finite]).max(initial=0.0)) / (size or 1.0))
-    amplitude = _AMPLITUDE[subject.dtype] if off <= 8 * rounding and _scales(subject, random, rounding) else 1.0
+    amplitude = _AMPLITUDE[black_box.dtype] if off <= 8 * rounding and _scales(black_box, random, rounding) else 1.0
     matrix = np.empty((outputs, places, width, channels))
     step = max(1, min(256, _BATCH_BYTES // (8 * max(places * channels, outputs * width))))
     for first in range(0, places * channels, step):
         chosen = np.arange(first, min(first + step, places * channels))
         pulses = np.zeros((len(chosen), channels * places))
         pulses[np.arange(len(chosen)), chosen] = amplitude
-        pulses = pulses.reshape(len(chosen), channels, *subject.grid)
+        pulses = pulses.reshape(len(chosen), channels, *black_box.grid)
         answer = (run(pulses) - run(-pulses)) / (2 * amplitude)
         matrix[:, chosen % places, :, chosen // places] = answer
-    return Readout(off, rounding, constant, matrix, finite)
+    return LinearMap(off, rounding, constant, matrix, finite)
 
 
-def _scales(subject: Subject, random: np.random.Generator, rounding: float) -> bool:
-    """Whether the layer is still the same map at the amplitude of the impulses."""
-    a = _AMPLITUDE[subject.dtype]
-    x = random.standard_normal((1, len(subject.inputs), *subject.grid))
-    small, large = (subject(x) - subject(-x)) / 2, (subject(a * x) - subject(-a * x)) / (2 * a)
-    seen = np.isfinite(small)
-    size = float(np.abs(small[seen]).max(initial=0.0)) + float(np.abs(subject(x)[seen]).max(initial=0.0))
-    return bool((np.abs(large - small)[seen] <= 8 * rounding * size).all())  # a NaN fails
+def _scales(black_box: BlackBox, random: np.random.Generator, rounding: float) -> bool:
+    """Whether the layer is the same linear map at the amplitude of the impulses."""
+    a = _AMPLITUDE[black_box.dtype]
+    x = random.standard_normal((1, len(black_box.inputs), *black_box.grid))
+    small, large = (black_box(x) - black_box(-x)) / 2, (black_box(a * x) - black_box(-a * x)) / (2 * a)
+    finite = np.isfinite(small)
+    size = float(np.abs(small[finite]).max(initial=0.0)) + float(np.abs(black_box(x)[finite]).max(initial=0.0))
+    return bool((np.abs(large - small)[finite] <= 8 * rounding * size).all())  # a NaN fails
 
 
 def _line(error: BaseException) -> str:

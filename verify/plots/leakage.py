@@ -1,4 +1,4 @@
-"""Leakage against sharpness: what each number format's softmax does, beside what the bound says."""
+"""`leakage_figure`: the leakage of each dtype's softmax against the sharpness α, beside the bound."""
 
 import math
 from typing import TYPE_CHECKING
@@ -16,33 +16,37 @@ if TYPE_CHECKING:
 
 LOOKS = dict(zip(DTYPES, ((GREEN, "^"), (PINK, "s"), (ORANGE, "o"), (BLUE, "D")), strict=True))
 SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
-"""Of the grid that is measured on; the bound holds on any."""
+"""The side of the measured grid, by dimension; the bound holds on any grid."""
 
 
 def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
-    """The sum of all weights beside the largest, as torch's softmax gives them in that format."""
+    """The sum of all softmax weights but the largest, by torch in that dtype."""
     weights = softmax_row(alpha, dtype, dims, SIDES[dims]).double()
     top = int(weights.argmax())
     return float(torch.cat([weights[:top], weights[top + 1 :]]).sum())
 
 
 def threshold(dtype: torch.dtype) -> float:
-    """ln(2/η), η the smallest positive number of the format: beyond it e^−α is below η/2, and rounds to 0."""
+    """ln(2/η) with η the smallest positive number of the dtype: above it e^−α < η/2 rounds to 0."""
     info = torch.finfo(dtype)
     return math.log(2) - math.log(info.tiny) - math.log(info.eps)
 
 
 def leakage_figure(dims: int = 2) -> "Figure":
-    """Draw how much attention leaks past the key that a head is meant for, against the sharpness α.
+    """Draw the attention that leaks past a head's target key against the sharpness α.
 
     Args:
         dims: the number of dimensions, 1 to 4.
 
     Returns:
-        A figure of two panels: up to where float32 is exactly one-hot, and up to where float64 is.  The y axes hold log10.
+        A figure of two panels: up to float32's threshold of exactly one-hot attention, and up to float64's.
 
     Raises:
-        ValueError: no such number of dimensions.
+        ValueError: dims is not supported.
+
+    >>> import verify.plots
+    >>> len(verify.plots.leakage_figure(dims=1).axes)
+    2
     """
     if dims not in SIDES:
         raise ValueError(f"leakage is drawn for 1 to {max(SIDES)} dimensions, not {dims}")

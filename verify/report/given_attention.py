@@ -1,4 +1,4 @@
-"""Attention that somebody learned, as data for the picture: no scores, no α, only where it looks."""
+"""Data for the page's maps of given attention probabilities, without scores and α."""
 
 import base64
 from math import prod
@@ -9,44 +9,44 @@ import numpy as np
 from verify.report.layer import NoPicture, times
 
 MOST_GIVEN = 12_000_000
-"""Bytes of probabilities on a page, shared among the layers for which they were given: a ViT-B's 12 layers take half of it."""
+"""The byte budget for given probabilities on a page, shared by the layers: the 12 layers of a ViT-B take half of it."""
 MOST_EXACT = 200_000
-"""Numbers of one layer that are shipped in 16 bits; of more, 8 bits each are enough for a picture."""
+"""The most numbers of a layer to ship in 16 bits; more are shipped in 8, which is enough for a picture."""
 
 
 def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: int) -> dict[str, Any]:
-    """The picture of probabilities (heads, *positions, *positions).
+    """The data of probabilities (heads, *positions, *positions).
 
     Args:
-        name: of the layer, for the error.
+        name: of the layer, for errors.
         probabilities: a row for each query; every row sums to 1.
-        share: how many bytes there are for it; where it takes more, only every so many-th position asks.
-        most_heads: how many heads are drawn.
+        share: the byte budget; if all queries exceed it, evenly spaced ones are kept.
+        most_heads: the number of heads to draw at most.
 
     Raises:
-        ValueError: they are of another shape, or no probabilities.
-        NoPicture: even a few queries are too many.
+        ValueError: the shape is another one, or the values are no probabilities.
+        NoPicture: even a few queries exceed the budget.
     """
     maps = np.asarray(probabilities, dtype=np.float64)
     dims = (maps.ndim - 1) // 2
     shape = maps.shape[1 + dims :]
     if maps.ndim not in (3, 5, 7) or maps.shape[1 : 1 + dims] != shape or not maps.size:
-        told = f"of {name!r} has shape {maps.shape}, and is not (heads, *positions, *positions)"
-        raise ValueError(f"write_report: the attention {told}")
+        caption = f"of {name!r} has shape {maps.shape}, and is not (heads, *positions, *positions)"
+        raise ValueError(f"write_report: the attention {caption}")
     rows = maps.reshape(len(maps), prod(shape), prod(shape))
     if not (np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-2)):
-        told = "is not made of probabilities: every query's must be ≥ 0 and sum to 1"
-        raise ValueError(f"write_report: the attention of {name!r} {told}")
+        caption = "is not made of probabilities: every query's must be ≥ 0 and sum to 1"
+        raise ValueError(f"write_report: the attention of {name!r} {caption}")
     drawn = min(len(rows), most_heads)
     queries = _asking(shape, share // (drawn * prod(shape)))
     if queries is None:
         raise NoPicture(f"{len(rows)} heads over {times(shape)} positions are too many to draw")
     kept = maps[(slice(drawn), *np.ix_(*queries))].reshape(drawn, -1, prod(shape))
     bits = 16 if kept.size <= min(MOST_EXACT, share // 2) else 8
-    told = "These are attention probabilities as they were given"
+    caption = "These are attention probabilities as they were given"
     if prod(map(len, queries)) < prod(shape):
-        told += f", from {times([len(axis) for axis in queries])} of the {times(shape)} positions"
-    told += "." if bits == 16 else ", rounded to what a shade can show."
+        caption += f", from {times([len(axis) for axis in queries])} of the {times(shape)} positions"
+    caption += "." if bits == 16 else ", rounded to what a shade can show."
     return {
         "input": list(shape),
         "shape": list(shape),
@@ -58,9 +58,9 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
         "heads": len(rows),
         "maps": packed(kept, bits),
         "bits": bits,
-        "told": told,
+        "caption": caption,
         "radix": None,
-        "aims": [None] * drawn,
+        "centres": [None] * drawn,
         "kernel": None,
         "taps": [None] * drawn,
         "carried": [None] * drawn,
@@ -68,7 +68,7 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
 
 
 def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
-    """Which positions ask, axis by axis: all, or evenly spread ones so that there are at most so many; None for none."""
+    """The query positions axis by axis: all, or evenly spaced ones, ``most`` in total; None if not even one fits."""
     for step in range(1, max(shape) + 1):
         axes = [list(range(n))[min(step, n) // 2 :: step] for n in shape]
         if prod(map(len, axes)) <= most:
@@ -79,7 +79,7 @@ def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
 def packed(rows: np.ndarray, bits: int = 16) -> str:
     """Probabilities (heads, queries, keys) in base64: in 16 bits with 65535 for 1, little-endian; or the root of each in 8 bits.
 
-    The root is what the picture shows as a shade, so that a shade is off by no more than 1/510.
+    The picture's shade is the root, so 8 bits change a shade by at most 1/510.
     """
     values = np.rint(rows.clip(0, 1) * 65535).astype("<u2") if bits == 16 else np.rint(np.sqrt(rows.clip(0, 1)) * 255)
     return base64.b64encode(values.astype("<u2" if bits == 16 else "u1").tobytes()).decode()

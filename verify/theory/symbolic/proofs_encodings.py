@@ -1,4 +1,4 @@
-"""The steps of three sharper statements: absolute encodings of rank d + 1, D_p = 2 in any dimension, D_p = 1 in none."""
+"""Proof steps on other encodings: absolute ones of d + 1 features, D_p = 2 in any dimension, D_p = 1 in none."""
 
 from itertools import permutations, product
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import sympy
 
 from construct.encoding import quadratic as encoding
-from verify.theory.symbolic.proof import Step, argued, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import ProofStep, argued, case_split, from_assumptions, identity, limits
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_lemma2 import integer_step, weight_steps
 from verify.theory.symbolic.proofs_scores import (
@@ -29,7 +29,7 @@ from verify.theory.symbolic.proofs_scores import (
 _k = sympy.Symbol("k", integer=True, nonnegative=True)
 
 
-def absolute_steps(dims: int) -> list[Step]:
+def absolute_steps(dims: int) -> list[ProofStep]:
     """α(2(q + τ)·k − ‖k‖²) is −α‖k − q − τ‖² up to what the softmax cancels: a dot product of d + 1 features."""
     q, k, other, tau, n = (integers(name, dims) for name in ("q", "k", "l", "tau", "n"))
     a, b, c = sympy.symbols("A B C", real=True)
@@ -75,7 +75,7 @@ def absolute_steps(dims: int) -> list[Step]:
     ]
 
 
-def _channels_step(dims: int) -> Step:
+def _channels_step(dims: int) -> ProofStep:
     """The features are linear in the d + 2 channels (p, ‖p‖², 1) of a token; the 1 is only a bias."""
     p, tau = integers("p", dims), integers("tau", dims)
     token = sympy.Matrix([[*p, norm2(p), 1]])
@@ -90,7 +90,7 @@ def _channels_step(dims: int) -> Step:
     )
 
 
-def parabola_steps(dims: int) -> list[Step]:
+def parabola_steps(dims: int) -> list[ProofStep]:
     """D_p = 2: the quadratic encoding of one axis, on an injective numbering of the shifts."""
     delta, tau, e = (integers(name, dims) for name in ("delta", "tau", "e"))
     sizes = symbols("m", dims, integer=True, positive=True)
@@ -143,7 +143,7 @@ def parabola_steps(dims: int) -> list[Step]:
     ]
 
 
-def _parabola_limits(dims: int) -> Step:
+def _parabola_limits(dims: int) -> ProofStep:
     """The keys of one query differ by less than the grid's own sides, so these sides will do for the radix."""
     shape = {1: (4,), 2: (2, 3), 3: (2, 1, 3)}[min(dims, 3)] + (1,) * (dims - 3)
     positions = list(product(*map(range, shape)))
@@ -160,7 +160,7 @@ def _parabola_limits(dims: int) -> Step:
     )
 
 
-def one_component_steps() -> list[Step]:
+def one_component_steps() -> list[ProofStep]:
     """D_p = 1: of three shifts, the one whose r lies between the others is never the only maximum of c·r."""
     v, w = symbols("v", 3), symbols("W", 3)
     r, c = sympy.Symbol("r"), sympy.Symbol("c")

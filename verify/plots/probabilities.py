@@ -1,4 +1,4 @@
-"""Where a layer looks, as its own softmax says: probabilities by head, query and token, with the tokens' places."""
+"""Attention probabilities of a layer from its own softmax, by head, query and token."""
 
 import copy
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ import torch
 from construct.attention import MHSA
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, query_places, token_count, token_length
-from verify.report.attention import _before, _size
+from verify.report.attention import drawn_size, tokens_before
 
 MOST_NUMBERS = 2**25
-"""Of probabilities, eight bytes each: a quarter of a gigabyte."""
+"""The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
 TOKENS = {1: 13, 2: 7, 3: 5}
-"""About so many tokens along an axis are drawn, by dimension, where nobody says how many."""
+"""The default number of tokens along an axis, by dimension."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerAttention:
     """The attention of one layer on one input.
 
     Attributes:
         probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
-        outputs: the spatial size of the output; there is a query for each of its positions.
+        outputs: the spatial size of the output, one query a position.
         tokens: the size of the padded grid.
-        places: by axis, the token from which each output asks.
-        inside: by axis, the first and the last token that are no padding.
+        places: by axis, the query token of each output.
+        inside: by axis, the first and the last token that are not padding.
         content: whether the attention depends on the input.
     """
 
@@ -40,37 +40,49 @@ class Seen:
     content: bool
 
     def query(self, position: tuple[int, ...]) -> tuple[int, ...]:
-        """The token from which an output asks."""
+        """The query token of an output."""
         return tuple(int(place[o]) for place, o in zip(self.places, position, strict=True))
 
     def map(self, head: int, position: tuple[int, ...]) -> np.ndarray:
         """The attention of a head for an output, over the padded grid."""
         return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(self.tokens)
 
+    def require_query(self, position: tuple[int, ...]) -> None:
+        """Raise a ValueError unless the output has this position."""
+        if len(position) != len(self.outputs) or not all(
+            0 <= q < o for q, o in zip(position, self.outputs, strict=True)
+        ):
+            raise ValueError(f"the query {position} is no position of an output of size {self.outputs}")
+
+    @property
+    def scope(self) -> str:
+        """For a title: the inputs that have this attention."""
+        return "for one input, on which it depends" if self.content else "the same for every input"
+
     def middle(self) -> tuple[int, ...]:
-        """The output in the middle."""
+        """The middle output."""
         return tuple(o // 2 for o in self.outputs)
 
 
-def seen(
+def attention_of(
     layer: MHSA,
     x: torch.Tensor | None = None,
     grid: tuple[int, ...] | None = None,
     alpha: float | None = None,
     larger: int = 1,
-) -> Seen:
-    """Run the softmax of a layer.
+) -> LayerAttention:
+    """Compute the attention of a layer on one input.
 
     Args:
         layer: of 1, 2 or 3 dimensions.
         x: an input (1, D_in, *size), for attention that depends on it; random by default.
-        grid: the spatial size of the input, where ``x`` is not given.
-        alpha: show the layer as if the softest of its heads had this sharpness: every v is multiplied by one number.
-        larger: times so large is the grid that is taken where nobody gives one.
+        grid: the spatial size of the input, if ``x`` is not given.
+        alpha: scale every v so that the softest head has this sharpness.
+        larger: a factor on the default grid.
 
     Raises:
         TypeError: this is no attention layer of this project.
-        ValueError: there is no such grid, the attention is too large to draw, or no head has a sharpness to change.
+        ValueError: the grid is invalid, the attention is too large to draw, or the heads have no sharpness to change.
     """
     if not isinstance(layer, MHSA):
         raise TypeError(f"a {type(layer).__name__} is no attention layer of this project")
@@ -78,7 +90,11 @@ def seen(
     if g.dims not in TOKENS:
         raise ValueError(f"attention in {g.dims} dimensions is not drawn")
     size = (
-        tuple(x.shape[2:]) if x is not None else grid if grid is not None else _size(g, larger * TOKENS[g.dims], None)
+        tuple(x.shape[2:])
+        if x is not None
+        else grid
+        if grid is not None
+        else drawn_size(g, larger * TOKENS[g.dims], None)
     )
     outputs, tokens = output_size(g, size), token_count(g, size)
     if layer.heads * prod(outputs) * tokens > MOST_NUMBERS:
@@ -90,13 +106,13 @@ def seen(
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
-    before, spread = [_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
-    return Seen(
+    before, spacing = [tokens_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
+    return LayerAttention(
         probabilities,
         outputs,
         tuple(token_length(g, axis, n) for axis, n in enumerate(size)),
         tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
-        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spread, size, strict=True)),
+        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spacing, size, strict=True)),
         content,
     )
 

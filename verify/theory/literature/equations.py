@@ -1,9 +1,9 @@
-"""Eq. 3 and its hard limit as they stand, and small convolutions to hold them against: a few lines of numpy each.
+"""Eq. 3, its limit for α → ∞ and small convolutions, each in a few lines of numpy.
 
-``softmax`` is the paper's, in float64.  ``sharp`` is its limit for α → ∞, exactly: weight shared equally by the keys of the
-highest score.  ``mix`` is Eq. 3 on any numbers.  A convolution and an attention layer without content are both bilinear in input
-and kernel, so on a given grid they agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` lists what the
-oracle reads then, ``read_by_heads`` what the attention reads.
+``softmax`` is float64.  ``sharp`` is its exact limit: the keys of the highest score share the weight equally.  ``mix`` is Eq. 3 on
+any numbers.  A convolution and an attention layer without content are both bilinear in input and kernel, so on a given grid they
+agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response, ``read_by_heads``
+the attention's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,14 +62,14 @@ def mix(
 
 @dataclass(frozen=True)
 class Setting:
-    """A convolution's geometry on an input of a fixed size, and the token grid on which attention has to do the same.
+    """A convolution's geometry on an input of fixed size, with the token grid of the attention.
 
     Attributes:
         kernel: K_1, …, K_d.
         size: of the input.
-        padding: before and after each axis; None for none.
-        stride: an axis each; None for 1.
-        dilation: an axis each; None for 1.
+        padding: zeros before and after each axis; None for 0.
+        stride: one number an axis; None for 1.
+        dilation: one number an axis; None for 1.
     """
 
     kernel: Vector
@@ -85,17 +85,17 @@ class Setting:
 
     @property
     def p(self) -> Vector:
-        """Padding, an axis each."""
+        """The padding of each axis."""
         return self.padding or (0,) * self.dims
 
     @property
     def s(self) -> Vector:
-        """Stride, an axis each."""
+        """The stride of each axis."""
         return self.stride or (1,) * self.dims
 
     @property
     def dil(self) -> Vector:
-        """Dilation, an axis each."""
+        """The dilation of each axis."""
         return self.dilation or (1,) * self.dims
 
     @property
@@ -153,7 +153,7 @@ class Setting:
 
 
 def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
-    """What each tap of the oracle's convolution reads, from impulses: integers (taps, outputs, inputs)."""
+    """The impulse response of each tap of the oracle's convolution: integers (taps, outputs, inputs)."""
     taps, inputs = prod(setting.kernel), prod(setting.size)
     weight = np.eye(taps, dtype=int).reshape(taps, 1, *setting.kernel)
     impulses = np.eye(inputs, dtype=int).reshape(inputs, 1, *setting.size)
@@ -162,7 +162,7 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
 
 
 def read_by_heads(setting: Setting, attention: Sequence[np.ndarray]) -> np.ndarray:
-    """What each head reads of the unpadded input, (heads, outputs, inputs): P^h, less the tokens that are padding."""
+    """P^h restricted to the unpadded input, (heads, outputs, inputs)."""
     inputs = prod(setting.size)
     placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), one token an input
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
@@ -175,7 +175,7 @@ def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list
 
 
 def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
-    """Attention as Lemma 1 takes it for granted: 1 where k − q = τ, else 0."""
+    """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
     keys, queries = setting.keys, setting.queries
     wanted = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
     return [hit.all(axis=2).astype(int) for hit in wanted]
@@ -196,19 +196,19 @@ def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
 def rank(rows: Iterable[Iterable[Any]]) -> int:
     """The rank of a matrix of rationals, by elimination without rounding."""
     matrix = [[Fraction(x) for x in row] for row in rows]
-    found = 0
+    count = 0
     for column in range(len(matrix[0]) if matrix else 0):
-        pivot = next((i for i in range(found, len(matrix)) if matrix[i][column]), None)
+        pivot = next((i for i in range(count, len(matrix)) if matrix[i][column]), None)
         if pivot is None:
             continue
-        matrix[found], matrix[pivot] = matrix[pivot], matrix[found]
-        head = matrix[found]
-        for i in range(found + 1, len(matrix)):
+        matrix[count], matrix[pivot] = matrix[pivot], matrix[count]
+        head = matrix[count]
+        for i in range(count + 1, len(matrix)):
             factor = matrix[i][column] / head[column]
             if factor:
                 matrix[i] = [x - factor * y for x, y in zip(matrix[i], head, strict=True)]
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -1,0 +1,164 @@
+"""Least squares fit of a convolution to a linear map, over kernel sizes, dilations, strides and padding modes.
+
+The map A (outputs × inputs, each entry a D × C matrix) is fitted by Σ_j S_j ⊗ W_j, where S_j reads the input at s·o + δ_j and
+δ_j = start + dilation·j.  In the interior, where no tap reads padding, the least squares W_j is the mean of A[o, s·o + δ_j].
+Each padding mode then predicts the border, and its residual says how well.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
+
+MOST_CANDIDATES = 32
+"""Receptive fields that are fitted at most, likeliest first."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted convolution and its residuals.
+
+    Attributes:
+        field: its receptive field.
+        kernel: (D, C, *K).
+        inside: bool (O,), the interior outputs that count.
+        size: Σ|A|² by output, (O,).
+        residual: Σ|A − convolution|² by output, (O,), by padding mode.
+        worst: the greatest |A − convolution| over the largest |A|, interior and border, by padding mode.
+    """
+
+    field: ReceptiveField
+    kernel: np.ndarray
+    inside: np.ndarray
+    size: np.ndarray
+    residual: dict[str, np.ndarray]
+    worst: dict[str, tuple[float, float]]
+
+    def distance(self, mode: str, outputs: np.ndarray) -> float:
+        """√(Σ|A − convolution|² / Σ|A|²) over the outputs given: the relative error for white noise."""
+        size, residual = float(self.size[outputs].sum()), float(self.residual[mode][outputs].sum())
+        return (residual / size) ** 0.5 if size else float(residual > 0)
+
+    @property
+    def best(self) -> str:
+        """The padding mode of the smallest residual."""
+        return min(self.residual, key=lambda mode: float(self.residual[mode].sum()))
+
+
+def nearest_convolution(
+    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
+) -> Fit:
+    """Fit the nearest convolution.
+
+    Args:
+        matrix: A, (O, T, D, C).
+        grid: the input's spatial size.
+        output: the spatial size of the output.
+        finite: bool (O,), which outputs count.
+        rounding: entries up to this share of the largest count as zero when the kernel's extent is decided.
+        most: the largest kernel; None for any size, or half the grid where no kernel fits.
+
+    Returns:
+        The best fit; among fits that are exact within rounding, the one of fewest taps.
+    """
+    fit = _best(matrix, grid, output, finite, rounding, most)
+    if most is None and max(fit.worst[fit.best]) > rounding:
+        half = half_of(grid)
+        if any(k > h for k, h in zip(fit.field.kernel, half, strict=True)):
+            fit = _best(matrix, grid, output, finite, rounding, half)
+    return fit
+
+
+def _best(
+    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
+) -> Fit:
+    best, least_residual = None, np.inf
+    for field in islice(candidates(matrix, grid, output, finite, rounding, most), MOST_CANDIDATES):
+        first = fit_taps(matrix, field, finite, ("zeros",))
+        if first.worst["zeros"][0] <= rounding:  # then the border may be exact too, with one of the modes
+            fit = fit_taps(matrix, field, finite)
+            if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
+                fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
+            if max(fit.worst[fit.best]) <= rounding:
+                return fit
+        residual = float(first.residual["zeros"].sum())
+        if residual < least_residual:
+            best, least_residual = field, residual
+    assert best is not None
+    return fit_taps(matrix, best, finite)
+
+
+def _mode_by_axis(fit: Fit) -> str:
+    """For each axis, the mode of least residual at outputs that read padding along that axis alone."""
+    field, modes = fit.field, []
+    for axis in range(len(field.grid)):
+        outside = np.ones((), dtype=bool)
+        for other in range(len(field.grid)):
+            outside = outside[..., None] & (field.within(other) != (other == axis))
+        residual = [float(fit.residual[mode][outside.reshape(-1)].sum()) for mode in MODES]
+        modes.append(MODES[int(np.argmin(residual))])
+    return BETWEEN.join(modes)
+
+
+def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, modes: tuple[str, ...] = MODES) -> Fit:
+    """Fit the taps of one receptive field: means over the interior, with the residual of each padding mode.
+
+    Without interior outputs, a tap is averaged over the outputs at which it reads the grid.
+    """
+    inside = field.interior() & finite
+    plain = field.sources("zeros")
+    weights = np.zeros((field.taps, *matrix.shape[2:]))
+    for tap, source in enumerate(plain):
+        rows = np.flatnonzero(inside if inside.any() else (source >= 0) & finite)
+        if len(rows):
+            blocks = matrix[rows, source[rows]]
+            first = blocks[len(rows) // 2]
+            weights[tap] = first + (blocks - first).mean(axis=0)  # the mean of equal numbers is exactly that number
+    size = np.square(matrix).sum(axis=(1, 2, 3)) * finite
+    largest = float(np.abs(matrix[finite]).max(initial=0.0)) or 1.0
+    residual, worst = {}, {}
+    for mode in modes:
+        error = matrix.copy()
+        for tap, source in enumerate(plain if mode == "zeros" else field.sources(mode)):
+            rows = np.flatnonzero(source >= 0)
+            error[rows, source[rows]] -= weights[tap]
+        error[~finite] = 0
+        residual[mode] = np.square(error).sum(axis=(1, 2, 3))
+        by_output = np.abs(error).max(axis=(1, 2, 3), initial=0.0) / largest
+        worst[mode] = (float(by_output[inside].max(initial=0.0)), float(by_output[~inside].max(initial=0.0)))
+    kernel = np.moveaxis(weights, 0, -1).reshape(*matrix.shape[2:], *field.kernel)
+    return Fit(field, kernel, inside, size, residual, worst)
+
+
+def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel and bias by linear regression of outputs on inputs, over the interior (over all outputs without one).
+
+    Args:
+        field: the receptive field.
+        x: inputs (B, C, *grid).
+        y: outputs (B, O, D).
+
+    Returns:
+        The kernel (D, C, *K) and the bias (D,).
+    """
+    interior = field.interior() if field.interior().any() else np.ones(y.shape[1], dtype=bool)
+    rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)
+    rows = np.hstack([rows, np.ones((len(rows), 1))])
+    solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[0]  # (taps·C + 1, D)
+    kernel = solution[:-1].reshape(field.taps, x.shape[1], y.shape[2]).transpose(2, 1, 0)
+    return kernel.reshape(y.shape[2], x.shape[1], *field.kernel), solution[-1]
+
+
+def im2col(field: ReceptiveField, x: np.ndarray, mode: str) -> np.ndarray:
+    """The inputs that every output reads, tap by tap: (B, O, taps, C)."""
+    flat = x.reshape(*x.shape[:2], -1)
+    flat = np.concatenate([flat, np.zeros((*flat.shape[:2], 1))], axis=2)  # −1 reads this zero
+    return flat[:, :, field.sources(mode)].transpose(0, 3, 2, 1)
+
+
+def convolved(field: ReceptiveField, kernel: np.ndarray, x: np.ndarray, mode: str) -> np.ndarray:
+    """The convolution without bias: (B, C, *grid) → (B, O, D)."""
+    taps = kernel.reshape(*kernel.shape[:2], -1)
+    return np.einsum("botc,dct->bod", im2col(field, x, mode), taps, optimize=True)

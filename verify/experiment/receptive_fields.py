@@ -1,0 +1,236 @@
+"""Receptive fields of a convolution, and the ones that could belong to a given linear map, likeliest first.
+
+Padding acts on each axis by itself.  Along one axis, a row's energy lies where its taps read, and all rows inside the grid are
+alike.  Candidates for which both hold come first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from math import gcd, prod
+from typing import NamedTuple
+
+import numpy as np
+
+MODES = ("zeros", "replicate", "circular", "reflect")
+BETWEEN = " × "
+"""Joins the padding modes of several axes in one name, as in ``zeros × circular``."""
+
+Vector = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """The inputs that output o reads: s·o + start + dilation·j on each axis, for j = 0 … kernel − 1."""
+
+    start: Vector
+    kernel: Vector
+    dilation: Vector
+    stride: Vector
+    grid: Vector
+    output: Vector
+
+    def reads(self, axis: int) -> np.ndarray:
+        """The positions read along an axis, on the grid or off it: (outputs, taps)."""
+        o, j = np.arange(self.output[axis])[:, None], np.arange(self.kernel[axis])
+        return self.stride[axis] * o + self.start[axis] + self.dilation[axis] * j
+
+    @property
+    def taps(self) -> int:
+        """The number of taps."""
+        return prod(self.kernel)
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """How far it reads before and after the grid, an axis each; negative where it stops inside."""
+        edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
+        return tuple((-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True))
+
+    def within(self, axis: int) -> np.ndarray:
+        """Which outputs read no padding along an axis: bool (outputs,)."""
+        reads = self.reads(axis)
+        return np.asarray(((reads >= 0) & (reads < self.grid[axis])).all(axis=1))
+
+    def interior(self) -> np.ndarray:
+        """Which outputs read no padding at all: bool (O,)."""
+        mask = np.ones((), dtype=bool)
+        for axis in range(len(self.grid)):
+            mask = mask[..., None] & self.within(axis)
+        return mask.reshape(-1)
+
+    def sources(self, mode: str) -> np.ndarray:
+        """The flat input index that each tap reads for each output, −1 for a zero: int (taps, O).
+
+        Args:
+            mode: a padding mode of ``MODES``, or one an axis joined by ``BETWEEN``.
+        """
+        flat, real, dims = np.zeros((), dtype=int), np.ones((), dtype=bool), len(self.grid)
+        modes = mode.split(BETWEEN) if BETWEEN in mode else [mode] * dims
+        for axis, (n, own) in enumerate(zip(self.grid, modes, strict=True)):
+            place = self.reads(axis)
+            folded = _folded(place, n, own)
+            flat = flat[..., None, None] * n + folded
+            real = real[..., None, None] & ((place >= 0) & (place < n) if own == "zeros" else True)
+        order = (*range(1, 2 * dims, 2), *range(0, 2 * dims, 2))  # taps first, then outputs
+        where = np.where(real, flat, -1).transpose(order)
+        return where.reshape(self.taps, prod(self.output))
+
+
+def _folded(place: np.ndarray, n: int, mode: str) -> np.ndarray:
+    if mode == "circular":
+        return place % n
+    if mode == "reflect" and n > 1:
+        folded = place % (2 * n - 2)
+        return np.where(folded < n, folded, 2 * n - 2 - folded)
+    return place.clip(0, n - 1)
+
+
+class _AxisField(NamedTuple):
+    """A receptive field along one axis."""
+
+    start: int
+    kernel: int
+    dilation: int
+    stride: int
+
+
+def half_of(grid: Vector) -> Vector:
+    """The largest kernel to try where none fits: about half the grid, odd where there is room."""
+    return tuple(min(n, (n // 2) | 1) for n in grid)
+
+
+def candidates(
+    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
+) -> Iterator[ReceptiveField]:
+    """Receptive fields worth fitting, likeliest first; arguments as of `verify.experiment.least_squares.nearest_convolution`.
+
+    Fields that may fit exactly come first.  Among these, fewer taps win; then more interior outputs, the stride that the sizes
+    suggest, and symmetric padding, because around a circle other paddings give the same function.
+    """
+    energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
+    floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
+    halves, dims = half_of(grid), len(grid)
+    axes, misfit = [], []
+    for axis, (n, m) in enumerate(zip(grid, output, strict=True)):
+        others = tuple(a for a in range(2 * dims) if a not in (axis, axis + dims))
+        flat = energy.sum(axis=others)  # (m, n)
+        largest = None if most is None else most[axis]
+        usual = _usual_stride(n, m)
+        strides = dict.fromkeys([*_strides(matrix, grid, output, axis), usual])
+        parts = {part for s in strides for part in _axis_candidates(flat, n, m, s, floor, largest)}
+        repeating = [part for part in parts if _repeats(flat, part, floor)]
+        k = halves[axis] if largest is None else min(largest, n)
+        axes.append(repeating or [_AxisField(-(k // 2), k, 1, usual)])
+        misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
+
+    def rank(parts: tuple[_AxisField, ...]) -> tuple[int | Vector, ...]:
+        field = _joined(parts, grid, output)
+        unusual = sum(abs(part.stride - _usual_stride(n, m)) for part, n, m in zip(parts, grid, output, strict=True))
+        lopsided = sum(abs(before - after) for before, after in field.padding)
+        misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
+        return misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided, field.start
+
+    for parts in sorted(product(*axes), key=rank):
+        yield _joined(parts, grid, output)
+
+
+def _joined(parts: tuple[_AxisField, ...], grid: Vector, output: Vector) -> ReceptiveField:
+    start, kernel, dilation, stride = zip(*parts, strict=True)
+    return ReceptiveField(start, kernel, dilation, stride, grid, output)
+
+
+def _along(part: _AxisField, n: int, m: int) -> ReceptiveField:
+    """The field of one axis as a 1-D receptive field."""
+    return _joined((part,), (n,), (m,))
+
+
+def _usual_stride(n: int, m: int) -> int:
+    """The stride that maps n inputs to m outputs when the outer outputs read the outer inputs."""
+    return max(1, round((n - 1) / (m - 1))) if m > 1 else 1
+
+
+def _repeats(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
+    """Whether some tap reads the grid at two outputs or more.
+
+    Otherwise nothing repeats: a mirror image would pass for padding, and any map for a wide enough kernel.
+    """
+    m, n = energy.shape
+    if m == 1 or not (energy > floor).any():
+        return True
+    reads = _along(part, n, m).reads(0)
+    real = (reads >= 0) & (reads < n)
+    used = real & (np.take_along_axis(energy, reads.clip(0, n - 1), axis=1) > floor)
+    return bool((used.sum(axis=0) >= 2).any())
+
+
+def _may_fit(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
+    """Whether all interior rows have the same energy on the taps, and some padding mode explains the others."""
+    m, n = energy.shape
+    field = _along(part, n, m)
+    reads, inside = field.reads(0), field.within(0)
+    if not inside.any():
+        return False
+    on_taps = np.take_along_axis(energy[inside], reads[inside], axis=1)
+    if (np.abs(on_taps - on_taps[0]) > 1e-6 * on_taps.max() + floor).any():
+        return False
+    used, rows = energy > floor, np.arange(m)[:, None]
+    for mode in MODES:
+        read = np.zeros((m, n + 1), dtype=bool)  # the last column for zeros
+        read[rows, field.sources(mode).T] = True
+        if not (used & ~read[:, :n]).any():
+            return True
+    return False
+
+
+def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
+    """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from the border."""
+    m, n = output[axis], grid[axis]
+    if m == 1:
+        return [1]  # with a single output every stride is the same function
+    full = matrix.reshape(*output, *grid, *matrix.shape[2:])
+    middle = (m - 1) // 2
+    row, next_row = (np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1))
+    total = float(np.square(row).sum() + np.square(next_row).sum())
+    mismatch = []
+    for s in range(1, n + 1):
+        a, b = row[: n - s], next_row[s:]
+        matched = float(np.square(a).sum() + np.square(b).sum())
+        mismatch.append(float(np.square(a - b).sum()) + total - matched)
+    order = sorted(range(n), key=lambda k: (mismatch[k], k))
+    return [order[0] + 1] if mismatch[order[0]] <= 1e-9 * total else [k + 1 for k in order[:2]]
+
+
+def _axis_candidates(
+    energy: np.ndarray, n: int, m: int, stride: int, floor: float, most: int | None
+) -> Iterator[_AxisField]:
+    """Receptive fields along an axis: of each middle output, then of all outputs together."""
+    middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
+    for rows in [*([o] for o in sorted(middle)), list(range(m))]:
+        energies: dict[int, float] = {}
+        for o in rows:
+            for i in range(n):
+                if energy[o, i] > floor:
+                    energies[i - stride * o] = energies.get(i - stride * o, 0.0) + float(energy[o, i])
+        if not energies:
+            energies = {0: 0.0}
+        low, high = min(energies), max(energies)
+        step = reduce(gcd, (delta - low for delta in energies), 0) or 1
+        taps = (high - low) // step + 1
+        if most is None or taps <= most:
+            yield _AxisField(low, taps, step, stride)
+        else:
+            start, kernel, dilation = _strongest(energies, most)
+            yield _AxisField(start, kernel, dilation, stride)
+
+
+def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:
+    """(start, kernel, dilation) of the ``most`` taps with the most energy, the least dilated on a tie."""
+    low, high = min(energies), max(energies)
+    choices = [
+        (-sum(energies.get(start + step * j, 0.0) for j in range(most)), step, start)
+        for step in range(1, max(1, (high - low) // max(most - 1, 1)) + 1)
+        for start in range(low, high - step * (most - 1) + 1)
+    ]
+    _, step, start = min(choices)
+    return start, most, step
