@@ -1,6 +1,6 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
-import construct.command.interruption  # noqa: I001  for the seconds that the next line takes
+import construct.command.signals  # noqa: I001  for the seconds that the next line takes
 import construct.command.requirements  # checks the version of torch, so it comes before the others
 import construct.execution  # noqa: F401  every execution enters itself
 from construct.attention import MHSA

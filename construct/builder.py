@@ -13,7 +13,7 @@ from construct.errors import require
 from construct.geometry import ConvGeometry
 from construct.heads import HeadBijection, balanced_radix
 from construct.modules.convolutions import geometry_of
-from construct.modules.reparametrized import settled
+from construct.modules.parametrizations import settled
 from construct.weights import MHSAWeights
 
 

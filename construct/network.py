@@ -15,9 +15,9 @@ from construct.builder import conv_to_mhsa
 from construct.encoding.sharpness import ALPHA
 from construct.errors import Refusal, UnsupportedLayer
 from construct.modules.convolutions import geometry_of, is_convolution
-from construct.modules.reparametrized import folded
+from construct.modules.parametrizations import folded
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
-from construct.modules.ties import share_tied, untied
+from construct.modules.tied_weights import share_tied, untied
 from construct.modules.traversal import every_closure, every_method, every_module, holds_modules, memo_for
 from construct.modules.wrappers import sharded, unwrapped
 

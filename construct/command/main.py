@@ -17,10 +17,10 @@ from construct.builder import conv_to_mhsa
 from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module, with_state
 from construct.command.arguments import certificate_beside, parse
 from construct.command.bare_kernels import from_kernels, given
-from construct.command.interruption import INTERRUPTED, as_usual
-from construct.command.judging import judged
+from construct.command.checking import judged
+from construct.command.html_report import check_page, write_page
 from construct.command.output import content_of, not_rechecked, put
-from construct.command.page import check_page, write_page
+from construct.command.signals import INTERRUPTED, as_usual
 from construct.command.table import Report, print_json, print_table
 from construct.command.terminal import phases, undisturbed
 from construct.encoding.sharpness import ALPHA, alpha_for
@@ -28,7 +28,7 @@ from construct.errors import BadModelFile, described, one_line, refused_by_torch
 from construct.files.reading import ModelFile, read, regular_file
 from construct.files.writing import beyond_ours, check_destination
 from construct.modules.convolutions import geometry_of
-from construct.modules.ties import names_of, untied
+from construct.modules.tied_weights import names_of, untied
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from verify.argument.documents import is_document
 

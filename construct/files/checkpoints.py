@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile, one_line
-from construct.files.pickle_values import Held, Made
+from construct.files.pickle_records import Held, Made
 
 KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights", "generator"),

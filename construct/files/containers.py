@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from construct.errors import BadModelFile, one_line
-from construct.files.allowed import ZIP
+from construct.files.allow_list import ZIP
 from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
-from construct.files.pickle_values import Storage
+from construct.files.pickle_records import Storage
 from construct.files.pickle_walk import LARGEST_PICKLE
 
 LONGEST_HEADER = 100_000_000

@@ -16,7 +16,7 @@ from construct.files.checkpoints import fitting
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
-from construct.modules.ties import share_tied
+from construct.modules.tied_weights import share_tied
 from construct.modules.wrappers import unwrapped
 from construct.network import substitute
 from construct.weights import GEOMETRY, NAMES

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, BinaryIO
 
 from construct.files.archives import Odd, Truncated
-from construct.files.pickle_values import (
+from construct.files.pickle_records import (
     CALLS,
     DTYPES,
     KNOWN,

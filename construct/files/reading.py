@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
 from construct.errors import BadModelFile, described, one_line, shown
-from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
+from construct.files.allow_list import Allowed, allow_options, allowing, foreign, imported
 from construct.files.archives import Odd, Truncated
 from construct.files.checkpoints import unwrap, whereabouts
 from construct.files.containers import Archive, check_archive, check_safetensors, kind_of

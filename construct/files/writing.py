@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile, described, one_line, shown
-from construct.files.allowed import allowing, foreign, walked
+from construct.files.allow_list import allowing, foreign, walked
 from construct.files.layer_files import to_safetensors
 from construct.files.reading import regular_file
 from construct.weights import NAMES

@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from construct.errors import Refusal, UnsupportedLayer, described
 from construct.geometry import ConvGeometry
-from construct.modules.reparametrized import is_parametrized, is_remaking, settled
+from construct.modules.parametrizations import is_parametrized, is_remaking, settled
 
 BASES: tuple[type[_ConvNd], ...] = (
     nn.Conv1d,

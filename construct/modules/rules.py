@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from construct.errors import described
 from construct.geometry import ConvGeometry
 from construct.modules.convolutions import geometry_of, hooked, is_convolution
-from construct.modules.reparametrized import at_rest, plain
+from construct.modules.parametrizations import at_rest, plain
 from construct.modules.traversal import every_module, memo_for
 
 Rule = Callable[[Any], nn.Module]

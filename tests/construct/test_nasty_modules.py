@@ -30,7 +30,7 @@ import construct
 import verify
 from construct import MHSA, UnsupportedLayer
 from construct.from_conv import main
-from construct.modules.reparametrized import folded, plain
+from construct.modules.parametrizations import folded, plain
 from construct.modules.wrappers import unwrapped
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations

@@ -20,7 +20,7 @@ from torch import nn
 import construct
 from construct.command import demo
 from construct.errors import BadModelFile
-from construct.files.allowed import allowed_classes
+from construct.files.allow_list import allowed_classes
 from construct.files.pickle_walk import Walker
 from construct.files.reading import read
 from construct.files.writing import check_destination, write, written_here

@@ -12,7 +12,7 @@ from construct.command.runs import inputs_for
 from construct.command.table import Report, network_dict
 from construct.errors import BadModelFile, one_line, shown
 from construct.files.writing import check_destination, write
-from construct.modules.reparametrized import plain
+from construct.modules.parametrizations import plain
 from verify.report.conversion import conversion_page, is_page, require_jinja2
 
 

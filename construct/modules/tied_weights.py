@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.modules.reparametrized import folded
+from construct.modules.parametrizations import folded
 from construct.modules.traversal import Instead, every_module
 
 

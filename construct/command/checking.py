@@ -13,7 +13,7 @@ from construct.command.table import LayerRow, NetworkRow
 from construct.command.terminal import Phases
 from construct.encoding.sharpness import alpha_for
 from construct.errors import require, shown
-from construct.modules.reparametrized import folded
+from construct.modules.parametrizations import folded
 from verify.argument.certificate import Certificate
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_calls, compare_numbers

@@ -17,7 +17,7 @@ from torch import nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile, described
 from construct.files.archives import Odd, content, directory, records
-from construct.files.pickle_values import KNOWN
+from construct.files.pickle_records import KNOWN
 from construct.files.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
 
