@@ -1,6 +1,7 @@
-"""A conversion judged: every layer on samples and by its certificate, the network as a whole, and what a row says of it."""
+"""Checks a conversion: every layer on samples, a certificate for each, and the runs of the whole network."""
 
 from argparse import Namespace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -8,12 +9,12 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.command.runs import inputs_for, run_both, within_room
+from construct.command.runs import inputs_for, refusing_large_outputs, run_both
 from construct.command.table import LayerRow, NetworkRow
 from construct.command.terminal import Phases
 from construct.encoding.sharpness import alpha_for
-from construct.errors import require, shown
-from construct.modules.parametrizations import folded
+from construct.errors import printable, require
+from construct.modules.parametrizations import parametrization_names
 from verify.argument.certificate import Certificate
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_calls, compare_numbers
@@ -21,18 +22,18 @@ from verify.samples.sampling import LayerCheck, check_call, evaluating, generate
 from verify.verdict import Verdict
 
 
-def judged(
+def check_conversion(
     model: nn.Module,
     converted: nn.Module,
     pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
     progress: Phases,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
-    """Check every layer, on the network's own activations if the size of its input is known, and the network as a whole."""
+    """Check and certify every layer (on the network's activations if its input size is known), and compare the whole networks."""
     runs, checks = None, dict[str, LayerCheck]()
-    given = inputs_for(model, options)
-    if given is not None:
-        runs = run_both(model, converted, pairs, *given, options, progress)
+    inputs = inputs_for(model, options)
+    if inputs is not None:
+        runs = run_both(model, converted, pairs, *inputs, options, progress)
         checks |= runs.checks
     alone = [path for path in pairs if path not in checks]
     if alone:
@@ -47,7 +48,12 @@ def judged(
         progress.begin("certifying", len(pairs))
         for path, (conv, layer) in pairs.items():
             verdicts[path] = certify_layer(
-                conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen(options)
+                conv,
+                layer,
+                checks[path],
+                options.input_bound,
+                within=options.within,
+                leaking=sharpness_was_chosen(options),
             )
             progress.advance(path)
     rows = []
@@ -57,7 +63,7 @@ def judged(
     network = None
     if runs is not None:
         certificates = {path: certificate for path, (certificate, _) in verdicts.items()}
-        leaking = any(row.alpha < sharp(row.dtype) or (row.certificate and row.certificate.within) for row in rows)
+        leaking = any(row.alpha < sharp_from(row.dtype) or (row.certificate and row.certificate.within) for row in rows)
         calls = compare_calls(runs.original, runs.converted)
         numbers = compare_numbers(*runs[1:5], leaking=leaking)
         same = same_expression(calls, certificates, checks)
@@ -65,27 +71,27 @@ def judged(
     return tuple(rows), network
 
 
-def chosen(options: Namespace) -> bool:
-    """Whether the sharpness was chosen, so that a layer whose heads leak is claimed to differ by no more than that makes."""
+def sharpness_was_chosen(options: Namespace) -> bool:
+    """Whether the user chose the sharpness; certificates of leaking heads then claim a difference within a bound."""
     return options.alpha is not None or options.tolerance is not None
 
 
-def sharp(dtype: torch.dtype) -> float:
-    """The sharpness from which on heads of a layer in this type leak nothing."""
+def sharp_from(dtype: torch.dtype) -> float:
+    """The least sharpness at which heads of a layer in this dtype leak nothing."""
     return alpha_for(torch.promote_types(dtype, torch.float32))
 
 
-def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, beside: bool) -> Any:
-    """What generated inputs show of a layer; ``beside`` a network that does not exercise it."""
+def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, uncalled: bool) -> Any:
+    """Check a layer on generated inputs; ``uncalled``: because the network does not call it."""
     conv, layer = pair
     shape = generated_shape(conv, options.samples)
     sides = "x".join(map(str, shape[1:]))
-    what, who = f"a run on {shape[0]} inputs of {sides}", f"{shown(path) or 'the layer'}: "
+    what, who = f"a run on {shape[0]} inputs of {sides}", f"{printable(path) or 'the layer'}: "
     require(8 * prod(shape), torch.device("cpu"), what, who)
     x = generated_inputs(conv, options.samples, options.seed)
     what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
-    what += "; not exercised by the network" if beside else ""
-    with evaluating(conv, layer), within_room({path: pair}):
+    what += "; not exercised by the network" if uncalled else ""
+    with evaluating(conv, layer), refusing_large_outputs({path: pair}):
         return check_call(conv, layer, x, what)
 
 
@@ -93,10 +99,10 @@ def _layer_row(
     path: str, pair: tuple[nn.Module, MHSA], check: Any, certificate: Any, verdict: Any, exercised: bool | None
 ) -> LayerRow:
     conv, layer = pair
-    alpha, sentence = float(layer.centres()[0].min()), verdict.sentence
-    least = sharp(layer.w_val.dtype)
+    alpha, least = float(layer.centres()[0].min()), sharp_from(layer.w_val.dtype)
     if verdict.name == "REFUTED" and not alpha >= least:
-        sentence += f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {least:.4g} on they do not)"
+        leak = f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {least:.4g} on they do not)"
+        verdict = replace(verdict, sentence=verdict.sentence + leak)
     return LayerRow(
         path=path,
         geometry=layer.geometry,
@@ -107,7 +113,6 @@ def _layer_row(
         check=check,
         certificate=certificate,
         verdict=verdict,
-        sentence=sentence,
-        folded=folded(conv),
+        folded=parametrization_names(conv),
         exercised=exercised,
     )

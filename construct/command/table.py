@@ -1,4 +1,4 @@
-"""What the command line says about a conversion: a table for people, one JSON document for programs."""
+"""The report of a conversion, printed as a table or as one JSON document."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from construct.errors import Refusal, shown
+from construct.errors import Refusal, printable
 from construct.geometry import ConvGeometry
 from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
@@ -28,17 +28,16 @@ class LayerRow:
     """One converted layer.
 
     Attributes:
-        path: where it sits.
+        path: in the network.
         geometry: of the convolution.
         heads: N_h.
         head_dim: D_h.
         alpha: the sharpness α.
         dtype: of the layer.
-        check: what the samples showed.
-        certificate: for all inputs; None if there is none.
-        verdict: the last word on the layer.
-        sentence: of the verdict.
-        folded: what its weight was worked out by (``"weight_norm of weight"``).
+        check: on samples.
+        certificate: for all inputs, if there is one.
+        verdict: of the certificate, else of the check.
+        folded: parametrizations of its weight (``"weight_norm of weight"``).
         exercised: whether the network called it; None if the network was not run.
     """
 
@@ -51,7 +50,6 @@ class LayerRow:
     check: LayerCheck
     certificate: Certificate | None
     verdict: Verdict
-    sentence: str
     folded: tuple[str, ...]
     exercised: bool | None
 
@@ -62,9 +60,9 @@ class NetworkRow:
 
     Attributes:
         input_size: (C, S1, …, Sd) of the inputs; None for examples.
-        inputs: what they are, in words.
-        calls: of both networks.
-        accuracy: of what they return; None if they return different sizes.
+        inputs: their description.
+        calls: comparison of the calls of both networks.
+        accuracy: of their outputs; None if they differ in size.
         same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
     """
 
@@ -76,12 +74,12 @@ class NetworkRow:
 
     @property
     def refuted(self) -> bool:
-        """Whether the numbers of the two networks cannot be those of one function."""
+        """Whether the outputs differ by more than rounding explains."""
         return self.accuracy is not None and self.accuracy.verdict.name == "REFUTED"
 
     @property
     def good(self) -> bool:
-        """Whether the networks make the same calls, and no number refutes them."""
+        """Whether the networks make the same calls, and their outputs are not refuted."""
         return self.calls.difference is None and self.accuracy is not None and not self.refuted
 
 
@@ -92,14 +90,14 @@ class Report:
     Attributes:
         source: the file that was read.
         sha256: of its bytes.
-        layers: the converted ones.
+        layers: the converted layers.
         network: None if it was not run.
-        refused: what was left unconverted, and why.
-        remarks: (path, what else the conversion did there).
-        earlier: attention layers that were there already.
+        refused: unconverted convolutions, with reasons.
+        remarks: (path, remark) on the conversion.
+        earlier: attention layers that the input already had.
         samples: how many inputs.
         seed: of the inputs.
-        notes: what was assumed or passed over in reading.
+        notes: what was assumed or ignored in reading.
         output: the file that was written, or None.
         document: the certificate that was written, or None.
         exit_code: of the command.
@@ -125,7 +123,7 @@ class Report:
 
 
 def convolution_text(g: ConvGeometry) -> str:
-    """A convolution in a few characters: ``Conv2d 16->24 2x2 s2``; what is as usual is left out."""
+    """A convolution in a few characters, without defaults: ``Conv2d 16->24 2x2 s2``."""
     words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
     words.append("x".join(map(str, g.kernel_size)))
     options: tuple[tuple[str, tuple[int, ...] | str, int], ...] = (
@@ -146,9 +144,9 @@ def convolution_text(g: ConvGeometry) -> str:
 
 
 def print_table(report: Report, out: TextIO) -> None:
-    """The table and the facts below it, for people.
+    """Print the table and the lines below it.
 
-    A terminal gets colours and its own width; a file or a pipe gets whole lines in characters that its encoding has.
+    A terminal gets colours and its own width; a file or pipe gets unwrapped lines in its encoding.
     """
     terminal = out.isatty()
     encoding = getattr(out, "encoding", None) or "ascii"
@@ -167,13 +165,13 @@ def print_table(report: Report, out: TextIO) -> None:
 
 
 def print_json(report: Report, out: TextIO) -> None:
-    """The same facts as one JSON document; what is not finite is written as a text."""
+    """Print the report as one JSON document; non-finite numbers become strings."""
     out.write(json.dumps(as_dict(report), indent=2, allow_nan=False) + "\n")
     out.flush()
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """The report in the types of JSON."""
+    """The report as JSON data."""
     network = report.network
     return {
         "input": str(report.source),
@@ -196,7 +194,7 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def network_dict(network: NetworkRow) -> dict[str, Any]:
-    """The network's own figures in the types of JSON."""
+    """The network row as JSON data."""
     calls, numbers = network.calls, network.accuracy
     return {
         "input_size": None if network.input_size is None else list(network.input_size),
@@ -238,7 +236,7 @@ def _layer_dict(row: LayerRow) -> dict[str, Any]:
         "folded": list(row.folded),
         "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
         "certificate": None if certificate is None else _certificate_dict(certificate),
-        "verdict": {"name": row.verdict.name, "sentence": row.sentence},
+        "verdict": {"name": row.verdict.name, "sentence": row.verdict.sentence},
     }
 
 
@@ -273,30 +271,30 @@ def _table(report: Report, unicode: bool, narrow: bool) -> Table:
         verdict = row.verdict.name
         cells = (convolution_text(row.geometry), str(row.heads), str(row.head_dim), f"{row.alpha:.4g}", *_figures(row))
         table.add_row(
-            Text(_place(row.path)), *(Text(cell) for cell in cells), Text(verdict, style=_STYLES.get(verdict, "green"))
+            Text(_label(row.path)), *(Text(cell) for cell in cells), Text(verdict, style=_STYLES.get(verdict, "green"))
         )
     return table
 
 
 def _figures(row: LayerRow) -> tuple[str, ...]:
-    """What was seen, the bound on it, the inputs for which that holds, and what is claimed."""
-    seen, certificate = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}"), row.certificate
+    """The cells for differences on samples, bound, inputs and claim."""
+    differences, certificate = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}"), row.certificate
     if certificate is None:
-        return (*seen, f"{row.check.bound:.2g}", "samples", "same sums")
-    bound = _above(float(certificate.bound.max(initial=0.0)))
+        return (*differences, f"{row.check.bound:.2g}", "samples", "same sums")
+    bound = _rounded_up(float(certificate.bound.max(initial=0.0)))
     inputs = f"{certificate.input_bound:.4g} on {'x'.join(map(str, certificate.grid))}"
-    return (*seen, bound, inputs, "same sums" if certificate.within is None else "within")
+    return (*differences, bound, inputs, "same sums" if certificate.within is None else "within")
 
 
 def _lines(report: Report) -> list[str]:
-    """What stands below the table."""
+    """The lines below the table."""
     lines = []
     for row in report.layers:
         if not row.verdict.good:
-            lines.append(f"{_place(row.path)}: {row.verdict.name}: {row.sentence}")
+            lines.append(f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}")
         if row.exercised is False:
             lines.append(
-                f"{_place(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
+                f"{_label(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
                 "checked; tried on generated inputs"
             )
     if any(row.certificate is not None for row in report.layers):
@@ -317,17 +315,20 @@ def _lines(report: Report) -> list[str]:
         lines.append("network: not run; give --input-size C S1 ... Sd to check on its own activations")
     if network is not None and network.calls.left and not report.refused:
         lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
-    lines += [f"left unconverted: {_place(row.path)}: {shown(row.kind)}: {shown(row.reason)}" for row in report.refused]
-    lines += [f"{_place(path)}: {shown(remark)}" for path, remark in report.remarks]
+    lines += [
+        f"left unconverted: {_label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
+        for row in report.refused
+    ]
+    lines += [f"{_label(path)}: {printable(remark)}" for path, remark in report.remarks]
     if report.earlier:
         lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
-    lines += [f"note: {shown(note)}" for note in report.notes]
+    lines += [f"note: {printable(note)}" for note in report.notes]
     lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
-    lines.append(f"input: {shown(str(report.source))}   SHA-256: {report.sha256}")
+    lines.append(f"input: {printable(str(report.source))}   SHA-256: {report.sha256}")
     if report.output is not None:
-        lines.append(f"written: {shown(str(report.output))}")
+        lines.append(f"written: {printable(str(report.output))}")
         if report.document is not None:
-            lines.append(f"certificate: {shown(str(report.document))}")
+            lines.append(f"certificate: {printable(str(report.document))}")
     else:
         why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
         if report.layers:
@@ -335,21 +336,21 @@ def _lines(report: Report) -> list[str]:
             why = "a layer is REFUTED" if refuted else "the converted network is not the original's equal"
         lines.append(f"written: nothing, because {why}")
     if report.page is not None:
-        lines.append(f"report: {shown(str(report.page))}")
+        lines.append(f"report: {printable(str(report.page))}")
     for row in report.layers if report.explain else ():
         if row.certificate is not None:
-            lines += ["", *(f"{_place(row.path)}: {line}" for line in str(row.certificate).splitlines())]
+            lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
 
 
 def _assumed(report: Report) -> list[str]:
-    """What the certificates assume, by name."""
+    """The names of the certificates' assumptions."""
     certificates = [row.certificate for row in report.layers if row.certificate is not None]
-    return list(dict.fromkeys(text.partition(":")[0] for one in certificates for text in one.assumptions))
+    return list(dict.fromkeys(text.partition(":")[0] for c in certificates for text in c.assumptions))
 
 
 def network_lines(network: NetworkRow) -> list[str]:
-    """What is known of the network as a whole: its calls, its numbers, and what follows by substitution."""
+    """The lines on the whole network: its calls, its outputs, and what follows by substitution."""
     calls, numbers = network.calls, network.accuracy
     if calls.difference is not None:
         lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
@@ -371,13 +372,13 @@ def network_lines(network: NetworkRow) -> list[str]:
 
 
 def numbers_text(numbers: Accuracy | None) -> str:
-    """How far both networks are from a float64 run, in a line."""
+    """The distance of both networks from a float64 run, in one line."""
     if numbers is None:
         return "not compared, as the networks return different sizes"
     if numbers.difference is None:
         return numbers.verdict.sentence
     if numbers.original is None or numbers.converted is None:
-        text = f"original and converted differ by at most {_above(numbers.difference)}"
+        text = f"original and converted differ by at most {_rounded_up(numbers.difference)}"
     else:
         ratio = numbers.converted / numbers.original if numbers.original else math.nan
         times = f" ({ratio:.2g} times)" if math.isfinite(ratio) else ""
@@ -393,18 +394,18 @@ def numbers_text(numbers: Accuracy | None) -> str:
 
 
 def checked_layers(report: Report) -> int:
-    """How many layers the samples checked; one that the network's run did not come by is none of them."""
+    """How many layers are CHECKED on samples; a layer that the network did not call does not count."""
     return sum(row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers)
 
 
-def _above(bound: float | None) -> str:
-    """Two digits of a bound or of a greatest difference, rounded up."""
+def _rounded_up(bound: float | None) -> str:
+    """A bound or greatest difference to two digits, rounded up."""
     if bound is None or not math.isfinite(bound):
         return str(bound)
     text = f"{bound:.2g}"
     return text if float(text) >= bound else f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 1):.2g}"
 
 
-def _place(path: str) -> str:
-    """A path inside the network, for people; the network itself may be the convolution."""
-    return shown(path) if path else "(the model)"
+def _label(path: str) -> str:
+    """A path in the network, for people; empty for a bare convolution."""
+    return printable(path) if path else "(the model)"

@@ -1,4 +1,4 @@
-"""How sharp is sharp enough: α as a derived quantity.
+"""The sharpness α from which on softmax is one-hot in a dtype, or leaks at most a tolerance.
 
 The score of the key at distance ‖δ − τ‖ lies α‖δ − τ‖² below the best one, so its softmax weight is at most e^{−α}.
 
@@ -17,17 +17,22 @@ from numbers import Real
 import torch
 
 ALPHA = 1024.0
-"""The default: one-hot in every format, and a power of two, so that products with it are exact in every format."""
+"""The default: one-hot in every dtype, and a power of two, so that products with it are exact."""
 
 
 def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1) -> float:
-    """The least sharpness that is derived for a format or for a tolerance; exactly one of them is given.
+    """The least derived sharpness for a dtype or for a tolerance; give exactly one of them.
+
+    >>> alpha_for(torch.float32)  # ln(2/η), with η = 2^-149
+    103.97...
+    >>> alpha_for(tolerance=1e-3, dims=2)
+    8.42...
 
     Args:
-        dtype: from the returned α on, every weight but the largest is exactly 0 in this format, which is the one that the
-            weights are kept in: float32 in half-precision layers of this project.
+        dtype: of the attention weights (float32 in half-precision layers): from the returned α on, every weight but the
+            largest is exactly 0.
         tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on any grid.
-        dims: d; matters only for a tolerance.
+        dims: d; used only with a tolerance.
 
     Raises:
         TypeError: no torch.dtype, or no number.

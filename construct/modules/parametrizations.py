@@ -1,7 +1,7 @@
-"""Convolutions whose weight is worked out from other tensors: weight_norm, spectral_norm, orthogonal, pruning and their like.
+"""The eval-mode weight of a parametrized convolution: weight_norm, spectral_norm, orthogonal, pruning and other parametrizations.
 
-What is converted is the weight with which the convolution computes in eval mode, worked out anew: the attribute that the older
-ways leave on the module may be that of an earlier call.  Nothing of the module is changed.
+The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module is
+not changed.
 """
 
 from collections.abc import Iterator
@@ -10,16 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod, PruningContainer
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-TENSORS = ("weight", "bias")
 
-
-def is_remaking(hook: object) -> bool:
-    """Whether a forward pre-hook is torch's own, and does nothing but make the weight (or bias) anew from others."""
+def is_weight_hook(hook: object) -> bool:
+    """Whether a forward pre-hook is torch's own, and only recomputes the weight (or bias)."""
     if type(hook) in (WeightNorm, SpectralNorm):
         return True
     own = (PruningContainer, BasePruningMethod)
@@ -28,25 +25,25 @@ def is_remaking(hook: object) -> bool:
     )
 
 
-def remaking_hooks(conv: nn.Module) -> list[Any]:
-    """The forward pre-hooks by which the older weight_norm, spectral_norm and pruning work, in their order."""
-    return [hook for hook in conv._forward_pre_hooks.values() if is_remaking(hook)]
+def weight_hooks(conv: nn.Module) -> list[Any]:
+    """The forward pre-hooks of the older weight_norm, spectral_norm and pruning, in order."""
+    return [hook for hook in conv._forward_pre_hooks.values() if is_weight_hook(hook)]
 
 
-def folded(conv: nn.Module) -> tuple[str, ...]:
-    """What a convolution's weight and bias are worked out by: ``("weight_norm of weight",)``; empty for an ordinary one."""
-    found = []
-    for hook in remaking_hooks(conv):
+def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
+    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a plain one."""
+    names = []
+    for hook in weight_hooks(conv):
         methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
         name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
-        found += [f"{_spoken(method)} of {name}" for method in methods]
+        names += [f"{_display_name(method)} of {name}" for method in methods]
     for name, chain in getattr(conv, "parametrizations", {}).items():
-        found += [f"{_spoken(module)} of {name}" for module in chain]
-    return tuple(found)
+        names += [f"{_display_name(module)} of {name}" for module in chain]
+    return tuple(names)
 
 
-def _spoken(method: object) -> str:
-    """The name under which people know it: ``_WeightNorm`` and ``WeightNorm`` are made by ``weight_norm``."""
+def _display_name(method: object) -> str:
+    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and ``WeightNorm``."""
     kind = type(method).__name__.lstrip("_")
     if isinstance(method, BasePruningMethod):
         return f"pruning ({kind})"
@@ -54,8 +51,8 @@ def _spoken(method: object) -> str:
 
 
 @contextmanager
-def at_rest(conv: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode while it is read: in training, a mere look at a weight under ``spectral_norm`` moves it."""
+def eval_mode(conv: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode within the block: in training mode, reading a weight under ``spectral_norm`` updates it."""
     modes = [(module, module.training) for module in conv.modules()]
     try:
         for module, _ in modes:
@@ -67,13 +64,13 @@ def at_rest(conv: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def settled(conv: nn.Module) -> Iterator[Any]:
-    """The convolution in eval mode with the weight with which it then computes; itself, or a shallow copy of it.
+def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
+    """A convolution in eval mode with its eval-mode weight: the module itself, or a shallow copy of it.
 
-    The tensors know their parameters also where gradients are switched off, so that ``requires_grad`` is that of these.
+    Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.
     """
-    hooks = remaking_hooks(conv)
-    with at_rest(conv), torch.enable_grad():
+    hooks = weight_hooks(conv)
+    with eval_mode(conv), torch.enable_grad():
         if not hooks:
             yield conv
             return
@@ -85,27 +82,22 @@ def settled(conv: nn.Module) -> Iterator[Any]:
         yield copied
 
 
-def plain(conv: nn.Module) -> nn.Module:
-    """One of torch's own convolutions with the weight that ``conv`` has in eval mode; ``conv`` itself if that is what it is.
+def plain_convolution(conv: nn.Module) -> nn.Module:
+    """An unparametrized convolution with the eval-mode weight of ``conv``; ``conv`` itself if it is not parametrized.
 
-    What is certified is this one: no certificate can speak of what works a weight out.
+    Certificates are about this one: they do not cover how a weight is computed.
     """
-    if not folded(conv):
+    if not parametrization_names(conv):
         return conv
     base = next(cls for cls in type(conv).__mro__ if cls.__module__ == nn.Conv2d.__module__)
-    made: Any = object.__new__(base)
-    nn.Module.__init__(made)
-    registers = vars(made).keys()
-    with settled(conv) as still, torch.no_grad():
-        for name, value in vars(still).items():
+    plain: Any = object.__new__(base)
+    nn.Module.__init__(plain)
+    registers = vars(plain).keys()
+    with with_effective_weight(conv) as source, torch.no_grad():
+        for name, value in vars(source).items():
             if name not in registers and not isinstance(value, torch.Tensor):
-                setattr(made, name, value)
-        for name in TENSORS:
-            tensor = getattr(still, name)
-            setattr(made, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
-    return made.train(conv.training)
-
-
-def is_parametrized(conv: nn.Module, name: str) -> bool:
-    """Whether ``torch.nn.utils.parametrize`` works this tensor out."""
-    return parametrize.is_parametrized(conv, name)
+                setattr(plain, name, value)
+        for name in ("weight", "bias"):
+            tensor = getattr(source, name)
+            setattr(plain, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
+    return plain.train(conv.training)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from construct.errors import refused_by_torch
+from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
 
 
@@ -47,7 +47,7 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
-        told = error if isinstance(error, BadInput | Diverged | OSError) else refused_by_torch(error)
+        told = error if isinstance(error, BadInput | Diverged | OSError) else out_of_memory_error(error)
         if told is None:  # a fault of ours, and no line of theirs
             raise
         console.print(f"error: {' '.join(str(told).split())}", markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
-from construct.modules.parametrizations import plain
+from construct.modules.parametrizations import plain_convolution
 from verify.argument.certification import certify
 from verify.layers.fields import digest, read_convolution
 from verify.layers.own_code import Unreadable
@@ -157,7 +157,7 @@ def test_what_convert_takes_certify_takes(way: str, kind: Any):
     layer: Any = convert(conv)
     certificate = certify(conv, layer, grid=(5, 5))
     assert certificate.verdict.name == "PROVED", certificate
-    assert certificate.conv_sha256 == digest(plain(conv), ("weight", "bias"))
+    assert certificate.conv_sha256 == digest(plain_convolution(conv), ("weight", "bias"))
     told = [line for line in certificate.assumptions if line.startswith("eval mode: ")]
     assert told == (
         [f"eval mode: the convolution's numbers are those of eval mode, worked out by {worked_out}"] * bool(worked_out)
