@@ -19,7 +19,7 @@ from construct.modules.parametrizations import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import deepcopy_memo, every_closure, every_method, every_module, holds_modules
-from construct.modules.wrappers import sharded, unwrapped
+from construct.modules.wrappers import sharding_reason, unwrapped
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,10 @@ class Survey:
 
     def remarks(self) -> list[tuple[str, str]]:
         """(path, remark) of every convolution whose weight is parametrized."""
-        parts = [(path, parametrization_names(conv)) for path, conv in self.convertible.items()]
         return [
             (path, f"parametrization folded into its eval-mode weight: {', '.join(names)}")
-            for path, names in parts
-            if names
+            for path, conv in self.convertible.items()
+            if (names := parametrization_names(conv))
         ]
 
 
@@ -59,7 +58,7 @@ def survey(
     refused: list[Refusal] = []
     exempt = {part for layers in substitutes.values() for _, part in every_module(layers)}
     for path, module in every_module(model, substitutes):
-        reason = sharded(module)
+        reason = sharding_reason(module)
         if reason is not None:
             refused.append(Refusal(path, type(module).__name__, reason))
         if not is_convolution(module) or not (filter_fn is None or module in exempt or filter_fn(module, path)):
@@ -84,7 +83,7 @@ def _held_methods(
     wanted, reasons = set(convolutions), dict[nn.Module, str]()
     for path, conv, method in every_method(model, substitutes):
         if conv in wanted and not hasattr(MHSA, method.__func__.__name__):
-            reasons[conv] = f"{path} is its method {method.__func__.__name__}, which an attention layer has not"
+            reasons[conv] = f"{path} is its method {method.__func__.__name__}, which attention layers lack"
     return reasons
 
 
@@ -120,7 +119,7 @@ def layers_from_rules(
             if not inner.convertible:
                 raise ValueError("the layers of its rule hold no convolution")
             if missing:
-                raise ValueError(f"the network holds its method {missing[0]}, which the layers of its rule have not")
+                raise ValueError(f"the network holds its method {missing[0]}, which the layers of its rule lack")
             reason = disagreement(module, rule_of[module], layers)
             if reason is not None:
                 raise ValueError(reason)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile, one_line, printable
+from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 
 FLAGS = ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding", "transposed")
@@ -50,26 +51,16 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> 
     }
     if not kernels:
         raise BadModelFile(f"{name}: 0 convolutions found: no tensor of 3 to 5 axes is called weight (give --arch)")
-    root = nn.Module()
-    used = set(kernels)
+    used, convolutions = set(kernels), {}
     for key, weight in kernels.items():
         path = key.removesuffix("weight").removesuffix(".")
-        bias = state.get(f"{path}.bias" if path else "bias")
-        used |= {f"{path}.bias" if path else "bias"}
-        conv = _conv(weight, bias, geometry, name, path)
-        if not path:
-            if len(kernels) > 1:
-                raise BadModelFile(f"{name}: a kernel of its own and others beneath it (give --arch)")
-            root = conv
-            break
-        *parents, last = path.split(".")
-        place = root
-        for parent in parents:
-            place = place._modules.setdefault(parent, nn.Module())
-            assert place is not None
-        if last in place._modules or isinstance(place, BASES):
-            raise BadModelFile(f"{name}: {printable(path)}: a kernel beneath another one (give --arch)")
-        place._modules[last] = conv  # add_module would refuse some names
+        bias = f"{path}.bias" if path else "bias"
+        used.add(bias)
+        convolutions[path] = _conv(weight, state.get(bias), geometry, name, path)
+    try:
+        root = as_network(convolutions)
+    except BadModelFile as error:
+        raise BadModelFile(f"{name}: {error} (give --arch)") from error
     assumed = ", ".join(f"{flag} {_text(geometry[flag])}" for flag in FLAGS)
     notes = [f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default"]
     left = [key for key in state if key not in used]

@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
+from construct.command.report import LayerRow, NetworkRow
 from construct.command.runs import inputs_for, refusing_large_outputs, run_both
-from construct.command.table import LayerRow, NetworkRow
 from construct.command.terminal import Phases
-from construct.encoding.sharpness import alpha_for
 from construct.errors import printable, require
-from construct.modules.parametrizations import parametrization_names
 from verify.argument.certificate import Certificate
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_calls, compare_numbers
@@ -44,41 +42,34 @@ def check_conversion(
     verdicts: dict[str, tuple[Certificate | None, Verdict]] = {
         path: (None, check.verdict) for path, check in checks.items()
     }
+    # Where the user chose the sharpness, certificates of leaking heads claim a difference within a bound.
+    chosen = options.alpha is not None or options.tolerance is not None
     if not options.no_certify:
         progress.begin("certifying", len(pairs))
         for path, (conv, layer) in pairs.items():
             verdicts[path] = certify_layer(
-                conv,
-                layer,
-                checks[path],
-                options.input_bound,
-                within=options.within,
-                leaking=sharpness_was_chosen(options),
+                conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen
             )
             progress.advance(path)
     rows = []
-    for path, pair in pairs.items():
-        ran = None if runs is None else path not in alone
-        rows.append(_layer_row(path, pair, checks[path], *verdicts[path], ran))
+    for path, (conv, layer) in pairs.items():
+        certificate, verdict = verdicts[path]
+        row = LayerRow(
+            path, conv, layer, checks[path], certificate, verdict, None if runs is None else path not in alone
+        )
+        if verdict.name == "REFUTED" and not row.alpha >= row.sharp_from:
+            leak = f"; at alpha = {row.alpha:.4g} the heads leak attention to other keys (from {row.sharp_from:.4g} on they do not)"
+            row = replace(row, verdict=replace(verdict, sentence=verdict.sentence + leak))
+        rows.append(row)
     network = None
     if runs is not None:
         certificates = {path: certificate for path, (certificate, _) in verdicts.items()}
-        leaking = any(row.alpha < sharp_from(row.dtype) or (row.certificate and row.certificate.within) for row in rows)
+        leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
         calls = compare_calls(runs.original, runs.converted)
         numbers = compare_numbers(*runs[1:5], leaking=leaking)
         same = same_expression(calls, certificates, checks)
         network = NetworkRow(options.input_size, runs.inputs, calls, numbers, same)
     return tuple(rows), network
-
-
-def sharpness_was_chosen(options: Namespace) -> bool:
-    """Whether the user chose the sharpness; certificates of leaking heads then claim a difference within a bound."""
-    return options.alpha is not None or options.tolerance is not None
-
-
-def sharp_from(dtype: torch.dtype) -> float:
-    """The least sharpness at which heads of a layer in this dtype leak nothing."""
-    return alpha_for(torch.promote_types(dtype, torch.float32))
 
 
 def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, uncalled: bool) -> Any:
@@ -93,26 +84,3 @@ def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, 
     what += "; not exercised by the network" if uncalled else ""
     with evaluating(conv, layer), refusing_large_outputs({path: pair}):
         return check_call(conv, layer, x, what)
-
-
-def _layer_row(
-    path: str, pair: tuple[nn.Module, MHSA], check: Any, certificate: Any, verdict: Any, exercised: bool | None
-) -> LayerRow:
-    conv, layer = pair
-    alpha, least = float(layer.centres()[0].min()), sharp_from(layer.w_val.dtype)
-    if verdict.name == "REFUTED" and not alpha >= least:
-        leak = f"; at alpha = {alpha:.4g} the heads leak attention to other keys (from {least:.4g} on they do not)"
-        verdict = replace(verdict, sentence=verdict.sentence + leak)
-    return LayerRow(
-        path=path,
-        geometry=layer.geometry,
-        heads=layer.heads,
-        head_dim=layer.w_val.shape[3],
-        alpha=alpha,
-        dtype=layer.w_val.dtype,
-        check=check,
-        certificate=certificate,
-        verdict=verdict,
-        folded=parametrization_names(conv),
-        exercised=exercised,
-    )

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from construct.attention import MHSA
+from construct.command.report import Report, network_dict
 from construct.command.runs import inputs_for
-from construct.command.table import Report, network_dict
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import check_destination, write
 from construct.modules.parametrizations import plain_convolution
@@ -46,7 +45,6 @@ def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
 def write_page(
     report: Report,
     model: nn.Module,
-    pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
     not_rechecked: Sequence[str],
 ) -> None:
@@ -55,7 +53,6 @@ def write_page(
     Args:
         report: of the conversion.
         model: the original network.
-        pairs: its convolutions, each with its attention layer.
         options: the command line.
         not_rechecked: why the output cannot be rechecked, if so.
 
@@ -64,7 +61,7 @@ def write_page(
     """
     inputs = inputs_for(model, options)
     layers = [
-        (row.path, plain_convolution(pairs[row.path][0]), pairs[row.path][1], row.check, row.certificate, row.verdict)
+        (row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict)
         for row in report.layers
     ]
     idle = [
@@ -75,7 +72,7 @@ def write_page(
     content = conversion_page(
         layers,
         model=model,
-        convolutions={path: conv for path, (conv, _) in pairs.items()},
+        convolutions={row.path: row.conv for row in report.layers},
         x=None if inputs is None else inputs[0][0],
         size=options.input_size,
         network=None if report.network is None else network_dict(report.network),

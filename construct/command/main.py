@@ -20,8 +20,9 @@ from construct.command.bare_kernels import from_kernels, geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import check_page, write_page
 from construct.command.output import content_of, not_rechecked, write_outputs
+from construct.command.report import Report, print_json
 from construct.command.startup import INTERRUPTED, restore_signals
-from construct.command.table import Report, print_json, print_table
+from construct.command.table import print_table
 from construct.command.terminal import isolated, phases
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
@@ -154,7 +155,7 @@ def _run(options: Namespace) -> Report:
             progress.begin(f"writing {report.page.name}")
             with torch.no_grad():
                 why = [f"{printable(path)}: {remark}" if path else remark for path, remark in unchecked]
-                write_page(report, model, pairs, options, why)
+                write_page(report, model, options, why)
     return report
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.command.table import NetworkRow, network_dict
+from construct.command.report import NetworkRow, network_dict
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import to_safetensors

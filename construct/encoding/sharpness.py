@@ -46,16 +46,16 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
         smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)  # η = 2^smallest, exactly
-        return _up((1 - smallest) * math.log(2))
+        return _rounded_up((1 - smallest) * math.log(2))
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
         raise TypeError(f"a tolerance is a number, not {tolerance!r}")
     if not 0 < tolerance < 1:
         raise ValueError(f"a tolerance lies between 0 and 1, not at {tolerance}")
     if dims < 1:
         raise ValueError(f"dims is {dims}, below 1")
-    return _up(max(math.log(2), math.log(16 * dims / 7) - math.log(tolerance)))
+    return _rounded_up(max(math.log(2), math.log(16 * dims / 7) - math.log(tolerance)))
 
 
-def _up(alpha: float) -> float:
+def _rounded_up(alpha: float) -> float:
     """Round up by far more than the few ulp that the logarithms above may be off."""
     return alpha * (1 + 2**-40)

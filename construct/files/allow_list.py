@@ -28,10 +28,10 @@ ZIP = b"PK\x03\x04"
 @cache
 def allowed_classes() -> tuple[type, ...]:
     """The classes that any file may name: the public modules of torch.nn, MHSA and ConvGeometry."""
-    modules: set[type] = set()
+    classes: set[type] = set()
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        modules |= {
+        classes |= {
             value
             for name, value in vars(module).items()
             if isinstance(value, type)
@@ -39,7 +39,7 @@ def allowed_classes() -> tuple[type, ...]:
             and value.__module__ == module.__name__
             and not name.startswith("_")
         }
-    return (*sorted(modules, key=lambda kind: kind.__qualname__), MHSA, ConvGeometry)
+    return (*sorted(classes, key=lambda kind: kind.__qualname__), MHSA, ConvGeometry)
 
 
 @contextlib.contextmanager

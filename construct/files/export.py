@@ -197,11 +197,8 @@ def _difference(
     ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (actual, expected))
     if ours != theirs:
         raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
-    return max((_furthest(a, b) for a, b in zip(actual, expected, strict=True)), default=0.0)
-
-
-def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if a.numel()]
+    return max((float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) for a, b in pairs), default=0.0)
 
 
 def _dtype(network: nn.Module) -> torch.dtype:

@@ -17,9 +17,7 @@ def to_safetensors(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     # Tied tensors are written once per name: the format cannot share them.
-    state = {
-        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
-    }  # no extra state
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}  # no extra state
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     records = {path: record_of(layer.geometry, layer.encoding) for path, layer in attention_in(model).items()}
     return save(tensors, {GEOMETRY: json.dumps(records)})
@@ -84,27 +82,27 @@ def layers_of(state: Mapping[str, Tensor], records: Mapping[str, Any]) -> dict[s
     return {path: layer_of(path, state, record) for path, record in records.items()}
 
 
-def as_network(layers: Mapping[str, MHSA]) -> nn.Module:
-    """A bare layer itself; else bare modules nested by path, with the layers as leaves (no forward: the file has none).
+def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
+    """Bare modules nested by path, with the layers as leaves and no forward; a layer alone, with the path "", as it is.
 
     Raises:
         BadModelFile: a layer's path lies inside another's.
     """
-    if "" in layers:
-        if len(layers) > 1:
-            raise BadModelFile("an attention layer lies inside another one")
+    if layers.keys() == {""}:
         return layers[""]
-    root = nn.Module()
+    root, leaves = nn.Module(), set(layers.values())
     for path, layer in layers.items():
-        place = root
+        parent = root
         *outer, last = path.split(".")
-        for step in outer:
-            inner = place._modules.setdefault(step, nn.Module())
-            assert inner is not None
-            place = inner
-        if last in place._modules or isinstance(place, MHSA):
-            raise BadModelFile("an attention layer lies inside another one")
-        place._modules[last] = layer  # add_module would refuse some names that files have
+        for name in outer:
+            child = parent._modules.setdefault(name, nn.Module())
+            assert child is not None
+            parent = child
+            if parent in leaves:
+                break
+        if not path or last in parent._modules or parent in leaves:
+            raise BadModelFile(f"the path of the layer {path!r:.80} overlaps that of another one")
+        parent._modules[last] = layer  # add_module would refuse some names that files have
     return root
 
 

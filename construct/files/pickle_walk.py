@@ -64,7 +64,7 @@ class Walker:
 
     def walk(self, file: BinaryIO) -> Any:
         """Interpret one pickle; the record of its content, or None if it has no end."""
-        stream, root = _Within(file), None
+        stream, root = _BoundedFile(file), None
         try:
             root = self._walk(stream)
             if self.malformed is None:
@@ -80,7 +80,7 @@ class Walker:
     def _note(self, error: Malformed) -> None:
         self.malformed = self.malformed or error
 
-    def _walk(self, stream: "_Within") -> Any:
+    def _walk(self, stream: "_BoundedFile") -> Any:
         stack: list[Any] = []
         outer: list[list[Any]] = []
         memo: dict[int, Any] = {}
@@ -237,7 +237,7 @@ _ACTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _Within:
+class _BoundedFile:
     """A file with bounded reads: ``read(n)`` allocates n bytes even if the file is shorter."""
 
     def __init__(self, file: BinaryIO):

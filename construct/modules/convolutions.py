@@ -74,7 +74,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
 def _class_reason(conv: Any) -> str | None:
     base = next((base for base in BASES if isinstance(conv, base)), None)
     if base is None:
-        return _foreign(conv)
+        return _unsupported_class_reason(conv)
     for name in CODE:
         if name in vars(conv):
             return f"its {name} is replaced on the instance"
@@ -98,10 +98,10 @@ def _class_reason(conv: Any) -> str | None:
         return "it is lazy until a batch has gone through it; run one batch through the network first"
     if children := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
         return f"it holds a module of its own ({children[0]}), which a convolution never calls"
-    return hooked(conv)
+    return hook_reason(conv)
 
 
-def hooked(module: Any) -> str | None:
+def hook_reason(module: Any) -> str | None:
     """The reason to refuse a module with hooks, other than torch's own that recompute a weight; None without any."""
     for hooks, kind in HOOKS.items():
         for hook in vars(module).get(hooks, {}).values():
@@ -119,7 +119,7 @@ def by_rule(module: nn.Module) -> str:
     )
 
 
-def _foreign(module: nn.Module) -> str:
+def _unsupported_class_reason(module: nn.Module) -> str:
     """The reason to refuse a module that is none of torch's six convolutions."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by TorchScript; convert the Python network that it was made from"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from construct.errors import describe
 from construct.geometry import ConvGeometry
-from construct.modules.convolutions import geometry_of, hooked, is_convolution
+from construct.modules.convolutions import geometry_of, hook_reason, is_convolution
 from construct.modules.parametrizations import eval_mode, plain_convolution
 from construct.modules.traversal import deepcopy_memo, every_module
 
@@ -44,7 +44,7 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         ValueError: the rule fails or returns no module, or the module has hooks.
     """
     for part in module.modules():
-        reason = hooked(part)
+        reason = hook_reason(part)
         if reason is not None:
             raise ValueError(reason)
     try:
@@ -57,7 +57,9 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     expected, actual = ({(p.dtype, p.device) for p in part.parameters()} for part in (module, layers))
     if not actual <= expected:
         (dtype, device), *_ = actual - expected
-        raise ValueError(f"the layers of its rule have weights that are {dtype} on {device}, and it has none such")
+        raise ValueError(
+            f"the layers of its rule have weights that are {dtype} on {device}, and the module has none of these"
+        )
     own = {id(part) for part in module.modules()}
     for part in layers.modules():
         if id(part) not in own:

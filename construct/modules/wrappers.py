@@ -41,7 +41,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     return model, removed
 
 
-def sharded(module: nn.Module) -> str | None:
+def sharding_reason(module: nn.Module) -> str | None:
     """The reason to refuse a module with sharded weights; None for any other."""
     if any(cls.__name__ == SHARDED for cls in type(module).__mro__):
         return "its weights are sharded; load a full state dict into the plain network and convert that"

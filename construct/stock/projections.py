@@ -57,18 +57,18 @@ def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: 
         UnsupportedLayer: no such kernel; with the reason.
     """
 
-    def no(reason: str) -> NoReturn:
+    def reject(reason: str) -> NoReturn:
         refuse(attention, f"no kernel can be read: {reason}")
 
-    dtype = _check(attention, no)
-    tensors = _by_head(attention, geometry, no)
+    dtype = _check(attention, reject)
+    tensors = _by_head(attention, geometry, reject)
     d_in, groups, heads = geometry.in_channels, geometry.groups, len(tensors.query)
     places = slice(d_in, d_in + geometry.dims + 1)
 
     # Values: no positions, and no channels of another group.
     reaching = (tensors.out != 0).any(0)  # (heads, D): the values that reach an output
     if bool((reaching[:, :, None] & (tensors.value[:, :, places] != 0)).any()):
-        no("its values let positions through")
+        reject("its values let positions through")
     blocks = tensors.out.unflatten(0, (groups, -1))  # (g, out/g, heads, D)
     taps = []
     for group in range(groups):
@@ -76,7 +76,7 @@ def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: 
         used = (blocks[group] != 0).any(0)[:, :, None] & (tensors.value[:, :, :d_in] != 0)  # (heads, D, D_in)
         used[:, :, rows] = False
         if bool(used.any()):
-            no(f"group {group} of {groups} hears channels of another")
+            reject(f"group {group} of {groups} hears channels of another")
         taps.append(torch.einsum("hdi,ohd->hio", tensors.value[:, :, rows], blocks[group]))
     matrices = torch.stack(taps, dim=1)  # W_val W_out of every head, (heads, g, in/g, out/g)
     silent = ~(reaching[:, :, None] & (tensors.value[:, :, :d_in] != 0)).any(2).any(1)
@@ -89,18 +89,20 @@ def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: 
             continue  # it adds a constant, as its weights sum to 1
         centre = _read_centre(tensors.query[head], tensors.key[head], d_in, geometry.dims)
         if centre is None:
-            no(f"head {head} does not look at one fixed shift")
+            reject(f"head {head} does not look at one fixed shift")
         tau = ", ".join(map(str, centre.tau))
         if any(t.denominator != 1 for t in centre.tau):
-            no(f"head {head} looks at ({tau}), between positions")
+            reject(f"head {head} looks at ({tau}), between positions")
         if (
             not centre.is_sharp(dtype)
             or head_size([centre], grid, dtype, tensors.query.shape[1]) != tensors.query.shape[1]
         ):
-            no(f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {float(centre.alpha):.4g}")
+            reject(
+                f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {float(centre.alpha):.4g}"
+            )
         tap = numbers.get(tuple(int(t) for t in centre.tau))
         if tap is None:
-            no(f"head {head} looks at ({tau}), no tap of kernel {geometry.kernel_size}")
+            reject(f"head {head} looks at ({tau}), no tap of kernel {geometry.kernel_size}")
         kernel[tap] += matrices[head]
 
     constant = torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
@@ -113,25 +115,25 @@ def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: 
     return weight.to(device, dtype).contiguous(), (tensors.bias + constant).to(device, dtype)
 
 
-def _check(attention: nn.MultiheadAttention, no: Callable[[str], NoReturn]) -> torch.dtype:
+def _check(attention: nn.MultiheadAttention, reject: Callable[[str], NoReturn]) -> torch.dtype:
     """Refuse an attention whose output is not determined by its projections alone; returns its dtype."""
     if type(attention).forward is not nn.MultiheadAttention.forward or "forward" in vars(attention):
-        no("its forward is not torch's")
+        reject("its forward is not torch's")
     if any(vars(attention).get(hooks) for hooks in HOOKS):
-        no("it has hooks, which may change what it computes")
+        reject("it has hooks, which may change what it computes")
     if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
-        no("it adds a key of its own (add_bias_kv, add_zero_attn)")
+        reject("it adds a key of its own (add_bias_kv, add_zero_attn)")
     if attention.dropout and attention.training:
-        no(f"it drops {attention.dropout:g} of its attention while training; .eval() first")
+        reject(f"it drops {attention.dropout:g} of its attention while training; .eval() first")
     dtypes = {tensor.dtype for tensor in attention.parameters()}
     if len(dtypes) != 1 or not dtypes <= {*DTYPES}:
-        no("its tensors are not all float32, or all float64")
+        reject("its tensors are not all float32, or all float64")
     if any(tensor.is_meta or not bool(tensor.isfinite().all()) for tensor in attention.parameters()):
-        no("it has entries that are not finite, or are not there")
+        reject("it has entries that are not finite, or are not there")
     return dtypes.pop()
 
 
-def _by_head(attention: Any, geometry: ConvGeometry, no: Callable[[str], NoReturn]) -> Projections:
+def _by_head(attention: Any, geometry: ConvGeometry, reject: Callable[[str], NoReturn]) -> Projections:
     heads, biased = attention.num_heads, attention.in_proj_bias is not None
     if attention.in_proj_weight is not None:
         weights = attention.in_proj_weight.chunk(3)
@@ -140,7 +142,7 @@ def _by_head(attention: Any, geometry: ConvGeometry, no: Callable[[str], NoRetur
     used = geometry.in_channels + geometry.dims + (1 if biased else 2)
     narrowest = min(weight.shape[1] for weight in weights)
     if narrowest < used or attention.embed_dim < geometry.out_channels:
-        no(
+        reject(
             f"{geometry.in_channels} channels and their positions make tokens of {used}, and {geometry.out_channels} come "
             f"out; its tokens have {narrowest} and its outputs {attention.embed_dim}"
         )

@@ -863,5 +863,5 @@ def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     first, second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
     model: Any = nn.Sequential(first, second)
     model.inner = second._conv_forward
-    assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which an attention layer has not")}
+    assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which attention layers lack")}
     assert isinstance(convert(model, strict=False)[0], MHSA)
