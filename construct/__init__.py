@@ -1,8 +1,7 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
-import construct.command.interruption  # noqa: I001  for the seconds that the next line takes
-import construct.command.requirements  # checks the version of torch, so it comes before the others
-import construct.execution  # noqa: F401  every execution enters itself
+import construct.command.startup  # noqa: I001  before anything else that imports torch
+import construct.execution  # noqa: F401  registers every execution
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer
@@ -14,7 +13,7 @@ from construct.weights import MHSAWeights
 from construct.files.writing import save
 
 DISTRIBUTION = "conv-as-attention"
-"""By this we are known, where another package of our name may lie over ours: see :mod:`construct.command.overwritten`."""
+"""Tells this package from another one named ``construct``: see :mod:`construct.command.overwritten`."""
 
 __all__ = [
     "MHSA",

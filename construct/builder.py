@@ -1,4 +1,4 @@
-"""Theorem 1 as a program: a convolution in, the attention layer that computes the same function out."""
+"""``construct.conv_to_mhsa``: Theorem 1 as a program, from a convolution to the attention layer that computes the same function."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from construct.errors import require
 from construct.geometry import ConvGeometry
 from construct.heads import HeadBijection, balanced_radix
 from construct.modules.convolutions import geometry_of
-from construct.modules.reparametrized import settled
+from construct.modules.parametrizations import with_effective_weight
 from construct.weights import MHSAWeights
 
 
@@ -29,50 +29,53 @@ def conv_to_mhsa(
 ) -> MHSA:
     """Build the attention layer that computes the same function as a convolution (Theorem 1).
 
+    >>> import torch, construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, stride=2, padding=1)
+    >>> layer = construct.conv_to_mhsa(conv)
+    >>> x = torch.randn(2, 3, 16, 16)
+    >>> layer.heads, torch.allclose(layer(x), conv(x), atol=1e-5)
+    (9, True)
+
     Args:
         conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.  A parametrized or
-            pruned weight is taken as it is in eval mode.
+            pruned weight is taken in eval mode.
         alpha: the sharpness α; see :mod:`construct.encoding.sharpness`.
         order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
-        execution: how the layer is to be evaluated at first.
+        execution: the initial execution of the layer.
         encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).
         head_dim: D_h; see :func:`construct.heads.factor`.
-        heads_per_shift: how many heads look at each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None is
-            as many as every kernel needs, ⌈min(D_in, D_out)/D_h⌉ per group, so that the function is exact for any D_h.
+        heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None takes
+            ⌈min(D_in, D_out)/D_h⌉ per group, with which the function is exact for any D_h.
 
     Returns:
-        A layer that is called like ``conv``, of the same dtype, on the same device, in the same mode; what was frozen in
-        ``conv`` is frozen in it.
+        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is frozen in it.
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, ``order`` is no permutation, or there is no such encoding or D_h, or
-            several heads at a shift have no width.
-        NotEnoughMemory: the weights of that many heads would not fit.
+        ValueError: α is not positive and finite, ``order`` is no permutation, the encoding or D_h is unknown, or several heads
+            per shift have no D_h.
+        NotEnoughMemory: the weights would not fit.
     """
     geometry = geometry_of(conv)
-    with settled(conv) as still:
-        weight: Tensor = still.weight
-        bias: Tensor | None = still.bias
-    layer = kernel_to_mhsa(
-        weight,
-        bias,
-        geometry,
-        alpha=alpha,
-        order=order,
-        execution=execution,
-        encoding=encoding,
-        head_dim=head_dim,
-        heads_per_shift=heads_per_shift,
-    )
+    with with_effective_weight(conv) as plain:
+        layer = kernel_to_mhsa(
+            plain.weight,
+            plain.bias,
+            geometry,
+            alpha=alpha,
+            order=order,
+            execution=execution,
+            encoding=encoding,
+            head_dim=head_dim,
+            heads_per_shift=heads_per_shift,
+        )
     return as_trainable_as(conv, layer)
 
 
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
-    """The layer on the device and in the mode of a convolution; what is frozen in that is frozen in it."""
-    with settled(conv) as still:
-        weight: Tensor = still.weight
-        bias: Tensor | None = still.bias
+    """Give a layer the device, the mode and the ``requires_grad`` flags of a convolution."""
+    with with_effective_weight(conv) as plain:
+        weight, bias = plain.weight, plain.bias
     layer = layer.to(weight.device)
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)
@@ -104,32 +107,32 @@ def kernel_to_mhsa(
         execution: of the layer.
         encoding: as in :func:`conv_to_mhsa`.
         head_dim: as in :func:`conv_to_mhsa`.
-        heads_per_shift: as in :func:`conv_to_mhsa`; ``order`` is then of the shifts.
+        heads_per_shift: as in :func:`conv_to_mhsa`; ``order`` then permutes shifts.
 
     Raises:
-        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, or there is
-            no such encoding or D_h, or several heads at a shift have no width.
+        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, the encoding or
+            D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
     if not (alpha > 0 and alpha < float("inf")):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
-    pieces = _pieces(head_dim, heads_per_shift, geometry)
-    _require_room(geometry, weight, pieces)
+    pieces = _heads_per_shift(head_dim, heads_per_shift, geometry)
+    _require_memory(geometry, weight, pieces)
     if encoding not in ("quadratic", "parabola"):
         raise ValueError(f"no encoding {encoding!r}; there are quadratic and parabola")
     radix = balanced_radix(geometry, alpha) if encoding == "parabola" else None
     n, d_p = geometry.taps, geometry.dims + 1 if radix is None else 2
 
-    # Lemma 1.  A bijection from heads onto kernel positions: head h is to attend the key at q + τ_h, and nothing else.
+    # Lemma 1.  A bijection from heads onto kernel positions: head h attends the key at q + τ_h, and nothing else.
     bijection = HeadBijection.onto(geometry, order)
     # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
     # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
     # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
-    aims = [tau if radix is None else (encodings.number(tau, radix),) for tau in bijection.shifts]
-    v = _stored([encodings.v(tau, alpha) for tau in aims], weight.dtype)
+    centres = [tau if radix is None else (encodings.number(tau, radix),) for tau in bijection.shifts]
+    v = _stored([encodings.v(tau, alpha) for tau in centres], weight.dtype)
     if not bool(v.isfinite().all()):
         raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
-    # The encoding is the key's only part in the score: Ŵ_key = I, and W_qry = W_key = 0, u = 0 silence the content.
+    # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.
     w_key_pos = torch.eye(d_p, dtype=v.dtype).repeat(n, 1, 1)
     w_qry = torch.zeros(n, geometry.in_channels, d_p, dtype=weight.dtype)
     w_key, u = torch.zeros_like(w_qry), torch.zeros(n, d_p, dtype=weight.dtype)
@@ -137,8 +140,8 @@ def kernel_to_mhsa(
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
     w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * head_dim)  # type: ignore[operator]
-    # Several heads at one shift share its attention, and their widths add up.
-    w_val, w_out = heads.cut(w_val, w_out, pieces)
+    # Several heads at one shift have the same attention, and their widths add up.
+    w_val, w_out = heads.split_heads(w_val, w_out, pieces)
     v, w_key_pos, w_qry, w_key, u = (x.repeat_interleave(pieces, dim=0) for x in (v, w_key_pos, w_qry, w_key, u))
     b_out = torch.zeros(geometry.out_channels, dtype=weight.dtype) if bias is None else bias.detach().clone()
 
@@ -146,7 +149,7 @@ def kernel_to_mhsa(
     return MHSA(geometry, weights, execution, radix).to(weight.device)
 
 
-def _pieces(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
+def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
     """How many heads look at each shift."""
     if heads_per_shift == 1:
         return 1
@@ -160,18 +163,16 @@ def _pieces(head_dim: int | str | None, heads_per_shift: int | None, geometry: C
 
 
 def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
-    """v in the least type that is good enough for positions: float32, or float64 if float32 would round it."""
+    """v as float32, or as float64 if float32 would round it."""
     exact = torch.tensor(v, dtype=torch.float64)
     single = exact.float()
     return exact if dtype == torch.float64 or not torch.equal(single.double(), exact) else single
 
 
-def _require_room(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None:
-    """Work out the size of all eight tensors before making any."""
+def _require_memory(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None:
+    """Check that the eight tensors fit into memory before making any."""
     d_in, d_out = geometry.in_channels // geometry.groups, geometry.out_channels // geometry.groups
     factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
     content = 2 * pieces * geometry.in_channels * (geometry.dims + 1)
-    needed = (
-        geometry.taps * (2 * factors + content) * weight.element_size()
-    )  # twice: the taps are copied once on the way
+    needed = geometry.taps * (2 * factors + content) * weight.element_size()  # 2: the taps are copied once
     require(needed, weight.device, f"the weights of {pieces * geometry.taps} heads")

@@ -1,4 +1,4 @@
-"""What is refused, and how it is said: layers, files, and calls that do not fit into memory.  Imports nothing heavy."""
+"""Exceptions and their messages, and the memory check before large allocations.  Imports nothing heavy."""
 
 import re
 from collections.abc import Iterable
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# ---- text that is safe to show ---------------------------------------------------------------------------------------
+# ---- printable text -------------------------------------------------------------------------------------------------
 
 
-def shown(name: str) -> str:
-    """A name as it is if every character is printable, else its ``repr``."""
+def printable(name: str) -> str:
+    """The name itself if every character is printable, else its ``repr``."""
     return name if name.isprintable() else repr(name)
 
 
 def one_line(text: object, limit: int = 600) -> str:
-    """Any message on one line of printable characters, cut where it is very long."""
+    """A message on one line of printable characters, truncated to ``limit``."""
     line = " ".join(str(text).split())
     if len(line) > limit:
         line = line[: limit - 4] + " ..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
 
 
-def described(error: BaseException) -> str:
-    """What an error says, on one line, with its class in front."""
+def describe(error: BaseException) -> str:
+    """The class and message of an error, on one line."""
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
@@ -38,8 +38,8 @@ class Refusal:
     """One module that cannot be converted.
 
     Attributes:
-        path: where it sits in the network (``"features.3"``); empty for a module given alone.
-        kind: its class, by name.
+        path: the module's path in the network (``"features.3"``); empty for a bare module.
+        kind: the name of its class.
         reason: why, in one clause.
     """
 
@@ -52,7 +52,13 @@ class Refusal:
 
 
 class UnsupportedLayer(ValueError):
-    """Some modules cannot be converted; ``rows`` lists every one of them as (path, class, reason)."""
+    """Modules that cannot be converted; ``rows`` holds a :class:`Refusal` for each.
+
+    >>> import torch, construct
+    >>> construct.conv_to_mhsa(torch.nn.Linear(2, 2))
+    Traceback (most recent call last):
+    construct.errors.UnsupportedLayer: Linear: not a convolution
+    """
 
     def __init__(self, rows: Iterable[Refusal]):
         self.rows = tuple(rows)
@@ -65,16 +71,16 @@ class UnsupportedLayer(ValueError):
 
 
 class NotEnoughMemory(MemoryError):
-    """The call would need more memory than there is; the message gives both figures.  Raised before allocating."""
+    """A call needs more memory than is free.  Raised before allocating; the message has both figures."""
 
 
 class BadModelFile(ValueError):
-    """A file that cannot be read as a model, or an option that does not fit it; the message is one line.
+    """A file that is no readable model, or an option that does not fit it; the message is one line.
 
     Args:
-        what: the message, or, where a remedy follows, its beginning.
-        remedy: what to do, as one does it in Python.
-        option: what to do on the command line, where that is something else.
+        what: what is wrong.
+        remedy: what to do in Python; appended in parentheses.
+        option: what to do on the command line, where that differs.
     """
 
     def __init__(self, what: str, remedy: str = "", option: str = ""):
@@ -82,11 +88,11 @@ class BadModelFile(ValueError):
         self.on_command_line = f"{what} ({option})" if option else str(self)
 
 
-# ---- memory, asked for before it is taken ----------------------------------------------------------------------------
+# ---- memory, checked before it is allocated --------------------------------------------------------------------------
 
 
 def available_bytes(device: "torch.device") -> int | None:
-    """Bytes that can still be allocated on ``device``, or None where the system does not tell."""
+    """Bytes that can still be allocated on ``device``, or None if the system does not say."""
     if device.type == "cuda":
         import torch
 
@@ -105,39 +111,43 @@ def available_bytes(device: "torch.device") -> int | None:
         if limit != "max":
             bounds.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
-        pass  # no such control group: the machine's own figure stands
+        pass  # no such control group
     return min(bounds) if bounds else None
 
 
-SMALL = 2**26
-"""Up to this much (64 MiB), nobody asks: the question itself takes longer than a small layer."""
+UNCHECKED_BYTES = 2**26
+"""Smaller allocations (up to 64 MiB) are not checked: asking the system takes longer than a small layer."""
 
 
 def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ") -> None:
-    """Refuse, before anything is allocated, what cannot fit.
+    """Check that an allocation fits, before it is made.
 
     Args:
         needed: bytes.
-        device: where they would lie.
-        what: that needs them.
-        who: stands before the message.
+        device: of the allocation.
+        what: subject of the message.
+        who: prefix of the message.
 
     Raises:
-        NotEnoughMemory: ``needed`` bytes are more than there are; the message gives both figures.
+        NotEnoughMemory: fewer than ``needed`` bytes are free; the message has both figures.
     """
-    available = available_bytes(device) if needed > SMALL else None
+    available = available_bytes(device) if needed > UNCHECKED_BYTES else None
     if available is not None and needed > available:
-        raise NotEnoughMemory(f"{who}{what} needs {gib(needed)}, and {gib(available)} are free on {device}")
+        raise NotEnoughMemory(
+            f"{who}{what} needs {format_bytes(needed)}, and {format_bytes(available)} are free on {device}"
+        )
 
 
-def refused_by_torch(error: BaseException) -> NotEnoughMemory | None:
-    """What torch says of memory that it did not get, in one clause with the figure; None if the error is another one."""
+def out_of_memory_error(error: BaseException) -> NotEnoughMemory | None:
+    """torch's failed allocation as :class:`NotEnoughMemory`, with its figure; None for any other error."""
     if "DefaultCPUAllocator" not in str(error):
         return None
-    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-    return NotEnoughMemory(f"out of memory: {gib(int(asked[1]))} more were asked for" if asked else "out of memory")
+    size = re.search(r"tried to allocate (\d+) bytes", str(error))
+    return NotEnoughMemory(
+        f"out of memory: {format_bytes(int(size[1]))} more were asked for" if size else "out of memory"
+    )
 
 
-def gib(count: int) -> str:
-    """Bytes for people."""
+def format_bytes(count: int) -> str:
+    """Bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"

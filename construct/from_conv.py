@@ -1,9 +1,6 @@
-"""``python -m construct.from_conv``: a saved network in, attention weights out, and the equality shown layer by layer.
+"""``python -m construct.from_conv``: converts a saved network and checks every layer; the code is in :mod:`construct.command`."""
 
-The command lives in :mod:`construct.command`; this is its name.
-"""
-
-import construct.command.overwritten  # noqa: F401, I001  before what may not be there any more
+import construct.command.overwritten  # noqa: F401, I001  first: another package's files may have replaced the rest
 import sys
 
 from construct.command.main import main

@@ -1,4 +1,4 @@
-"""The geometry of a convolution, and what follows from it: pads, anchor, output size.
+"""ConvGeometry: shape, stride, padding, dilation and groups of a convolution, and the pads, anchor and output size they imply.
 
 torch computes a cross-correlation: Y[o] = b + Σ_j W_j X̃[s·o + dil·j] on the padded input X̃.  A transposed convolution is
 the same sum on another grid: stuff s − 1 zeros between the inputs, pad by dil·(K − 1) − p (a negative pad crops), flip the
@@ -15,7 +15,12 @@ PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Everything about a convolution but its numbers, in torch's own words.
+    """The hyperparameters of a convolution, named as in torch; no weights.
+
+    >>> import torch, construct
+    >>> geometry = construct.conv_to_mhsa(torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)).geometry
+    >>> geometry.output_size((16, 16)), geometry.taps, geometry.anchor
+    ((8, 8), 9, (1, 1))
 
     Attributes:
         in_channels: D_in.
@@ -25,12 +30,12 @@ class ConvGeometry:
         padding: p_1, …, p_d, or "same" or "valid".
         padding_mode: "zeros", "reflect", "replicate" or "circular".
         dilation: dil_1, …, dil_d.
-        groups: the channels fall into that many independent blocks.
+        groups: how many independent blocks of channels.
         transposed: whether this is a transposed convolution.
         output_padding: extra outputs at the far end of each axis (transposed only).
 
     Raises:
-        ValueError: the fields contradict each other or are no geometry at all.
+        ValueError: the fields contradict each other or have wrong types.
     """
 
     in_channels: int
@@ -86,12 +91,12 @@ class ConvGeometry:
 
     @property
     def taps(self) -> int:
-        """The number of kernel positions, Π K_i: one head each."""
+        """The number of kernel positions, Π K_i; each gets a head."""
         return prod(self.kernel_size)
 
     @property
     def span(self) -> tuple[int, ...]:
-        """dil·(K − 1), an axis each: the distance from the first to the last tap."""
+        """dil·(K − 1) per axis: the distance from the first to the last tap."""
         return tuple(dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
 
     @property
@@ -125,14 +130,14 @@ class ConvGeometry:
         return tuple((p, p) for p in padding)
 
     def token_shape(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Tokens along each axis of the padded grid for an input of spatial size ``size``; by arithmetic alone."""
+        """Tokens along each axis of the padded grid for an input of spatial size ``size``."""
         return tuple(
             stuff * (n - 1) + 1 + before + after
             for n, stuff, (before, after) in zip(size, self.stuffing, self.pads, strict=True)
         )
 
     def output_size(self, size: Sequence[int]) -> tuple[int, ...]:
-        """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means that there is none."""
+        """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means no output."""
         return tuple(
             (tokens - span - 1) // s + 1
             for tokens, span, s in zip(self.token_shape(size), self.span, self.query_stride, strict=True)

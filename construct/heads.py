@@ -1,14 +1,14 @@
-"""Lemma 1: the bijection between heads and kernel positions, and what each head carries.
+"""Lemma 1: the bijection from heads onto kernel positions, and the factors W_val W_out of each position's matrix.
 
 The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and τ runs once through
 {dil·j − a : j a kernel position}, which for an odd undilated kernel is exactly Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
 
-What head h carries is W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block diagonal; only the
-blocks are stored, as an axis of their own, also for one group.
+Head h carries W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block diagonal; only the blocks
+are stored, along an axis of their own, also for one group.
 
-A tap A of rank r with independent columns A_P is A = A_P R, with R found by elimination over the rationals; A_P holds stored
-numbers, so the factorisation is exact if R's entries can be stored.  Rows and columns of zeros (pruned channels) are left out
-first, which needs no elimination and is always exact.
+A tap A of rank r with independent columns A_P factors as A = A_P R.  Elimination over the rationals finds R.  A_P holds stored
+numbers, so the factorisation is exact if R's entries can be stored.  Zero rows and columns (pruned channels) are left out
+first, which is always exact.
 """
 
 import logging
@@ -26,7 +26,6 @@ from construct.geometry import ConvGeometry
 
 # ---- where heads look ------------------------------------------------------------------------------------------------
 
-
 Shift = tuple[int, ...]
 
 
@@ -40,7 +39,7 @@ def tap_shifts(geometry: ConvGeometry) -> tuple[Shift, ...]:
 
 @dataclass(frozen=True)
 class HeadBijection:
-    """Which head looks where: head h carries tap ``order[h]`` and attends at the shift ``shifts[h]``.
+    """The bijection of Lemma 1: head h carries tap ``order[h]`` and attends the shift ``shifts[h]``.
 
     Attributes:
         order: a permutation of the taps (row-major numbers).
@@ -78,9 +77,9 @@ class HeadBijection:
 
 
 def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
-    """The mixed radix that numbers the largest box of shifts whose scores are exact in float64.
+    """The mixed radix of the parabola encoding: it numbers the largest box of shifts whose scores are exact in float64.
 
-    Axis i takes −N … N for one N, so radix_i = (2N + 1)^{d−1−i}.  A score is at most 3αn² in size on the way, with n at most
+    Every axis takes −N … N, so radix_i = (2N + 1)^{d−1−i}.  Intermediate scores are at most 3αn² in size, with n at most
     ((2N + 1)^d − 1)/2; so N is the largest with 3αn² ≤ 2^53.  In one dimension the number is the shift itself.
 
     Raises:
@@ -98,7 +97,7 @@ def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
 
 
 def shift_of_number(number: int, radix: Shift) -> Shift:
-    """The shift with this number whose components, but for the first, lie in the balanced range of their axis."""
+    """The shift with this number; all components but the first lie in the balanced range of their axis."""
     shift: list[int] = []
     for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
         base = outer // weight
@@ -109,7 +108,7 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
 
 
 def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
-    """Whether every shift of the box has a number of its own that reads back as that shift."""
+    """Whether all shifts of the box have different numbers, each of which reads back as its shift."""
     return all(
         max(-least, most) <= outer // weight // 2
         for outer, weight, (least, most) in zip(radix[:-1], radix[1:], box[1:], strict=True)
@@ -117,17 +116,16 @@ def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
 
 
 def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
-    """Make sure that a radix, if there is one, can number the shifts of a box.
+    """Check that a radix, if any, numbers all shifts of a box differently.
 
     Raises:
-        ValueError: two shifts would have one number.
+        ValueError: two shifts would share a number.
     """
     if radix is not None and not shifts_are_distinct(radix, box):
         raise ValueError(f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input")
 
 
 # ---- what heads carry ------------------------------------------------------------------------------------------------
-
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +154,10 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
-        head_dim: D_h.  None takes min(D_in, D_out) per group, where one factor is the identity: exact.  "rank" takes the
-            largest rank of a tap, exactly, where the factors can be stored exactly and the tap is small enough to look for
-            them, else min(D_in, D_out), saying in the log which of the two it was.  A number above pads with zeros: exact.
-            A number below keeps the largest singular values of every tap: an approximation, whose error a certificate counts
-            (``within``).
+        head_dim: D_h.  None takes min(D_in, D_out) per group; one factor is then the identity, so this is exact.  "rank" takes
+            the largest rank of a tap, if exact factors can be stored and the taps are small enough for elimination; else it
+            takes min(D_in, D_out) and logs why.  A larger number pads with zeros, which is exact.  A smaller number keeps the
+            largest singular values of every tap: an approximation, whose error a certificate bounds (``within``).
 
     Returns:
         w_val (heads, groups, D_in/groups, D_h) and w_out (heads, groups, D_h, D_out/groups).
@@ -190,13 +187,13 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     return (taps.clone(), identity) if d_out <= d_in else (identity, taps.clone())
 
 
-def cut(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
-    """Cut every head into narrower ones at the same shift, which add up to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
+def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
+    """Split every head into narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
 
     Args:
         w_val: (heads, groups, D_in/groups, pieces·D_h).
         w_out: (heads, groups, pieces·D_h, D_out/groups).
-        pieces: how many heads are made of each.
+        pieces: how many heads replace each head.
 
     Returns:
         (heads·pieces, groups, D_in/groups, D_h) and (heads·pieces, groups, D_h, D_out/groups), pieces of one head together.
@@ -215,13 +212,12 @@ def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 # ---- factors at the exact rank ---------------------------------------------------------------------------------------
 
-
-LARGEST = 48
-"""Elimination over the rationals is for matrices up to this side; beyond, only zero rows and columns are left out."""
+LARGEST_ELIMINATED = 48
+"""The largest side of a matrix that is eliminated over the rationals; larger taps only lose zero rows and columns."""
 
 
 class NoFactors(ValueError):
-    """There are no factors of lower rank to be had; the message says why."""
+    """No exact factors of lower rank are available; the message says why."""
 
 
 def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,13 +230,11 @@ def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
         w_val (heads, groups, D_in/groups, D_h), w_out (heads, groups, D_h, D_out/groups), with W_val W_out = tap exactly.
 
     Raises:
-        NoFactors: of some tap they cannot be stored, or were not looked for.
+        NoFactors: some tap's factors cannot be stored, or the tap is too large.
     """
     heads, groups, d_in, d_out = taps.shape
     exact = taps.detach().cpu().double().numpy()
-    pairs = []
-    for tap in exact.reshape(-1, d_in, d_out):
-        pairs.append(_factors(tap, taps.dtype))
+    pairs = [_factors(tap, taps.dtype) for tap in exact.reshape(-1, d_in, d_out)]
     head_dim = max(1, *(a.shape[1] for a, _ in pairs)) if pairs else 1
     w_val, w_out = np.zeros((len(pairs), d_in, head_dim)), np.zeros((len(pairs), head_dim, d_out))
     for n, (a, b) in enumerate(pairs):
@@ -256,42 +250,42 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
     core = tap[np.ix_(rows, columns)]
     if core.size == 0 or _surely_full_rank(core):
         inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
-    elif max(core.shape) > LARGEST:
+    elif max(core.shape) > LARGEST_ELIMINATED:
         sides = "x".join(map(str, core.shape))
         raise NoFactors(
-            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {LARGEST}x{LARGEST}"
+            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond "
+            f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
         )
     else:
-        found = _eliminated(core, dtype)
-        if found is None:
-            turned = _eliminated(core.T, dtype)
-            found = None if turned is None else (turned[1].T, turned[0].T)
-        if found is None:
+        inner = _eliminated(core, dtype)
+        if inner is None:
+            transposed = _eliminated(core.T, dtype)
+            inner = None if transposed is None else (transposed[1].T, transposed[0].T)
+        if inner is None:
             raise NoFactors(
                 f"a tap has no exact factors of lower rank, made of its own columns or rows, that {dtype} can store"
             )
-        inner = found
     a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
     a[rows], b[:, columns] = inner
     return a, b
 
 
 def _surely_full_rank(core: np.ndarray) -> bool:
-    """Whether the smallest singular value is far above what rounding can do to it."""
+    """Whether the smallest singular value is far above its rounding error."""
     values = np.linalg.svd(core, compute_uv=False)
     return bool(values[-1] > 1e-9 * values[0] * max(core.shape))
 
 
 def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
-    """(A_P, R) with A = A_P R by Gauss and Jordan over the rationals, or None if an entry of R cannot be stored."""
+    """(A_P, R) with A = A_P R by Gauss-Jordan elimination over the rationals; None if an entry of R cannot be stored."""
     work = [[Fraction(float(x)) for x in row] for row in core]
     pivots: list[int] = []
     for column in range(core.shape[1]):
         rank = len(pivots)
-        found = next((i for i in range(rank, len(work)) if work[i][column]), None)
-        if found is None:
+        pivot = next((i for i in range(rank, len(work)) if work[i][column]), None)
+        if pivot is None:
             continue
-        work[rank], work[found] = work[found], work[rank]
+        work[rank], work[pivot] = work[pivot], work[rank]
         lead = work[rank][column]
         work[rank] = [x / lead for x in work[rank]]
         for i, row in enumerate(work):

@@ -1,14 +1,13 @@
-"""The padded grid: which tokens there are, and which of them ask.
+"""TokenGrid: the padded input as attention tokens, and which of them are queries.
 
-Padding is made of real tokens.  A head whose target lay off the grid would not attend to nothing: softmax always picks
-some key, the nearest, and that is replicate padding whatever was asked for.  So the grid is padded first, every head finds
-its target on it, and only the wanted queries are kept.
+Padding consists of real tokens.  A head whose target lies off the grid would not attend to nothing: softmax always picks
+some key, the nearest one, which amounts to replicate padding.  So the grid is padded first, every head's target lies on it,
+and only the queries of outputs are kept.
 
-Each axis is described by two integer vectors, and nothing else is needed for any padding mode, stride, dilation or
-transposed convolution, in any dimension:
+Two integer vectors per axis describe any padding mode, stride, dilation or transposed convolution, in any dimension:
 
     sources[t]   the input position that token t copies, or −1 for a token of zeros
-    queries[o]   the token that asks for output o, at s·o + a
+    queries[o]   the token that is the query of output o, at s·o + a
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from construct.geometry import ConvGeometry
 
 
 def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:
-    """For each token of one padded axis, the input position that it copies, or −1 for zeros.
+    """The input position that each token of a padded axis copies, or −1 for zeros.
 
     Args:
         n: input positions on this axis.
@@ -57,7 +56,7 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
         position = (n - 1) - np.abs((n - 1) - np.abs(position))
     else:
         raise ValueError(f"MHSA: unknown padding mode {mode!r}")
-    return _real(position)
+    return _to_tensor(position)
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ class TokenGrid:
     """The padded token grid of one call.
 
     Attributes:
-        sources: an axis each, int64 (n_i,): the input position of each token, −1 for zeros.
-        queries: an axis each, int64 (o_i,): the token position that asks for each output.
+        sources: per axis, int64 (n_i,): the input position that each token copies, −1 for zeros.
+        queries: per axis, int64 (o_i,): the token position of each output's query.
     """
 
     sources: tuple[Tensor, ...]
@@ -79,7 +78,7 @@ class TokenGrid:
 
         Raises:
             RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
-            NotEnoughMemory: not even the numbers of the tokens along the axes fit.
+            NotEnoughMemory: even the token numbers along the axes do not fit.
         """
         if any(n < 1 for n in size):
             raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
@@ -97,7 +96,7 @@ class TokenGrid:
                 for n, stuff, pads in zip(size, geometry.stuffing, geometry.pads, strict=True)
             ),
             tuple(
-                _real(s * np.arange(o) + a)
+                _to_tensor(s * np.arange(o) + a)
                 for o, s, a in zip(output, geometry.query_stride, geometry.anchor, strict=True)
             ),
         )
@@ -119,21 +118,21 @@ class TokenGrid:
 
     @cached_property
     def asked(self) -> int:
-        """The number of wanted queries."""
+        """The number of queries."""
         return prod(self.query_shape)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Lay the input out as tokens: (B, C, *size) → (B, T, C), with the zero tokens in place."""
+        """The padded input as a sequence of tokens: (B, C, *size) → (B, T, C)."""
         return self.padded(x).flatten(2).transpose(1, 2)
 
     def padded(self, x: Tensor) -> Tensor:
-        """The input with its padding: (B, C, *size) → (B, C, *shape)."""
+        """The padded input: (B, C, *size) → (B, C, *shape)."""
         if self.around is not None and all(
             n + before + after == length
             for n, (before, after), length in zip(x.shape[2:], self.around, self.shape, strict=True)
         ):
             pads = [n for sides in reversed(self.around) for n in sides]
-            return constant_pad_nd(x, pads) if any(pads) else x  # with nothing to pad, torch copies
+            return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
         for axis, source in enumerate(self.sources, start=2):
             places = source.numpy()
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
@@ -141,16 +140,16 @@ class TokenGrid:
             absent = places < 0
             x = x.index_select(axis, torch.from_numpy(places.clip(min=0)).to(x.device))
             if absent.any():
-                # Filled, not multiplied by 0: a zero token stays zero whatever it would have copied.
+                # Filled, not multiplied by 0: the copied number may be inf or NaN.
                 mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
                 x = x.masked_fill(mask, 0)
         return x
 
     @cached_property
     def around(self) -> tuple[tuple[int, int], ...] | None:
-        """The zeros before and behind the input on each axis, if these are all that padding adds; else None.
+        """The zeros before and after the input on each axis; None if the padding is not zeros around the input.
 
-        Where padding crops, they and the input are longer than the axis.
+        Where padding crops, zeros and input together are longer than the axis.
         """
         if self.affine is None or any(step > 1 for _, step in self.affine):
             return None
@@ -162,25 +161,25 @@ class TokenGrid:
     @cached_property
     def affine(self) -> tuple[tuple[int, int], ...] | None:
         """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
-        found = []
+        maps = []
         for source in self.sources:
             places = source.numpy()
             real = np.flatnonzero(places >= 0)
             if not len(real):
-                found.append((len(places), 1))  # zeros only: every input lies beyond the grid
+                maps.append((len(places), 1))  # zeros only: every input lies beyond the grid
                 continue
             first = int(real[0])
-            # A single token tells no distance: one so long that every other input lies beyond the grid.
+            # A single token fixes no σ: take one so large that every other input lies beyond the grid.
             step = int(real[1]) - first if len(real) > 1 else len(places)
             begin = first - step * int(places[first])
             if not np.array_equal(real, begin + step * places[real]):
                 return None
-            found.append((begin, step))
-        return tuple(found)
+            maps.append((begin, step))
+        return tuple(maps)
 
     # ---- relative shifts -----------------------------------------------------------------------------------------
-    # Scores depend on δ = k − q alone, so they are worked out once for every δ of the box that occurs, and looked up.
-    # In mixed radix the number of δ is a sum, code(δ) = key_codes[k] + query_codes[q].
+    # Position scores depend on δ = k − q alone: they are computed once for every δ of the box that occurs, and looked up.
+    # In mixed radix the index of δ is a sum, code(δ) = key_codes[k] + query_codes[q].
 
     @cached_property
     def box(self) -> tuple[tuple[int, int], ...]:
@@ -192,23 +191,23 @@ class TokenGrid:
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """The token that asks for the first output, an axis each."""
+        """The token position of the first output's query, per axis."""
         return tuple(int(query.numpy()[0]) for query in self.queries)
 
     @cached_property
     def step(self) -> tuple[int, ...] | None:
-        """The distance from one query to the next, an axis each, 1 where there is but one; None if they are not all the same."""
-        found = []
+        """The distance between neighbouring queries, per axis (1 for a single query); None if it varies."""
+        steps = []
         for query in self.queries:
             gaps = np.diff(query.numpy())
             if len(gaps) and (gaps[0] < 1 or (gaps != gaps[0]).any()):
                 return None
-            found.append(int(gaps[0]) if len(gaps) else 1)
-        return tuple(found)
+            steps.append(int(gaps[0]) if len(gaps) else 1)
+        return tuple(steps)
 
     @cached_property
     def always(self) -> tuple[tuple[int, int], ...]:
-        """The least and greatest δ along each axis at which *every* query finds a key."""
+        """The least and greatest δ along each axis for which *every* query has a key."""
         return tuple(
             (-int(query.numpy()[0]), n - 1 - int(query.numpy()[-1]))
             for n, query in zip(self.shape, self.queries, strict=True)
@@ -220,7 +219,7 @@ class TokenGrid:
         return prod(most - least + 1 for least, most in self.box)
 
     def shifts(self) -> tuple[Tensor, ...]:
-        """Every δ of the box, as d vectors of components, float64 (box_size,), in the order of their codes."""
+        """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the codes."""
         axes = [torch.arange(least, most + 1, dtype=torch.float64) for least, most in self.box]
         return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
 
@@ -256,14 +255,14 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
     total = np.zeros(1, dtype=np.int64)
     for part in parts:
         total = (total[:, None] + part[None, :]).ravel()
-    return _real(total)
+    return _to_tensor(total)
 
 
-def _real(array: np.ndarray) -> Tensor:
-    """The numbers as a tensor; a grid is kept for later calls, so it must not hold stand-ins.
+def _to_tensor(array: np.ndarray) -> Tensor:
+    """The array as a real CPU tensor: a cached grid must not hold fake ones.
 
     Raises:
-        NotImplementedError: torch is only tracing, with fake tensors or on the meta device.
+        NotImplementedError: torch is tracing with fake tensors, or the default device is meta.
     """
     tensor = torch.from_numpy(array)
     if type(tensor) is not Tensor or tensor.device.type != "cpu":

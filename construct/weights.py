@@ -1,7 +1,4 @@
-"""Every parameter of the layer (Eq. 3 and 6) with its shape, and the record of what has to be known beside them.
-
-The geometry record is plain data in JSON's types: what a state dict or a safetensors file says of a layer beside its tensors.
-"""
+"""MHSAWeights: the eight tensors of Eq. 3 and 6 with their shapes, and the JSON record of geometry and encoding beside them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -14,12 +11,18 @@ from construct.encoding.encodings import CLASSICAL, Covariance, Encoding, Parabo
 from construct.geometry import ConvGeometry
 
 POSITIONAL = ("w_key_pos", "v")
-"""Never below float32: bfloat16 would store the shift 257 as 256."""
+"""Stored in float32 or better: bfloat16 would round the shift 257 to 256."""
 
 
 @dataclass(frozen=True)
 class MHSAWeights:
-    """All eight tensors of a multi-head self-attention layer; heads first, each with its own contiguous storage.
+    """The eight tensors of a multi-head self-attention layer; heads first, each with its own contiguous storage.
+
+    >>> import torch, construct
+    >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(2, 4, 3))
+    >>> {name: tuple(tensor.shape) for name, tensor in layer.named_parameters()}  # N_h = 9, D_k = D_p = 3, D_h = 2
+    {'w_qry': (9, 2, 3), 'w_key': (9, 2, 3), 'w_key_pos': (9, 3, 3), 'u': (9, 3), 'v': (9, 3),
+     'w_val': (9, 1, 2, 2), 'w_out': (9, 1, 2, 4), 'b_out': (4,)}
 
     Attributes:
         w_qry: W_qry, (heads, D_in, D_k).
@@ -73,13 +76,12 @@ NAMES = tuple(field.name for field in fields(MHSAWeights))
 
 # ---- the geometry record ---------------------------------------------------------------------------------------------
 
-
 GEOMETRY = "geometry"
-"""The key of the metadata under which the record stands."""
+"""The metadata key of the record."""
 
 
 def record_of(geometry: ConvGeometry, encoding: Encoding) -> dict[str, Any]:
-    """The record of a layer: ``kind``, the fields of its geometry, and its encoding where that is not the quadratic one."""
+    """A layer as JSON data: ``kind``, the fields of its geometry, and its encoding if that is not the quadratic one."""
     fields = asdict(geometry).items()
     record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
     if isinstance(encoding, Parabola):
@@ -90,15 +92,15 @@ def record_of(geometry: ConvGeometry, encoding: Encoding) -> dict[str, Any]:
 
 
 def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeometry, Encoding]:
-    """Geometry and encoding of the layer that a record describes.
+    """The geometry and encoding that a record describes.
 
     Args:
-        record: from :func:`record_of`, or from a file that may hold anything in its place.
-        tensor: gives a tensor of the layer by its name.
+        record: from :func:`record_of`, or anything that a file holds in its place.
+        tensor: looks up a tensor of the layer by name.
 
     Raises:
-        ValueError: it is no such record.
-        TypeError: the same.
+        ValueError: not such a record.
+        TypeError: likewise.
     """
     fields: dict[str, Any] = dict(record)
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
@@ -114,15 +116,15 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
 
 
 def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding | None:
-    """The encoding that a layer states beside its radix; None for none.
+    """The encoding of a layer that has no radix; None for the quadratic one.
 
     Args:
-        name: as stated.
+        name: of the encoding, or None.
         dims: d.
-        offsets: gives the table of this name.
+        offsets: looks up a table of a relative encoding by name.
 
     Raises:
-        ValueError: there is no such encoding.
+        ValueError: no encoding has this name.
     """
     if name is None:
         return None

@@ -539,7 +539,7 @@ def test_files_refuse_what_contradicts_itself_or_is_worked_out(tmp_path: Any):
         construct.load(whole)
     learned = convolution_to_learn(nn.Conv1d(1, 1, 1), alpha=1.0)
     for name in ("learned.pt", "learned.safetensors"):
-        with pytest.raises(BadModelFile, match=r"worked out from others \(construct.modules.learning.settle"):
+        with pytest.raises(BadModelFile, match=r"are parametrized \(construct.modules.learning.settle"):
             construct.save(learned, tmp_path / name)
     construct.save(settle(learned), tmp_path / "learned.pt")
     assert torch.equal(construct.load(tmp_path / "learned.pt").get_parameter("v"), learned.v)

@@ -19,7 +19,7 @@ from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to
 from construct import errors as room
 from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
-from construct.stock.dot_products import Aim, reach
+from construct.stock.dot_products import HeadCentre, reach
 from construct.tokens import TokenGrid
 from truths import exact, excess, paper, permuted, random_layer
 from verify.samples.calls import convolution_calls
@@ -234,7 +234,7 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
 def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dtype: torch.dtype):
     """Scores as torch evaluates them lie within the error that is allowed for, in float32 where the bound is largest."""
     tau = [(-1) ** i * (i + 1) for i in range(len(shape))]
-    aim = Aim(Fraction(1024), tuple(map(Fraction, tau)))
+    aim = HeadCentre(Fraction(1024), tuple(map(Fraction, tau)))
     widest = tuple(n // 2 for n in shape)
     axes = [sorted({-(n // 2), 0, (n - 1) // 2, -(n // 3)}) for n in shape]
     points = torch.cartesian_prod(*(torch.tensor(a) for a in axes)).reshape(-1, len(shape))
@@ -258,10 +258,10 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
 
 def test_scores_that_would_overflow_are_not_exact():
     half = (Fraction(1, 2),)
-    assert Aim(Fraction(2**110), half).is_exact((2**8,), torch.float64, 16)
-    assert not Aim(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
-    assert Aim(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
-    assert not Aim(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
+    assert HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float64, 16)
+    assert not HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
+    assert HeadCentre(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
+    assert not HeadCentre(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
 
 
 # ---- refusals of the way out -------------------------------------------------------------------------------------------

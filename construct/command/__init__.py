@@ -1,1 +1,1 @@
-"""Everything behind ``python -m construct.from_conv``."""
+"""The command ``python -m construct.from_conv``."""

@@ -1,14 +1,14 @@
-"""The command line of ``python -m construct.from_conv``."""
+"""The argument parser of ``python -m construct.from_conv``."""
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from construct.attention import EXECUTIONS
 from construct.command import demo
-from construct.errors import BadModelFile, shown
+from construct.errors import BadModelFile, printable
 from construct.geometry import PADDING_MODES
 
 EXIT_CODES = """exit codes:
@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Raises BadModelFile on errors, whose message is one line."""
 
     def error(self, message: str) -> NoReturn:
         raise BadModelFile(f"{message} (--help lists the options)")
@@ -30,15 +30,15 @@ FORMATS = ("pt", "safetensors", "pt2", "onnx")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line, and fill in what depends on other options.
+    """Parse the command line, and fill in defaults that depend on other options.
 
     Returns:
-        The options; ``model``, ``output`` are paths, ``input_size`` a tuple or None, ``alpha`` a number or None for the
+        The options; ``model`` and ``output`` are paths, ``input_size`` is a tuple or None, ``alpha`` a number or None for the
         default.
 
     Raises:
         BadModelFile: the options are wrong.
-        SystemExit: ``--help`` was asked for and has been shown.
+        SystemExit: after ``--help``.
     """
     options = _parser().parse_args(argv)
     if options.model is None:
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "--example-inputs",
         metavar="FILE",
         type=_path,
-        help="instead: what torch.save wrote of an input: a tensor, a tuple of arguments, or a dict of keyword arguments",
+        help="instead: an input that torch.save wrote: a tensor, a tuple of arguments, or a dict of keyword arguments",
     )
     add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
     sharpness = parser.add_mutually_exclusive_group()
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_geometry(parser: argparse.ArgumentParser) -> None:
-    """What a state dict alone does not hold."""
+    """Add the options of a geometry, which a state dict does not hold."""
     add = parser.add_argument_group(
         "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
     ).add_argument
@@ -160,17 +160,6 @@ def _add_geometry(parser: argparse.ArgumentParser) -> None:
     add("--padding-mode", choices=PADDING_MODES, help="default: zeros")
     add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
     add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
-
-
-def _padding(text: str) -> int | str:
-    return text if text in ("same", "valid") else _natural(text)
-
-
-def _natural(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
 
 
 def _beside(model: Path, ending: str) -> Path:
@@ -185,19 +174,19 @@ def certificate_beside(output: Path, form: str) -> Path:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """The format of the output: as asked for, else as its name ends.
+    """The output format: ``--format``, or else the suffix of the output.
 
     Raises:
-        BadModelFile: the two contradict each other, or a program is wanted without the size of an input.
+        BadModelFile: the two contradict each other, or a program lacks the size of its input.
     """
     ending = options.output.suffix[1:]
-    told = options.format or (ending if ending in FORMATS else "pt")
-    name = shown(str(options.output))
-    if ending in FORMATS and ending != told:
-        raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {told} (make them agree)")
-    if told in ("pt2", "onnx") and not options.input_size:
+    chosen = options.format or (ending if ending in FORMATS else "pt")
+    name = printable(str(options.output))
+    if ending in FORMATS and ending != chosen:
+        raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
+    if chosen in ("pt2", "onnx") and not options.input_size:
         raise BadModelFile(f"{name}: a program takes the size of an input (give --input-size C S1 ... Sd)")
-    return told
+    return chosen
 
 
 def _path(text: str) -> Path:
@@ -207,52 +196,32 @@ def _path(text: str) -> Path:
     return path
 
 
-def _positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
+def _number(kind: type, valid: Callable[[Any], bool], message: str) -> Callable[[str], Any]:
+    """An argparse type: a number of this kind that is valid, or else the message."""
+
+    def parse(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            what = "a whole number (MODEL goes before the options)" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+        if not valid(number):
+            raise argparse.ArgumentTypeError(f"{text} {message}")
+        return number
+
+    return parse
 
 
-def _seed(text: str) -> int:
-    number = _whole(text)
-    if not 0 <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2**63")
-    return number
+_natural = _number(int, lambda n: n >= 0, "is negative")
+_positive = _number(int, lambda n: n >= 1, "is not positive")
+_seed = _number(int, lambda n: 0 <= n < 2**63, "is not between 0 and 2**63")
+_bound = _number(float, lambda x: 0 < x < math.inf, "is not a positive number")
+_tolerance = _number(float, lambda x: 0 < x < 1, "does not lie between 0 and 1")
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (MODEL goes before the options)") from None
+def _padding(text: str) -> int | str:
+    return text if text in ("same", "valid") else _natural(text)
 
 
 def _alpha(text: str) -> float | None:
-    if text == "auto":
-        return None
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
-def _bound(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
-def _tolerance(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    return None if text == "auto" else _bound(text)

@@ -1,4 +1,4 @@
-"""A state dict alone: its kernels as convolutions of the geometry that the user gives, for the file does not hold it."""
+"""Builds convolutions from the kernels of a state dict, with the geometry that the user gives."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -6,31 +6,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.errors import BadModelFile, one_line, shown
+from construct.errors import BadModelFile, one_line, printable
+from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 
 FLAGS = ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding", "transposed")
-"""The options that say what a state dict does not."""
+"""The options for the geometry, which a state dict does not hold."""
 
-_USUAL: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, Any] = {
     **{"padding": [0], "dilation": [1], "groups": 1, "padding_mode": "zeros"},
     **{"output_padding": [0], "transposed": False},
 }
 
 
-def given(options: Namespace) -> list[str]:
+def geometry_flags(options: Namespace) -> list[str]:
     """The geometry options that the user gave, as typed."""
     return [f"--{flag.replace('_', '-')}" for flag in FLAGS if getattr(options, flag) not in (None, False)]
 
 
 def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """Bare modules that hold a convolution wherever the state dict holds a kernel, and what was assumed.
+    """Bare modules with a convolution for every kernel of a state dict, and notes on what was assumed.
 
     Raises:
-        BadModelFile: there is no kernel, no stride, or a geometry that does not fit a kernel.
+        BadModelFile: no kernel, no ``--stride``, or a geometry that does not fit a kernel.
     """
     if options.stride is None:
-        raise BadModelFile(f"{name}: {', '.join(given(options))} without --stride (a state dict does not hold it)")
+        raise BadModelFile(
+            f"{name}: {', '.join(geometry_flags(options))} without --stride (a state dict does not hold it)"
+        )
     if options.input_size or options.example_inputs:
         raise BadModelFile(
             f"{name}: kernels alone are no network that could be run (leave out --input-size and --example-inputs)"
@@ -42,37 +45,27 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> 
     if options.transposed and isinstance(options.padding, str):
         raise BadModelFile(f"{name}: --padding {options.padding} is for plain convolutions (give --padding in numbers)")
     geometry = {flag: getattr(options, flag) for flag in FLAGS}
-    geometry = {flag: _USUAL[flag] if value in (None, False) else value for flag, value in geometry.items()}
+    geometry = {flag: _DEFAULTS[flag] if value in (None, False) else value for flag, value in geometry.items()}
     kernels = {
         key: weight for key, weight in state.items() if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
     }
     if not kernels:
         raise BadModelFile(f"{name}: 0 convolutions found: no tensor of 3 to 5 axes is called weight (give --arch)")
-    root = nn.Module()
-    used = set(kernels)
+    used, convolutions = set(kernels), {}
     for key, weight in kernels.items():
         path = key.removesuffix("weight").removesuffix(".")
-        bias = state.get(f"{path}.bias" if path else "bias")
-        used |= {f"{path}.bias" if path else "bias"}
-        conv = _conv(weight, bias, geometry, name, path)
-        if not path:
-            if len(kernels) > 1:
-                raise BadModelFile(f"{name}: a kernel of its own and others beneath it (give --arch)")
-            root = conv
-            break
-        *parents, last = path.split(".")
-        place = root
-        for parent in parents:
-            place = place._modules.setdefault(parent, nn.Module())
-            assert place is not None
-        if last in place._modules or isinstance(place, BASES):
-            raise BadModelFile(f"{name}: {shown(path)}: a kernel beneath another one (give --arch)")
-        place._modules[last] = conv  # not add_module: any name will do here
+        bias = f"{path}.bias" if path else "bias"
+        used.add(bias)
+        convolutions[path] = _conv(weight, state.get(bias), geometry, name, path)
+    try:
+        root = as_network(convolutions)
+    except BadModelFile as error:
+        raise BadModelFile(f"{name}: {error} (give --arch)") from error
     assumed = ", ".join(f"{flag} {_text(geometry[flag])}" for flag in FLAGS)
     notes = [f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default"]
     left = [key for key in state if key not in used]
     if left:
-        notes.append(f"not used: {len(left)} other tensors ({one_line(', '.join(map(shown, left)), 120)})")
+        notes.append(f"not used: {len(left)} other tensors ({one_line(', '.join(map(printable, left)), 120)})")
     return root, tuple(notes)
 
 
@@ -88,7 +81,9 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], name
         settings[key] = tuple(value) * (dims if len(value) == 1 else 1) if isinstance(value, list) else value
         if isinstance(value, list) and len(settings[key]) != dims:
             flag = key.replace("_", "-")
-            raise BadModelFile(f"{name}: {shown(path) or 'its kernel'} has {dims} axes, not {len(value)} (--{flag})")
+            raise BadModelFile(
+                f"{name}: {printable(path) or 'its kernel'} has {dims} axes, not {len(value)} (--{flag})"
+            )
     first, second = weight.shape[:2]
     d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
     try:
@@ -98,5 +93,5 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], name
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise BadModelFile(f"{name}: {shown(path) or 'its kernel'}: {one_line(error)} (give --arch)") from error
+        raise BadModelFile(f"{name}: {printable(path) or 'its kernel'}: {one_line(error)} (give --arch)") from error
     return conv

@@ -1,4 +1,4 @@
-"""The command from its arguments to its exit code: read, survey, convert, check, certify, write, print."""
+"""The main function of ``python -m construct.from_conv``: read, convert, check, certify, write, print."""
 
 import contextlib
 import os
@@ -14,56 +14,58 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
-from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module, with_state
+from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module
 from construct.command.arguments import certificate_beside, parse
-from construct.command.bare_kernels import from_kernels, given
-from construct.command.interruption import INTERRUPTED, as_usual
-from construct.command.judging import judged
-from construct.command.output import content_of, not_rechecked, put
-from construct.command.page import check_page, write_page
-from construct.command.table import Report, print_json, print_table
-from construct.command.terminal import phases, undisturbed
+from construct.command.bare_kernels import from_kernels, geometry_flags
+from construct.command.checking import check_conversion
+from construct.command.html_report import check_page, write_page
+from construct.command.output import content_of, not_rechecked, write_outputs
+from construct.command.report import Report, print_json
+from construct.command.startup import INTERRUPTED, restore_signals
+from construct.command.table import print_table
+from construct.command.terminal import isolated, phases
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import BadModelFile, described, one_line, refused_by_torch, shown
+from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
+from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile, read, regular_file
-from construct.files.writing import beyond_ours, check_destination
+from construct.files.writing import check_destination, unlisted_names_in
 from construct.modules.convolutions import geometry_of
-from construct.modules.ties import names_of, untied
+from construct.modules.tied_weights import paths_of, untied_parameters
 from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
 from verify.argument.documents import is_document
 
 MOST_HEADS = 10_000
-"""Of one layer: the certificate looks at each head in exact numbers, which takes about a millisecond or more."""
+"""Of one layer: exact arithmetic on a head takes a millisecond or more."""
 
 LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert one file, as the command line says.
+    """Run the command.
 
     Args:
         argv: the arguments; by default those of the process.
 
     Returns:
         The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED, a network that makes
-        other calls or, without ``--partial``, a convolution that is left; 2 bad input; 130 interrupted.
+        other calls or, without ``--partial``, an unconverted convolution; 2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     stdout = sys.stdout
     name = ""
     try:
-        as_usual()  # only now: importing takes its time
+        restore_signals()
         try:
             options = parse(argv)
-        except BrokenPipeError:  # the help is longer than a pipe's buffer, and its reader has gone
-            _nobody_reads(stdout)
+        except BrokenPipeError:  # --help | head
+            _discard_stdout(stdout)
             return 0
-        name = shown(str(options.model)) + ": "
-        with undisturbed():
+        name = printable(str(options.model)) + ": "
+        with isolated():
             report = _run(options)
         _print(report, options.json, stdout)
         return report.exit_code
-    except SystemExit as end:  # argparse has shown the help
+    except SystemExit as end:  # after --help
         return int(end.code or 0)
     except KeyboardInterrupt as error:
         message, code, cause = "interrupted", INTERRUPTED, error
@@ -72,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({LESS_MEMORY})", 2, error
     except Exception as error:
-        memory = refused_by_torch(error)
-        told = f"{memory} ({LESS_MEMORY})" if memory else f"{described(error)} (--debug shows where)"
-        message, code, cause = f"error: {name}{told}", 2, error
+        memory = out_of_memory_error(error)
+        what = f"{memory} ({LESS_MEMORY})" if memory else f"{describe(error)} (--debug shows where)"
+        message, code, cause = f"error: {name}{what}", 2, error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
-    if sys.stderr is not None:  # closed by the caller
+    if sys.stderr is not None:  # None if the caller closed it
         sys.stderr.write(message + "\n")
     return code
 
@@ -91,7 +93,7 @@ def _run(options: Namespace) -> Report:
         model, wrappers = unwrapped(model)
         if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
             raise BadModelFile(
-                f"{shown(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
+                f"{printable(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
             )
         survey = _surveyed(model, source)
         progress.begin("converting", len(survey.convertible))
@@ -100,33 +102,34 @@ def _run(options: Namespace) -> Report:
             replacements[conv] = _converted(conv, options)
             progress.advance(path)
         share_tied(replacements)
-        remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied(model, replacements)]
-        hindered = [] if options.no_certify else not_rechecked(survey, source, options.format)
-        remarks += hindered
-        # What is written has not been run: a network may count its calls, or keep what it saw.
-        kept, converted = substitute(model, replacements), substitute(model, replacements)
+        remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied_parameters(model, replacements)]
+        unchecked = [] if options.no_certify else not_rechecked(survey, source, options.format)
+        remarks += unchecked
+        # A network may have state that a run changes, so the copy that is written is not the one that is run.
+        unused, converted = substitute(model, replacements), substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in survey.convertible.items()}
-        layers, network = judged(model, converted, pairs, options, progress)
+        layers, network = check_conversion(model, converted, pairs, options, progress)
         equal = not any(row.verdict.name == "REFUTED" for row in layers) and (network is None or network.good)
         writable = bool(layers) and equal
         notes: tuple[str, ...] = (*source.notes, *assumed)
         if writable:
             progress.begin(f"writing {output.name}")
-            # Kernels alone come out as modules: a state dict would lose the geometry again.
-            whole = isinstance(source.content, nn.Module) or bool(given(options))
-            content, remarks_on_format = content_of(kept, whole, options)
-            # A module under two names stands twice in a state dict, and a recheck looks for it under both.
+            # Bare kernels are written as modules: a state dict would lose their geometry again.
+            whole = isinstance(source.content, nn.Module) or bool(geometry_flags(options))
+            content, remarks_on_format = content_of(unused, whole, options)
+            # A shared module is in the state dict once per name, and a recheck looks for it under each.
             certificates = [
                 (name, row.certificate)
                 for row in layers
                 if row.certificate is not None
-                for name in names_of(model, row.path, pairs[row.path][0])
+                for name in paths_of(model, row.path, pairs[row.path][0])
             ]
-            speaking = None if options.no_certify else certificates
             notes += remarks_on_format
-            notes += put(content, output, source, document, speaking, network)
-            if source.beyond and isinstance(content, nn.Module) and (beyond := beyond_ours(output)):
-                notes += (f"the output still names {shown(', '.join(beyond))}: --allow that to read it back",)
+            notes += write_outputs(
+                content, output, source, document, None if options.no_certify else certificates, network
+            )
+            if source.extra_names and isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
+                notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
         left = bool(survey.refused) or (network is not None and network.calls.left > 0)
         good = equal and all(row.verdict.good for row in layers)
         if options.report is not None and not layers:
@@ -151,98 +154,97 @@ def _run(options: Namespace) -> Report:
         if report.page is not None:
             progress.begin(f"writing {report.page.name}")
             with torch.no_grad():
-                why = [f"{shown(path)}: {remark}" if path else remark for path, remark in hindered]
-                write_page(report, model, pairs, options, why)
+                why = [f"{printable(path)}: {remark}" if path else remark for path, remark in unchecked]
+                write_page(report, model, options, why)
     return report
 
 
 def _destinations(options: Namespace) -> tuple[Path, Path]:
-    """Where the network and its certificate go, once it is sure that both can be written and replace nothing of the user's."""
+    """The paths of the output and its certificate, after checking that both can be written and replace no file of the user's."""
     regular_file(options.model)
     output = check_destination(options.output, options.model, options.force)
     document = certificate_beside(output, options.format)
     if not options.no_certify:
         if document == output:
-            raise BadModelFile(f"{shown(str(output))}: is where the certificate goes (give another name with -o)")
+            raise BadModelFile(f"{printable(str(output))}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, is_document)
-    # A page may not take the certificate's name either where none is written: the next run's would be in its way.
+    # The page may not take the certificate's name even without a certificate: the next run may write one.
     check_page(options, (output, document))
     return output, document
 
 
 def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network of a file, with the user's architecture or geometry where the file has none; and what was assumed."""
-    content, spec, name = source.content, options.arch or options.model_file, shown(str(source.path))
-    flags = given(options)
+    """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
+    content, spec, name = source.content, options.arch or options.model_file, printable(str(source.path))
+    flags = geometry_flags(options)
     if isinstance(content, nn.Module) or spec:
         if flags:
             raise BadModelFile(f"{name}: {', '.join(flags)} is only for a state dict without a network (leave it out)")
         if not isinstance(content, nn.Module):
             model = named_module(spec) if options.arch else module_from_file(spec)
-            return with_state(model, source, spec)
+            try:
+                return loaded_into(model, source, spec)
+            except BadModelFile as error:
+                raise BadModelFile(f"{name}: {error}") from error
         if spec:
-            raise BadModelFile(f"{name}: holds a whole module, which needs no architecture (leave out {shown(spec)})")
+            raise BadModelFile(
+                f"{name}: holds a whole module, which needs no architecture (leave out {printable(spec)})"
+            )
         return content, ()
     if flags:
         return from_kernels(content, options, name)
     earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-    note = f" (it holds {_counted(earlier)} of an earlier conversion)" if earlier else ""
+    layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
+    note = f" (it holds {layers} of an earlier conversion)" if earlier else ""
     raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
 
 
 def _surveyed(model: nn.Module, source: ModelFile) -> Survey:
-    """What there is to convert; refuse a network with nothing to do."""
-    found, name = survey(model), shown(str(source.path))
+    """The convolutions of a network; refuses one with nothing to convert."""
+    convolutions, name = survey(model), printable(str(source.path))
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
-    if not found.convertible and not found.refused and not earlier:
+    if not convolutions.convertible and not convolutions.refused and not earlier:
         raise BadModelFile(f"{name}: no convolution found (give a network that has one)")
-    for path, conv in found.convertible.items():
+    for path, conv in convolutions.convertible.items():
         heads = geometry_of(conv).taps
         if heads > MOST_HEADS:
             raise BadModelFile(
-                f"{name}: {shown(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command takes "
-                f"at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
+                f"{name}: {printable(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command "
+                f"takes at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
             )
-    if found.refused and not found.convertible:
-        first, *others = found.refused
+    if convolutions.refused and not convolutions.convertible:
+        first, *others = convolutions.refused
         more = f"; and {len(others)} more" if others else ""
         raise BadModelFile(f"{name}: no convolution could be converted: {one_line(first)}{more}")
-    return found
+    return convolutions
 
 
 def _converted(conv: nn.Module, options: Namespace) -> MHSA:
     alpha = options.alpha or ALPHA
     if options.tolerance is not None:
         alpha = alpha_for(tolerance=options.tolerance, dims=geometry_of(conv).dims)
-    layer = conv_to_mhsa(conv, alpha=alpha, execution=options.execution, encoding=options.encoding)
-    if not bool(layer.v.isfinite().all()):
-        raise BadModelFile(f"--alpha {alpha:.4g} is beyond {layer.v.dtype}, in which positions are kept (give less)")
-    return layer
-
-
-def _counted(layers: int) -> str:
-    return f"{layers} attention layer{'s' if layers != 1 else ''}"
+    return conv_to_mhsa(conv, alpha=alpha, execution=options.execution, encoding=options.encoding)
 
 
 def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
-    """Print; a reader who has seen enough (``| head``), or none at all (``>&-``), is no error.
+    """Print the report; a closed pipe (``| head``) or stdout (``>&-``) is no error.
 
     Raises:
-        BadModelFile: it cannot be printed, as on a disk that is full.
+        BadModelFile: it cannot be written, for instance on a full disk.
     """
     if stdout is None:
         return
     try:
         (print_json if as_json else print_table)(report, stdout)
     except BrokenPipeError:
-        _nobody_reads(stdout)
+        _discard_stdout(stdout)
     except OSError as error:
-        _nobody_reads(stdout)
-        written = f"{shown(str(report.output))} is written" if report.output else "nothing else was written"
+        _discard_stdout(stdout)
+        written = f"{printable(str(report.output))} is written" if report.output else "nothing else was written"
         raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
 
 
-def _nobody_reads(stdout: TextIO) -> None:
-    """Point the pipe at nothing, so that Python does not complain when it flushes at the end."""
-    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nothing:
-        os.dup2(nothing.fileno(), stdout.fileno())
+def _discard_stdout(stdout: TextIO) -> None:
+    """Redirect stdout to the null device, so that Python's flush at exit does not fail."""
+    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
+        os.dup2(null.fileno(), stdout.fileno())

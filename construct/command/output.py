@@ -1,4 +1,4 @@
-"""What a run puts on the disk: the converted network, and beside it the certificate that speaks of it, or none."""
+"""Writes the converted network and its certificate, both or neither."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.command.table import NetworkRow, network_dict
-from construct.errors import BadModelFile, one_line, shown
+from construct.command.report import NetworkRow, network_dict
+from construct.errors import BadModelFile, one_line, printable
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import to_safetensors
 from construct.files.reading import ModelFile
@@ -18,19 +18,19 @@ from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
 
 Content = nn.Module | dict[str, Tensor] | bytes
-"""What a file is made of: a module or state dict for torch.save, or bytes as they are."""
+"""The content of a file: a module or state dict for torch.save, or bytes."""
 
 
 def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[Content, tuple[str, ...]]:
-    """What is to be written, in the format that was asked for, and what there is to say of it.
+    """The content of the output file in the chosen format, and notes on it.
 
     Args:
         converted: the network.
-        whole: whether a ``.pt`` file is to hold the network itself, else its state dict.
+        whole: whether a ``.pt`` file holds the network itself, or its state dict.
         options: of the command.
 
     Raises:
-        BadModelFile: the network cannot be had in that format.
+        BadModelFile: the format does not support the network.
     """
     if options.format == "pt":
         return converted if whole else converted.state_dict(), ()
@@ -40,25 +40,25 @@ def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[C
         program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
     except ValueError as error:
         raise BadModelFile(
-            f"{shown(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
+            f"{printable(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
         ) from error
     return program.content, tuple(program.notes())
 
 
-def not_rechecked(found: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
-    """(path, remark) where ``python -m verify check`` will have to refuse: it reads tensors, and torch's own classes by name."""
+def not_rechecked(survey: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
+    """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only tensors and torch's classes."""
     folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-    why = [("", folded)] if found.remarks() else []
+    remarks = [("", folded)] if survey.remarks() else []
     if form in ("pt2", "onnx"):
-        return [*why, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
+        return [*remarks, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
     if not isinstance(source.content, nn.Module):
-        return why
-    own = {path: type(conv).__name__ for path, conv in found.convertible.items() if type(conv) not in BASES}
-    told = "to recheck it takes a state dict in place of the module"
-    return [*why, *((path, f"of class {kind}: {told}") for path, kind in own.items())]
+        return remarks
+    subclasses = {path: type(conv).__name__ for path, conv in survey.convertible.items() if type(conv) not in BASES}
+    remedy = "to recheck it takes a state dict in place of the module"
+    return [*remarks, *((path, f"of class {kind}: {remedy}") for path, kind in subclasses.items())]
 
 
-def put(
+def write_outputs(
     content: Content,
     output: Path,
     source: ModelFile,
@@ -66,26 +66,26 @@ def put(
     certificates: list[Any] | None,
     network: NetworkRow | None,
 ) -> tuple[str, ...]:
-    """Both files whole beside their places first, and only then into place: layers never stand beside another's certificate.
+    """Write network and certificate to temporary files, then rename both, so that no network has another's certificate.
 
     Args:
         content: of the output.
-        output: where the network goes.
-        source: where it came from.
-        document: where its certificate goes.
-        certificates: (path, certificate) of the layers; None to write none, and to take that of an earlier run away.
-        network: what is known of the network as a whole.
+        output: path of the network.
+        source: the file that was read.
+        document: path of the certificate.
+        certificates: (path, certificate) of the layers; None to write none, and to delete that of an earlier run.
+        network: the comparison of the whole networks.
 
     Returns:
-        What there is to say of it.
+        Notes.
 
     Raises:
-        BadModelFile: it cannot be written; what stood there is as it was.
+        BadModelFile: they cannot be written; existing files are unchanged.
     """
     earlier = certificates is None and document != output and document.is_file() and is_document(document)
     place = output
     try:
-        with staged(output, content, source.beyond) as written:
+        with staged(output, content, source.extra_names) as written:
             if certificates is not None:
                 place, figures = document, None if network is None else network_dict(network)
                 record = certificate_document(
@@ -99,5 +99,7 @@ def put(
                 place = output
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{shown(str(place))}: cannot be written: {what} (nothing was changed)") from error
-    return (f"{shown(str(document))}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()
+        raise BadModelFile(f"{printable(str(place))}: cannot be written: {what} (nothing was changed)") from error
+    return (
+        (f"{printable(str(document))}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()
+    )

@@ -1,6 +1,6 @@
-"""Whether this package is still the one that ``construct`` leads to: a parsing library of that name puts its files over ours.
+"""Detects that a parsing library, also called ``construct``, has overwritten this package.
 
-The command imports this before anything else.  It needs the standard library alone, as much else may be gone.
+The command imports this first.  It uses only the standard library, because other files of ours may be gone.
 """
 
 import sys

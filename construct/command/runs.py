@@ -1,4 +1,4 @@
-"""The runs of a network and of its conversion, on the same inputs."""
+"""Runs a network, its conversion and a float64 copy on the same inputs, and records their calls."""
 
 import contextlib
 from argparse import Namespace
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.command.terminal import Phases
-from construct.errors import BadModelFile, described, refused_by_torch, require, shown
+from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
 from construct.files.reading import read_inputs
 from construct.modules.traversal import every_module
 from construct.network import substitute
@@ -22,9 +22,9 @@ from verify.samples.trace import Trace
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
-    """The inputs to run a network on, one a call, and what they are; None if the command line says nothing about them."""
+    """The inputs of a network, one per call, and their description; None if the command line gives none."""
     if options.example_inputs is not None:
-        return [read_inputs(options.example_inputs)], f"the example inputs in {shown(str(options.example_inputs))}"
+        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(str(options.example_inputs))}"
     if options.input_size is None:
         return None
     size = "x".join(map(str, options.input_size))
@@ -32,41 +32,43 @@ def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | 
 
 
 def seeded_inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
-    """Seeded normal inputs, one a call, in the number format of the network."""
+    """Seeded normal inputs, one per call, in the dtype of the network."""
     generator = torch.Generator().manual_seed(options.seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     shape = (1, *options.input_size)
     what = f"a run on {options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
-    # All of them as float32, and of one at a time a copy and, for the bound, twice its float64.
+    # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
     require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), what, who="")
     return [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
 
 
 PER_OUTPUT = 64
-"""Bytes that the comparison of one output of a layer takes, most of them for float64 arrays; measured: 50 to 70."""
+"""Bytes for comparing one output of a layer, mostly float64 arrays; measured: 50 to 70."""
 
 
 @contextlib.contextmanager
-def within_room(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
-    """While active, a convolution whose outputs could not be compared is refused by its shapes alone, before it is run."""
+def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
+    """Within the block, check before each convolution runs that its outputs can be compared in memory."""
 
-    def judge(path: str, layer: MHSA) -> Callable[..., None]:
-        def judged(conv: nn.Module, args: Any, kwargs: Any) -> None:
+    def hook_for(path: str, layer: MHSA) -> Callable[..., None]:
+        def check_memory(conv: nn.Module, args: Any, kwargs: Any) -> None:
             x = args[0] if args else kwargs.get("input")
             if not isinstance(x, Tensor) or x.dim() <= layer.geometry.dims:
-                return  # the convolution itself says what is wrong
+                return  # the convolution raises
             size = layer.geometry.output_size(x.shape[-layer.geometry.dims :])
             batch = x.shape[0] if x.dim() == layer.geometry.dims + 2 else 1
             outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
             shape = "x".join(map(str, (layer.out_channels, *size)))
             require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
 
-        return judged
+        return check_memory
 
     handles = []
     try:
         for path, (conv, layer) in pairs.items():
-            handles.append(conv.register_forward_pre_hook(judge(shown(path), layer), with_kwargs=True, prepend=True))
+            handles.append(
+                conv.register_forward_pre_hook(hook_for(printable(path), layer), with_kwargs=True, prepend=True)
+            )
         yield
     finally:
         for handle in handles:
@@ -74,15 +76,15 @@ def within_room(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
 
 
 class Runs(NamedTuple):
-    """What the runs of a network and of its conversion showed.
+    """The traces of a network, its conversion and a float64 copy, and the check of every layer.
 
     Attributes:
-        checks: path → what the samples showed of a layer.
-        original: its trace on each input.
-        converted: the same of the conversion.
-        reference: the same of the original in float64; None where it does not run.
+        checks: path → check of a layer.
+        original: trace of the original on each input.
+        converted: traces of the conversion.
+        reference: traces of the original in float64; None if that does not run.
         no_float64: why it does not.
-        inputs: what they are, in words.
+        inputs: description of the inputs.
     """
 
     checks: dict[str, LayerCheck]
@@ -98,85 +100,85 @@ def run_both(
     converted: nn.Module,
     pairs: Mapping[str, tuple[nn.Module, MHSA]],
     inputs: list[Any],
-    told: str,
+    description: str,
     options: Namespace,
     progress: Phases,
 ) -> Runs:
-    """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its first state.
+    """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its initial state.
 
     Args:
         model: the original.
         converted: a conversion that has not been run.
         pairs: path → (convolution in ``model``, attention layer in ``converted``).
-        inputs: for each call.
-        told: what they are.
+        inputs: one per call.
+        description: of the inputs.
         options: of the command.
         progress: of the command.
 
     Raises:
         BadModelFile: a network does not run.
-        NotEnoughMemory: there is too little for it.
+        NotEnoughMemory: it does not fit.
     """
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
-        raise BadModelFile(f"{told}: have numbers that are not finite (give others)")
+        raise BadModelFile(f"{description}: have numbers that are not finite (give others)")
     exact, no_float64 = _float64_copy(model)
     convolutions = {conv: path for path, (conv, _) in pairs.items()}
     layers: dict[nn.Module, str] = {layer: path for path, (_, layer) in pairs.items()}
-    where = f"the network's activations on {told}" + (f" (seed {options.seed})" if options.input_size else "")
+    where = f"the network's activations on {description}" + (f" (seed {options.seed})" if options.input_size else "")
 
-    def run(subject: nn.Module, given: list[Any], named: Mapping[nn.Module, str], changed: bool = False) -> Any:
+    def run(network: nn.Module, names: Mapping[nn.Module, str], is_converted: bool = False) -> Any:
         try:
-            return traces(subject, given, named, options.seed)
+            return traces(network, inputs, names, options.seed)
         except MemoryError:
             raise
-        except (Exception, SystemExit) as error:  # whatever a network makes of an input that does not suit it
-            if (memory := refused_by_torch(error)) is not None:
+        except (Exception, SystemExit) as error:  # a network may raise anything on an input that it does not take
+            if (memory := out_of_memory_error(error)) is not None:
                 raise memory from error
-            raise _does_not_run(error, changed, options) from error
+            raise _does_not_run(error, is_converted, options) from error
 
-    with evaluating(model, converted, *([exact] if exact else [])), within_room(pairs):
+    with evaluating(model, converted, *([exact] if exact else [])), refusing_large_outputs(pairs):
         progress.begin("checking", len(pairs) * len(inputs))
         with comparing(pairs, where, progress.advance) as checks:
-            before = run(model, inputs, convolutions)
+            original = run(model, convolutions)
         progress.begin("running the converted network")
-        after = run(converted, inputs, layers, changed=True)
+        conversion = run(converted, layers, is_converted=True)
         reference = None
         if exact is not None:
             progress.begin("running in float64")
             try:
-                twins = dict(every_module(exact))
-                named = {twins[path]: path for path in pairs}
-                reference = traces(exact, in_float64(inputs), named, options.seed)
+                copies = dict(every_module(exact))
+                names = {copies[path]: path for path in pairs}
+                reference = traces(exact, in_float64(inputs), names, options.seed)
             except (Exception, SystemExit) as error:
-                memory = refused_by_torch(error)
-                no_float64 = f"the network does not run in float64: {memory or described(error)}"
-    return Runs(checks, before, after, reference, no_float64, told)
+                memory = out_of_memory_error(error)
+                no_float64 = f"the network does not run in float64: {memory or describe(error)}"
+    return Runs(checks, original, conversion, reference, no_float64, description)
 
 
 def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
-    """A copy of a network in float64, which holds each of its numbers exactly; or why there is none."""
-    held = sum(8 * t.numel() for t in (*model.parameters(), *model.buffers()))
+    """An exact copy of a network in float64; or None and the reason."""
+    size = sum(8 * t.numel() for t in (*model.parameters(), *model.buffers()))
     try:
-        require(held, torch.device("cpu"), "a copy of the network in float64", who="")
+        require(size, torch.device("cpu"), "a copy of the network in float64", who="")
         copied = substitute(model, {}).double()
-    except Exception as error:  # what a network makes of being copied and cast
-        return None, f"the network cannot be had in float64: {described(error)}"
+    except Exception as error:  # a network may raise anything on copies and casts
+        return None, f"the network cannot be had in float64: {describe(error)}"
     for _, module in every_module(copied):
-        for name, value in vars(module).items():  # tensors that torch does not know of
+        for name, value in vars(module).items():  # tensors that are no buffers
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(module, name, value.double())
     return copied, ""
 
 
-def _does_not_run(error: BaseException, changed: bool, options: Namespace) -> BadModelFile:
-    name = shown(str(options.model))
-    if changed:
+def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) -> BadModelFile:
+    name = printable(str(options.model))
+    if is_converted:
         return BadModelFile(
-            f"{name}: converted, the network does not run any more: {described(error)} "
+            f"{name}: converted, the network does not run any more: {describe(error)} "
             "(its forward may use more of a convolution than a call of it: change that)"
         )
     what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
     if options.example_inputs is None:
         what = f"an input of size {' '.join(map(str, options.input_size))}"
         hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
-    return BadModelFile(f"{name}: the network does not run on {what}: {described(error)} (give {hint})")
+    return BadModelFile(f"{name}: the network does not run on {what}: {describe(error)} (give {hint})")

@@ -1,4 +1,4 @@
-"""What surrounds the work of a command: the progress bar, the signals, the outputs."""
+"""Progress bar, signal handling and output redirection for the command."""
 
 import contextlib
 import signal
@@ -12,32 +12,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from construct.errors import shown
+from construct.errors import printable
 
 
 class Phases:
-    """The progress bar of a command, one phase of the work after another; nothing where there is no terminal.
+    """A progress bar for consecutive phases; hidden without a terminal.
 
     Args:
-        bar: that draws it.
+        bar: of rich.
     """
 
     def __init__(self, bar: Progress):
         self._bar, self._task = bar, bar.add_task("reading", total=None)
 
     def begin(self, what: str, total: int | None = None) -> None:
-        """Start a phase of ``total`` pieces; without a number the bar only shows that work goes on."""
-        self._bar.reset(self._task, total=total, description=escape(shown(what)))
+        """Start a phase of ``total`` steps; None for an unknown number."""
+        self._bar.reset(self._task, total=total, description=escape(printable(what)))
         self._what = what
 
     def advance(self, path: str) -> None:
-        """A piece of the phase is done, of the layer ``path``."""
-        self._bar.update(self._task, advance=1, description=escape(shown(f"{self._what} {path}")))
+        """One step is done, for the layer ``path``."""
+        self._bar.update(self._task, advance=1, description=escape(printable(f"{self._what} {path}")))
 
 
 @contextlib.contextmanager
 def phases() -> Iterator[Phases]:
-    """A bar on the terminal while the work goes on."""
+    """Show the progress bar within the block."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -45,15 +45,14 @@ def phases() -> Iterator[Phases]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Run a user's network without letting it, or the caller's surroundings, into ours.
+def isolated() -> Iterator[None]:
+    """Isolate the process from a user's network within the block.
 
-    What it prints goes to stderr, for stdout is our own; torch's remarks on it are not shown; NNPACK's Winograd, of which no
-    certificate speaks, is off; torch's random numbers are as they were afterwards; and SIGTERM ends the work as Ctrl-C does, so
-    that no half-written file stays behind.
+    Its prints go to stderr, torch's warnings are silenced, torch's random state is restored, and SIGTERM raises KeyboardInterrupt,
+    so that temporary files are removed.  NNPACK's Winograd kernels are off, because certificates do not cover them.
     """
     with (
-        _terminated_as_interrupted(),
+        _sigterm_as_sigint(),
         contextlib.redirect_stdout(sys.stderr),
         torch.random.fork_rng(devices=[]),
         torch.backends.nnpack.flags(enabled=False),
@@ -64,9 +63,9 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def _sigterm_as_sigint() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signal handlers
+        yield  # signal handlers belong to the main thread
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,1 +1,1 @@
-"""Lemma 2: the relative positional encodings r, the vectors v that aim the heads, their sharpness and their scores."""
+"""Lemma 2: relative positional encodings r, head vectors v, sharpness α, and attention scores."""

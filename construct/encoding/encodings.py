@@ -1,13 +1,12 @@
-"""The relative positional encodings r that a layer can have: what decides D_p, and r_δ for every shift δ of a grid.
+"""The relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of a token grid.
 
     Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
-    Relative      r_δ = a learned row for each component of δ, one after the other
+    Relative      r_δ = a learned row for each component of δ, concatenated
 
-The formulae are those of :mod:`construct.encoding.quadratic`.  Every score of positions is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.
-Where it is a sum
-over the axes its exponential is a product, and the softmax factorises (``along``); else the axes belong together.
+The formulae are those of :mod:`construct.encoding.quadratic`.  Every position score is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.
+If it is a sum over the axes, its exponential is a product and the softmax factorises over the axes (``along``).
 """
 
 from abc import ABC, abstractmethod
@@ -30,9 +29,9 @@ class Encoding(ABC):
     """One relative positional encoding.
 
     Attributes:
-        name: for people and files.
-        factorises: whether the score is a sum over the axes for every c; then ``along`` is one axis's part.
-        dot_product: whether ``sdpa`` has the score as a dot product of features of query and key, with a bound on its rounding.
+        name: in files and messages.
+        factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
+        dot_product: whether ``sdpa`` can compute the score as a dot product of query and key features, with a rounding bound.
     """
 
     name: ClassVar[str]
@@ -44,10 +43,10 @@ class Encoding(ABC):
         """D_p in d dimensions."""
 
     def argument(self, grid: TokenGrid) -> Shifts:
-        """What ``r`` is applied to, for every shift of the grid's box: by default the d components of the shift.
+        """The argument of ``r`` for every shift of the grid's box: by default the d components of the shift.
 
         Raises:
-            ValueError: the grid has shifts that this encoding has no code for.
+            ValueError: the encoding does not cover all shifts of the grid.
         """
         return grid.shifts()
 
@@ -64,7 +63,7 @@ class Encoding(ABC):
         """
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """One axis's part of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors, or arrays of numpy.
+        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or numpy arrays.
 
         Raises:
             ValueError: the score is no sum over the axes.
@@ -72,11 +71,11 @@ class Encoding(ABC):
         raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
 
     def components(self, axis: int) -> list[int]:
-        """Which components of c an axis's part depends on."""
+        """The components of c that an axis's summand depends on."""
         raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
 
     def numbers(self) -> Hashable:
-        """The encoding's own numbers, to know it again by; None if it has none."""
+        """A cache key of the encoding's own parameters; None if it has none."""
         return None
 
 
@@ -89,7 +88,7 @@ class Quadratic(Encoding):
     dot_product = True
 
     def pos_dim(self, dims: int) -> int:
-        """D + 1."""
+        """Returns d + 1."""
         return dims + 1
 
     def r(self, argument: Shifts) -> Tensor:
@@ -101,13 +100,13 @@ class Quadratic(Encoding):
         return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """By the encoding of a single number: c·r_δ is the sum of these over the axes, because ‖δ‖² is."""
+        """The score in one dimension: c·r_δ is a sum of these over the axes, because ‖δ‖² is."""
         square, linear = encoding.r((delta,))
         shape = (-1, *(1,) * delta.ndim)
         return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
 
     def components(self, axis: int) -> list[int]:
-        """The square's and the axis's own."""
+        """Those of ‖δ‖² and of the axis."""
         return [0, axis + 1]
 
 
@@ -116,7 +115,7 @@ class Parabola(Encoding):
     """r_δ = (n², n), n the number of δ in mixed radix.
 
     Args:
-        radix: one weight an axis.
+        radix: one weight per axis.
     """
 
     radix: tuple[int, ...]
@@ -138,7 +137,7 @@ class Parabola(Encoding):
         return torch.stack(encoding.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """τ is read off the nearest number."""
+        """τ is the shift of the nearest number."""
         alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
         return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in number.round()]).double()
 
@@ -150,7 +149,7 @@ class Covariance(Encoding):
     name = "covariance"
 
     def pos_dim(self, dims: int) -> int:
-        """D(d + 1)/2 + d."""
+        """Returns d(d + 1)/2 + d."""
         return dims * (dims + 3) // 2
 
     def r(self, argument: Shifts) -> Tensor:
@@ -158,10 +157,10 @@ class Covariance(Encoding):
         return torch.stack(encoding.r_covariance(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Read back from the score δᵀAδ + b·δ: τ = −½A⁻¹b, and α is the least curvature, so that scores fall by α‖δ − τ‖² at least.
+        """From the score δᵀAδ + b·δ: τ = −½A⁻¹b, and α is the least curvature, so that scores fall by at least α‖δ − τ‖².
 
-        α is that of the quadratic encoding where A = −α·1.  Without a maximum (α ≤ 0) τ is the stationary point, or not a
-        number where there is none.
+        α is that of the quadratic encoding if A = −α·1.  Without a maximum (α ≤ 0) τ is the stationary point, or NaN if there
+        is none.
         """
         form, linear = self.form(c)
         stationary, failed = torch.linalg.solve_ex(form, linear.unsqueeze(2))
@@ -198,13 +197,13 @@ class Relative(Encoding):
                 )
 
     def pos_dim(self, dims: int) -> int:
-        """The widths of all tables together."""
+        """The sum of the tables' widths."""
         if dims != len(self.tables):
             raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
         return sum(table.shape[1] for table in self.tables)
 
     def argument(self, grid: TokenGrid) -> Shifts:
-        """The shifts, if there is a row for each."""
+        """The shifts; each needs a row of the tables."""
         for axis, (table, (least, most)) in enumerate(zip(self.tables, grid.box, strict=True), start=1):
             reach = len(table) // 2
             if max(-least, most) > reach:
@@ -215,38 +214,38 @@ class Relative(Encoding):
         return grid.shifts()
 
     def r(self, argument: Shifts) -> Tensor:
-        """The rows of all axes, one below the other."""
+        """The rows of all axes, concatenated."""
         rows = [self.rows(delta, axis) for axis, delta in enumerate(argument)]
         return torch.cat([table[row].double().T for table, row in zip(self.tables, rows, strict=True)])
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:
-        """Which row of its table each offset has, int64."""
+        """The row of each offset in its table, int64."""
         return delta.long().to(self.tables[axis].device) + len(self.tables[axis]) // 2
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """None is stored."""
+        """Raises: learned rows have no centre."""
         raise ValueError(
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The product with the rows of one axis: c·r_δ is a sum over axes, for each has components of its own."""
+        """The product with the rows of one axis: c·r_δ is a sum over the axes, as each has its own components."""
         table = self.tables[axis].double()
         if isinstance(c, np.ndarray):
-            at = delta.astype(np.int64) + len(table) // 2
-            return (c[:, self.components(axis)] @ table.detach().cpu().numpy().T)[:, at]
+            rows = delta.astype(np.int64) + len(table) // 2
+            return (c[:, self.components(axis)] @ table.detach().cpu().numpy().T)[:, rows]
         return (c[:, self.components(axis)] @ table.T)[:, self.rows(delta, axis)]
 
     def components(self, axis: int) -> list[int]:
-        """Those of the axis's own table."""
+        """Those of the axis's table."""
         first = sum(table.shape[1] for table in self.tables[:axis])
         return list(range(first, first + self.tables[axis].shape[1]))
 
     def numbers(self) -> Hashable:
-        """Every table, bit for bit."""
+        """The bytes of every table."""
         plain = [table.detach().cpu().double() for table in self.tables]
         return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
 
 
 CLASSICAL = ("quadratic", "parabola")
-"""The encodings of the theorem, by name: what certificates, files of other formats and stock layers know."""
+"""Names of the theorem's encodings: those that certificates, safetensors files and stock layers support."""

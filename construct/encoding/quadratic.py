@@ -1,7 +1,7 @@
 """The quadratic relative positional encoding of Lemma 2: r_δ = (‖δ‖², δ) and v = −α(1, −2τ), so D_p = d + 1.
 
-Written with plain ``+``, ``-`` and ``*`` on the components of a vector, and with no branch on their type: the layer calls
-these functions with tensors, the symbolic proofs call the very same ones with sympy symbols.
+The functions use only ``+``, ``-`` and ``*`` on the components of a vector, and no branch on their type: the layer calls
+them with tensors, the symbolic proofs with sympy symbols.
 
 Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at τ,
 
@@ -10,9 +10,9 @@ Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at 
 ‖τ‖² does not depend on the key, so the softmax cancels it; what is left has its maximum at δ = τ and nowhere else, and
 every other integer shift scores lower by α‖δ − τ‖² ≥ α.  As α grows, the softmax puts all its weight on that key.  QED.
 
-Two more encodings of the same score, each with its argument in its docstring: the parabola, on which a single number stands
-for all axes (D_p = 2), and the absolute encoding, a dot product of d + 1 features of query and key.  And one of a wider family:
-the covariance, on which v is any Gaussian of the shift (D_p = d(d + 3)/2).
+Two more encodings have the same score, each with its proof in its docstring: the parabola encodes a shift as a single number
+(D_p = 2), and the absolute encoding is a dot product of d + 1 features of query and key.  The covariance encoding is wider: v is
+any Gaussian of the shift (D_p = d(d + 3)/2).
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,10 @@ from typing import Any
 
 def r(delta: Sequence[Any]) -> tuple[Any, ...]:
     """Encode the relative shift δ: r_δ = (‖δ‖², δ_1, …, δ_d).
+
+    >>> scores = [sum(a * b for a, b in zip(v((1, 0), alpha=4), r(delta))) for delta in [(0, 0), (1, 0), (2, 0), (1, 1)]]
+    >>> scores  # greatest at δ = τ = (1, 0), and lower by α‖δ − τ‖² elsewhere
+    [0, 4, 0, 0]
 
     Args:
         delta: the d components of δ = key − query, each a number, a tensor (of one common shape) or a symbol.
@@ -32,7 +36,7 @@ def r(delta: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def v(tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
-    """Aim a head at the shift τ with sharpness α: v = −α(1, −2τ_1, …, −2τ_d).
+    """The head vector for the shift τ and the sharpness α: v = −α(1, −2τ_1, …, −2τ_d).
 
     Args:
         tau: the d components of τ, the shift from query to the key that the head attends.
@@ -45,9 +49,9 @@ def v(tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
 
 
 def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
-    """Number the shifts of a bounded box in mixed radix: n(δ) = Σ_i radix_i δ_i, one number for each shift.
+    """The number of a shift of a bounded box in mixed radix: n(δ) = Σ_i radix_i δ_i, different for every shift.
 
-    On the number the same argument works with one axis: r = (n², n) and v = −α(1, −2n_τ), so D_p = 2 in every dimension.
+    Lemma 2 then applies in one dimension: r = (n², n) and v = −α(1, −2n_τ), so D_p = 2 in every dimension.
 
     Why one number is enough.  n is linear, so n(δ) − n(τ) = n(e) with e = δ − τ, and the score of δ lies αn(e)² below that of
     τ.  Let every |e_i| ≤ m_i − 1 and radix_i = Π_{j>i} m_j.  If e_i is the first component that is not 0, the later ones
@@ -103,18 +107,18 @@ def r_covariance(delta: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def v_covariance(tau: Sequence[Any], precision: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """Aim a head at τ with the symmetric precision matrix P = Σ⁻¹: v = (−½P_ii where i = j, −P_ij where i < j, (Pτ)_1, …, (Pτ)_d).
+    """The head vector for the centre τ and the precision P = Σ⁻¹: v = (−½P_ii where i = j, −P_ij where i < j, (Pτ)_1, …, (Pτ)_d).
 
     Why it works.  P is symmetric, so Σ_i ½P_ii δ_i² + Σ_{i<j} P_ij δ_i δ_j = ½ δᵀPδ, and
 
         v·r_δ = −½ δᵀPδ + (Pτ)·δ = −½ (δ − τ)ᵀ Σ⁻¹ (δ − τ) + ½ τᵀPτ.
 
-    The last term does not depend on the key, so the softmax cancels it: the attention is the Gaussian of mean τ and covariance Σ
-    on the shifts.  With P = 2α·1 it is −α‖δ − τ‖², Lemma 2's own score: the isotropic Gaussian is the quadratic encoding.  QED.
+    P is symmetric.  The last term does not depend on the key, so the softmax cancels it: attention is the Gaussian of mean τ and
+    covariance Σ on the shifts.  With P = 2α·1 the score is −α‖δ − τ‖², that of Lemma 2.  QED.
 
     Args:
         tau: the d components of the centre τ.
-        precision: P, d rows of d; of a matrix that is not symmetric, the part above the diagonal is what counts.
+        precision: P, d rows of d; only the diagonal and the part above it are read.
 
     Returns:
         The D_p = d(d + 1)/2 + d components of v.

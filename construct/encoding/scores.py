@@ -1,4 +1,4 @@
-"""Eq. 6: the scores of all pairs of tokens, four terms a head."""
+"""Eq. 6: the attention scores of query and key tokens, four terms per head."""
 
 from typing import Any
 
@@ -10,23 +10,23 @@ from construct.tokens import TokenGrid
 
 
 class Scores:
-    """A of Eq. 6 for one call, by blocks of queries and heads.
+    """The attention scores A of Eq. 6 for one call, computed in blocks of queries and heads.
 
     Args:
-        layer: whose scores.
+        layer: the MHSA layer.
         tokens: X, (B, T, D_in) in the working type.
         grid: the token grid of the call.
     """
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid
-        # Held from the forward pass on: a backward pass that works scores out again must see these very tensors, though
-        # ``torch.func.functional_call`` has put others into the layer meanwhile.
+        # Kept from the forward pass on: a backward pass that recomputes the scores needs these very tensors, though
+        # ``torch.func.functional_call`` may have replaced them in the layer since.
         self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
         self.encoding = layer.encoding
         self.argument = layer.encoded(grid)
         r = self.encoding.r(self.argument).to(layer.v.device)  # (D_p, box)
-        # vᵀ Ŵ_key r_δ for every shift δ that occurs: one small table (heads, box) for all pairs of tokens
+        # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
         self.r = r if layer.has_content() else None
 
@@ -52,7 +52,7 @@ class Scores:
     def _by_axis(self, encoding: Relative, places: Tensor, delta: Tensor) -> Tensor:
         """X_q W_qry Ŵ_key r_δ of learned rows: (B, heads, queries, D_p), δ by code (queries, T) → (B, heads, queries, T).
 
-        There may be hundreds of components; but each axis has few rows, so they are multiplied first and picked then.
+        D_p may be in the hundreds, but each axis has few rows: multiply with all of them first, and gather then.
         """
         parts = []
         for axis, table in enumerate(encoding.tables):

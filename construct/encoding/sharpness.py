@@ -1,4 +1,4 @@
-"""How sharp is sharp enough: α as a derived quantity.
+"""The sharpness α from which on softmax is one-hot in a dtype, or leaks at most a tolerance.
 
 The score of the key at distance ‖δ − τ‖ lies α‖δ − τ‖² below the best one, so its softmax weight is at most e^{−α}.
 
@@ -17,17 +17,22 @@ from numbers import Real
 import torch
 
 ALPHA = 1024.0
-"""The default: one-hot in every format, and a power of two, so that products with it are exact in every format."""
+"""The default: one-hot in every dtype, and a power of two, so that products with it are exact."""
 
 
 def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1) -> float:
-    """The least sharpness that is derived for a format or for a tolerance; exactly one of them is given.
+    """The least derived sharpness for a dtype or for a tolerance; give exactly one of them.
+
+    >>> alpha_for(torch.float32)  # ln(2/η), with η = 2^-149
+    103.97...
+    >>> alpha_for(tolerance=1e-3, dims=2)
+    8.42...
 
     Args:
-        dtype: from the returned α on, every weight but the largest is exactly 0 in this format, which is the one that the
-            weights are kept in: float32 in half-precision layers of this project.
+        dtype: of the attention weights (float32 in half-precision layers): from the returned α on, every weight but the
+            largest is exactly 0.
         tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on any grid.
-        dims: d; matters only for a tolerance.
+        dims: d; used only with a tolerance.
 
     Raises:
         TypeError: no torch.dtype, or no number.
@@ -41,16 +46,16 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
         smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)  # η = 2^smallest, exactly
-        return _up((1 - smallest) * math.log(2))
+        return _rounded_up((1 - smallest) * math.log(2))
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
         raise TypeError(f"a tolerance is a number, not {tolerance!r}")
     if not 0 < tolerance < 1:
         raise ValueError(f"a tolerance lies between 0 and 1, not at {tolerance}")
     if dims < 1:
         raise ValueError(f"dims is {dims}, below 1")
-    return _up(max(math.log(2), math.log(16 * dims / 7) - math.log(tolerance)))
+    return _rounded_up(max(math.log(2), math.log(16 * dims / 7) - math.log(tolerance)))
 
 
-def _up(alpha: float) -> float:
+def _rounded_up(alpha: float) -> float:
     """Round up by far more than the few ulp that the logarithms above may be off."""
     return alpha * (1 + 2**-40)

@@ -1,1 +1,1 @@
-"""Model files: read without running anything that they hold, written whole or not at all, exported."""
+"""Model files: safe reading, atomic writing, and export to .pt2 and ONNX."""

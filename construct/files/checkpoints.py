@@ -1,4 +1,4 @@
-"""A model inside what training left around it: the wrapping taken off, and said so."""
+"""Finds the model in a training checkpoint, and strips the prefixes that wrappers put on its names."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -7,29 +7,29 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from construct.errors import BadModelFile, one_line
-from construct.files.pickle_values import Held, Made
+from construct.files.pickle_records import Container, Instance
 
 KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights", "generator"),
     *("model_ema", "ema_state_dict", "state_dict_ema", "params_ema", "ema"),
 )
-"""Where checkpoints keep their model; the first that is there is taken."""
+"""Keys of the model in a checkpoint; the first one present is used."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
-"""What wrappers (DataParallel, torch.compile, training frameworks) put in front of every name."""
+"""Prefixes that wrappers (DataParallel, torch.compile, training frameworks) put on every name."""
 WRAPPERS = ("module", "_orig_mod")
-"""What they put into the names of what is inside, where parts of a network are wrapped."""
+"""Path components that they insert where parts of a network are wrapped."""
 AVERAGED = "n_averaged"
 """The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
 def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[str, ...]]:
-    """The module or state dict inside a checkpoint, and what was done, a sentence each.
+    """The module or state dict in a checkpoint, and notes on what was done.
 
     Args:
         content: of the file.
         name: of the file.
-        place: what :func:`whereabouts` says of it.
+        place: from :func:`model_paths`.
 
     Raises:
         BadModelFile: a dict that holds neither.
@@ -42,15 +42,15 @@ def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[s
             tensors = {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
             if not tensors:
                 keys = ", ".join(repr(k)[:60] for k in list(content)[:4]) + (", ..." if len(content) > 4 else "")
-                told = (
+                remedy = (
                     f"; {place} (save that alone, or one of them)"
                     if place
                     else ", but not a state dict (save the state dict)"
                 )
-                raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{told}")
+                raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{remedy}")
             others = [repr(k)[:60] for k in content if k not in tensors]
             notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
-            if hasattr(content, "_metadata"):  # what torch keeps beside a state dict
+            if hasattr(content, "_metadata"):  # of a state dict
                 tensors = OrderedDict(tensors)
                 tensors._metadata = content._metadata  # type: ignore[attr-defined]
             content = tensors
@@ -85,19 +85,19 @@ def _holds_model(value: object, depth: int = 3) -> bool:
 _Value = TypeVar("_Value")
 
 
-def whereabouts(root: object) -> str:
-    """Where the models are in a file that was walked, and not loaded; nothing if one is at the top, or there is none."""
+def model_paths(root: object) -> str:
+    """Where a walked pickle holds its models, in words; empty if one is at the top, or there is none."""
     models: list[str] = []
     level: list[tuple[str, object]] = [("", root)]
     for _ in range(4):
         deeper: list[tuple[str, object]] = []
-        for path, thing in level[:1000]:
-            if kind := _kind_of(thing):
+        for path, record in level[:1000]:
+            if kind := _kind_of(record):
                 models.append(f"{path} holds a {kind}")
-            elif isinstance(thing, Held) and thing.kind in _DICTS:
-                deeper += [(f"{path or 'its entry '}[{key!r:.60}]", value) for key, value in thing.pairs()]
-            elif isinstance(thing, tuple) or (isinstance(thing, Held) and thing.kind == "list"):
-                items = thing if isinstance(thing, tuple) else thing.items
+            elif isinstance(record, Container) and record.kind in _DICTS:
+                deeper += [(f"{path or 'its entry '}[{key!r:.60}]", value) for key, value in record.pairs()]
+            elif isinstance(record, tuple) or (isinstance(record, Container) and record.kind == "list"):
+                items = record if isinstance(record, tuple) else record.items
                 deeper += [(f"{path or 'its entry '}[{number}]", value) for number, value in enumerate(items)]
         level = deeper
     return "" if _kind_of(root) else one_line("; ".join(models[:3]))
@@ -106,39 +106,39 @@ def whereabouts(root: object) -> str:
 _DICTS = ("dict", "OrderedDict")
 
 
-def _kind_of(thing: object) -> str:
-    """What a record is of: a module, or a state dict; nothing if it is neither."""
-    if isinstance(thing, Made) and isinstance(thing.state, Held) and "_modules" in thing.state.items[::2]:
-        return f"module of class {thing.name.rpartition('.')[2]}"
-    if isinstance(thing, Held) and thing.kind in _DICTS:
-        if not all(isinstance(key, str) for key in thing.items[::2]):
+def _kind_of(record: object) -> str:
+    """What a record is of: a module, or a state dict; norecord if it is neither."""
+    if isinstance(record, Instance) and isinstance(record.state, Container) and "_modules" in record.state.items[::2]:
+        return f"module of class {record.name.rpartition('.')[2]}"
+    if isinstance(record, Container) and record.kind in _DICTS:
+        if not all(isinstance(key, str) for key in record.items[::2]):
             return ""
         # By their names, for an optimizer's moments of one parameter are a dict of tensors, too.
-        names = [key for key, value in thing.pairs() if isinstance(value, Made) and value.name == "tensor"]
+        names = [key for key, value in record.pairs() if isinstance(value, Instance) and value.name == "tensor"]
         weights = [name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names]
         return "state dict" if any("." in name for name in names) or any(weights) else ""
     return ""
 
 
-def fitting(state: dict[str, _Value], wanted: Collection[str]) -> tuple[dict[str, _Value], tuple[str, ...]]:
-    """A state dict without the names of wrappers that keep it from fitting its network, and what was done, a sentence each.
+def matched_names(state: dict[str, _Value], wanted: Collection[str]) -> tuple[dict[str, _Value], tuple[str, ...]]:
+    """A state dict with wrapper prefixes removed from its names, so that they match the network's; and notes on what was done.
 
     Args:
         state: the state dict, or any values under its names.
-        wanted: the names in the network.
+        wanted: the network's names.
     """
     notes: list[str] = []
     if AVERAGED in state and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in state):
         state = {key: value for key, value in state.items() if key != AVERAGED}
         notes.append(f"passed over: {AVERAGED!r}, how many were averaged")
-    taken, known = "", {key.partition(".")[0] for key in wanted}
+    removed, known = "", {key.partition(".")[0] for key in wanted}
     while state and not known & {key.partition(".")[0] for key in state}:
         prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in state)), None)
         if prefix is None:
             break
         state = {key.removeprefix(prefix): value for key, value in state.items()}
-        taken += prefix
-    notes += [f"the prefix {taken!r} was taken off every name"] if taken else []
+        removed += prefix
+    notes += [f"the prefix {removed!r} was taken off every name"] if removed else []
     bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): value for key, value in state.items()}
     if not all(key in wanted for key in state) and len(bare) == len(state) and all(key in wanted for key in bare):
         state = bare

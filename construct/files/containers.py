@@ -1,22 +1,23 @@
-"""What kind of file it is, told by its first bytes, and whether its container is whole.
+"""Detects a model file's format from its first bytes, and checks its container: a zip archive or a safetensors header.
 
-Sizes are judged before anything is read.
+Sizes are checked before anything is read.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from construct.errors import BadModelFile, one_line
-from construct.files.allowed import ZIP
-from construct.files.archives import Changed, Odd, Record, Truncated, content, directory, records
-from construct.files.pickle_values import Storage
+from construct.files.allow_list import ZIP
+from construct.files.archives import Corrupted, Malformed, Record, Truncated, content, directory, records
+from construct.files.pickle_records import Storage
 from construct.files.pickle_walk import LARGEST_PICKLE
 
 LONGEST_HEADER = 100_000_000
-"""Bytes of a safetensors header, as its library has it."""
+"""Bytes of a safetensors header; the library's own limit."""
 
 _FOREIGN = {
     b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
@@ -37,17 +38,17 @@ _WIDTHS = {f"{kind}{bits}": bits // 8 for kind in "IUF" for bits in (16, 32, 64)
 _WIDTHS |= {"BF16": 2, "C64": 8, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 _LARGEST_NOTE = 64
-"""Bytes of a record that says how to read the others, such as ``byteorder``."""
+"""Bytes of a small record such as ``byteorder``."""
 _WRITTEN = frozenset(
     {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
 )
 
 
 def kind_of(file: BinaryIO, size: int, name: str) -> str:
-    """One of "zip", "pickle" and "safetensors"; the file's name decides nothing.
+    """The format of a file by its content: "zip", "pickle" or "safetensors".
 
     Raises:
-        BadModelFile: it is something else, which is named.
+        BadModelFile: another format, which is named.
     """
     file.seek(0)
     start = file.read(512)
@@ -61,8 +62,9 @@ def kind_of(file: BinaryIO, size: int, name: str) -> str:
             raise BadModelFile(f"{name}: not a model file but {what}")
     if start[257:262] == b"ustar":
         raise BadModelFile(f"{name}: not a model file but a tar archive (unpack it with tar)")
-    number = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")  # as safetensors begin
-    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not number:
+    # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
+    length = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")
+    if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not length:
         return "pickle"
     if start[8:9] == b"{" or name.rstrip("'").endswith(".safetensors"):
         return "safetensors"
@@ -88,12 +90,12 @@ def _as_text(start: bytes) -> str:
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive whose every byte is accounted for.
+    """A zip archive of torch.save, checked to the last byte.
 
     Attributes:
-        file: that it is.
+        file: the open file.
         kind: "pt2" for a program of torch.export, or "torch.save".
-        records: by their names inside its one folder, in order.
+        records: by their names inside its top folder, in order.
     """
 
     file: BinaryIO
@@ -101,24 +103,24 @@ class Archive:
     records: Mapping[str, Record]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a record."""
+        """The content of a record."""
         return content(self.file, self.records[name])
 
     def fit(self, storages: Mapping[str, Storage]) -> None:
-        """Hold the records to the storages of the pickle, which are to be there, of the right size, and all that is there.
+        """Check that the storages of the pickle and the data records agree, one to one and in size.
 
         Raises:
-            Odd: they are not.
+            Malformed: they do not.
         """
         stored = {name[5:]: record for name, record in self.records.items() if name.startswith("data/")}
         for key, storage in storages.items():
             if key not in stored or stored[key].size != storage.bytes:
-                there = stored[key].size if key in stored else "none"
-                raise Odd(f"storage {key} needs {storage.bytes} bytes, and {there} are there")
+                size = stored[key].size if key in stored else "none"
+                raise Malformed(f"storage {key} needs {storage.bytes} bytes, and {size} are there")
         if more := [key for key in stored if key not in storages]:
-            raise Odd(f"no tensor is in its record data/{more[0]}")
+            raise Malformed(f"no tensor is in its record data/{more[0]}")
         if ".format_version" in self.records:
-            # Asked to, torch does not look where storages are, but adds up where they have to be.
+            # With this record torch computes the offsets of storages instead of reading them from the directory.
             align = int(self.read(".storage_alignment")) if ".storage_alignment" in self.records else 64
             laid = all(
                 record.start % align == 0 and 0 <= record.aligned < align and record.described == (record.size > 0)
@@ -127,25 +129,25 @@ class Archive:
             places = [place for place, name in enumerate(self.records) if name.startswith("data/")]
             together = not places or places == list(range(places[0], places[-1] + 1))
             if not (laid and together and list(stored) == list(storages) == [str(n) for n in range(len(stored))]):
-                raise Odd("its storages are not where torch works out that they are")
+                raise Malformed("its storages are not where torch works out that they are")
 
 
 def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
-    """Refuse an archive that is torn, packed, changed on the way (torch does not look at its checksums), or two in one.
+    """Check a zip archive: complete, uncompressed, with right checksums (torch ignores them), and unambiguous.
 
     Raises:
-        BadModelFile: why.
+        BadModelFile: it is not.
     """
     try:
         return _archive(file, size)
-    except Truncated as odd:
-        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
-    except Changed as odd:
-        raise BadModelFile(f"{name}: {one_line(odd)} (copy or download it again)") from odd
-    except Odd as odd:
+    except Truncated as error:
+        raise BadModelFile(f"{name}: the file is truncated: {error} (copy or download it again)") from error
+    except Corrupted as error:
+        raise BadModelFile(f"{name}: {one_line(error)} (copy or download it again)") from error
+    except Malformed as error:
         raise BadModelFile(
-            f"{name}: the archive is odd: {one_line(odd)} (save the model again with torch.save)"
-        ) from odd
+            f"{name}: the archive is odd: {one_line(error)} (save the model again with torch.save)"
+        ) from error
     except _NotOurs as error:
         raise BadModelFile(f"{name}: {error}") from None
     finally:
@@ -153,7 +155,7 @@ def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
 
 
 class _NotOurs(Exception):
-    """A whole archive, of something else."""
+    """A valid archive that holds no model of torch.save."""
 
 
 def _archive(file: BinaryIO, size: int) -> Archive:
@@ -166,57 +168,62 @@ def _archive(file: BinaryIO, size: int) -> Archive:
         raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
     if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in by_name):
         return Archive(file, "pt2", {})
-    inside = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in by_name.items()}
-    if "data.pkl" not in inside:
+    by_path = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in by_name.items()}
+    if "data.pkl" not in by_path:
         raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
-    for name in inside:
+    for name in by_path:
         key = name.removeprefix("data/")
         if name not in _WRITTEN and not (key != name and key.isascii() and key.isdigit()):
-            raise Odd(f"it holds a record {name[:60]!r}, which torch.save does not write")
-    if inside["data.pkl"].size > LARGEST_PICKLE:
-        raise Odd(f"its data.pkl is larger than {LARGEST_PICKLE} bytes")
+            raise Malformed(f"it holds a record {name[:60]!r}, which torch.save does not write")
+    if by_path["data.pkl"].size > LARGEST_PICKLE:
+        raise Malformed(f"its data.pkl is larger than {LARGEST_PICKLE} bytes")
     notes = {
-        name: content(file, inside[name]) if inside[name].size < _LARGEST_NOTE else b""
-        for name in inside.keys() & _WRITTEN - {"data.pkl"}
+        name: content(file, by_path[name]) if by_path[name].size < _LARGEST_NOTE else b""
+        for name in by_path.keys() & _WRITTEN - {"data.pkl"}
     }
     if notes.get("byteorder", b"little") != b"little":
-        raise Odd(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
+        raise Malformed(f"its numbers are not little-endian: its byteorder is {notes['byteorder']!r}")
     if notes.get("version") not in _VERSIONS:
-        raise Odd(f"its version is {notes.get('version')!r}, which torch does not read")
+        raise Malformed(f"its version is {notes.get('version')!r}, which torch does not read")
     if not notes.get(".data/serialization_id", b"0").isdigit():
-        raise Odd("its serialization_id is no number")
+        raise Malformed("its serialization_id is no number")
     align = notes.get(".storage_alignment", b"64")
     if notes.get(".format_version", b"1") != b"1" or not (align.isdigit() and 0 < int(align) < 2**16):
-        raise Odd("its format_version or storage_alignment is not one that torch writes")
-    return Archive(file, "torch.save", inside)
+        raise Malformed("its format_version or storage_alignment is not one that torch writes")
+    return Archive(file, "torch.save", by_path)
 
 
 _VERSIONS = [f"{number}\n".encode() for number in range(1, 11)]
 
 
 def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
-    """Check the header of a safetensors file in full, before the library that reads its numbers sees it.
+    """Check the header of a safetensors file before the safetensors library reads it.
 
     Returns:
         Its metadata.
+
+    Raises:
+        BadModelFile: truncated, or no valid header.
     """
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or size - 8 < length <= LONGEST_HEADER:
-        told = "the end of its header is missing"
-        raise BadModelFile(f"{name}: the file is truncated, if it is safetensors: {told} (copy or download it again)")
+        raise BadModelFile(
+            f"{name}: the file is truncated, if it is safetensors: the end of its header is missing (copy or download it again)"
+        )
     if length < 2 or length > LONGEST_HEADER or file.read(1) != b"{":
-        told = f"its header would have {length} bytes" if length < 2 or length > LONGEST_HEADER else "it has no header"
-        raise BadModelFile(f"{name}: not safetensors, as its name says: {told} (give a model file)")
+        what = f"its header would have {length} bytes" if length < 2 or length > LONGEST_HEADER else "it has no header"
+        raise BadModelFile(f"{name}: not safetensors, as its name says: {what} (give a model file)")
     file.seek(8)
     try:
         metadata, spans = _header(file.read(length))
-        ends, there = sorted(spans), size - 8 - length
-        if (needed := max((end for _, end in ends), default=0)) > there:
+        spans, available = sorted(spans), size - 8 - length
+        if (needed := max((end for _, end in spans), default=0)) > available:
             raise BadModelFile(
-                f"{name}: the file is truncated: its tensors take {needed} bytes, and {there} are there (copy or download it again)"
+                f"{name}: the file is truncated: its tensors take {needed} bytes, and {available} are there "
+                "(copy or download it again)"
             )
-        if [0, *(end for _, end in ends)] != [*(begin for begin, _ in ends), there]:
+        if [0, *(end for _, end in spans)] != [*(begin for begin, _ in spans), available]:
             raise ValueError("its tensors overlap, leave holes, or do not fill the file to its end")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, BadModelFile):
@@ -228,18 +235,15 @@ def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
 
 
 def strict_json(text: str) -> Any:
-    """JSON in which no key stands twice.
+    """Parse JSON, refusing duplicate keys.
 
     Raises:
-        ValueError: it is none.
+        ValueError: not such JSON.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key[:100]!r} stands twice, which is ambiguous")
-            seen.add(key)
+        if duplicates := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+            raise ValueError(f"the key {duplicates[0][:100]!r} stands twice, which is ambiguous")
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=unique)

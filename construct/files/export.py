@@ -1,7 +1,7 @@
-"""Converted networks as programs that run without this project: ``.pt2`` and ONNX.
+"""Export of a converted network to ``.pt2`` (torch.export) and ONNX, to run without this project.
 
-A ``.pt2`` or ONNX file holds plain tensor operations, and runs without this project: each head is a strided slice of the
-padded tokens times its matrix.  Where the heads look is frozen in it.
+The program holds plain tensor operations: each head is a strided slice of the padded tokens times its matrix.  The shifts of
+the heads are constants in it.
 """
 
 import contextlib
@@ -24,52 +24,55 @@ from construct.modules.traversal import every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode, every attention layer of which knows where its heads look.
+    """A copy in eval mode in which the shifts of every attention layer are constants.
 
     Raises:
-        ValueError: some layer cannot be traced; its path is named.
+        ValueError: a layer cannot be traced; the message has its path.
     """
-    found = copy.deepcopy(model).eval().requires_grad_(False)
-    for path, module in every_module(found):
+    network = copy.deepcopy(model).eval().requires_grad_(False)
+    for path, module in every_module(network):
         if isinstance(module, MHSA):
             try:
                 setattr(module, FROZEN, freeze(module))
             except ValueError as error:
                 raise ValueError(f"{path or 'the layer'}: {error}") from None
-    return found
+    return network
 
 
-def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """The network as a program of plain tensor operations, for any batch and any spatial size that it allows.
+def export_program(
+    model: nn.Module, input_size: Sequence[int]
+) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
+    """The network as a torch.export program, with batch and spatial axes dynamic where it allows that.
 
     Args:
         model: a converted network that takes one tensor.
         input_size: C, S_1 … S_d of an example.
 
     Returns:
-        The program, and the axes of its input that had to stay as in the example ("batch", "axis 1", …).
+        The program, and the static axes of its input ("batch", "axis 1", …).
 
     Raises:
-        ValueError: some layer cannot be traced, or the network itself cannot be.
+        ValueError: a layer, or the network, cannot be traced.
     """
     network = frozen_copy(model)
     free, axes = torch.export.Dim.AUTO, range(2, len(input_size) + 1)
     errors: list[Exception] = []
-    # Every axis is free where the network allows that; else the batch alone, else one example and no other size.
+    # Try every axis dynamic, then the batch alone, then none.
     for batch, dynamic in ((2, {0: free, **dict.fromkeys(axes, free)}), (2, {0: free}), (1, {})):
         example = torch.ones(batch, *input_size, dtype=_dtype(network))
         try:
             with torch.no_grad(), _quiet():
                 program = torch.export.export(network, (example,), dynamic_shapes=(dynamic,))
             break
-        except MemoryError:  # which says nothing of the network
+        except MemoryError:
             raise
-        except Exception as error:  # whatever the tracer meets in a user's network
+        except Exception as error:  # tracing a user's network may raise anything
             errors.append(error)
     else:
         first = one_line(str(errors[-1]).strip().split("\n")[0])
         raise ValueError(f"the network cannot be exported: {first}") from errors[-1]
-    if not _returned(program):
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")
     shape = _input_shape(program)
     names = ["batch", "channels", *(f"axis {axis}" for axis in range(1, len(shape) - 1))]
@@ -77,22 +80,17 @@ def exported(model: nn.Module, input_size: Sequence[int]) -> "tuple[torch.export
     return program, static
 
 
-def _returned(program: "torch.export.ExportedProgram") -> list[torch.fx.Node]:
-    (output,) = (node for node in program.graph.nodes if node.op == "output")
-    return output.all_input_nodes
-
-
 def _input_shape(program: "torch.export.ExportedProgram") -> list[int | None]:
-    """The shape that a program takes, None for an axis that is free."""
-    own = program.graph_signature.user_inputs
-    (taken,) = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in own)
-    # An axis that the network fixes is a number, or a symbol that was found to be one.
-    return [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in taken.meta["val"].shape]
+    """The input shape of a program; None for a dynamic axis."""
+    names = program.graph_signature.user_inputs
+    (placeholder,) = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in names)
+    # A static axis is a number, or a symbol that was specialised to one.
+    return [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in placeholder.meta["val"].shape]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal what the tracer has to say, and what the network prints while it is traced."""
+    """Silence the tracer, and what the network prints while it is traced."""
     level = logging.getLogger("torch").level
     logging.getLogger("torch").setLevel(logging.ERROR)
     try:
@@ -109,13 +107,13 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Program:
-    """A network in a file that runs without this project.
+    """An exported network.
 
     Attributes:
         content: of the file.
-        fixed: the axes of the input that had to stay as in the example ("batch", "axis 1", ...).
-        difference: the greatest difference from the converted network on a random input, run from these very bytes; None
-            where nothing can run them.
+        fixed: the static axes of the input ("batch", "axis 1", ...).
+        difference: the greatest difference from the converted network on a random input, run from ``content``; None if no
+            runtime is installed.
     """
 
     content: bytes
@@ -123,7 +121,7 @@ class Program:
     difference: float | None
 
     def notes(self) -> Iterator[str]:
-        """What people should know of it."""
+        """Remarks for the user."""
         if self.fixed:
             yield f"the program takes only inputs of the size of the example along: {', '.join(self.fixed)}"
         if self.difference is not None:
@@ -134,42 +132,42 @@ def to_pt2(model: nn.Module, input_size: Sequence[int]) -> Program:
     """The network as a ``.pt2`` file, which ``torch.export.load`` reads without this project.
 
     Raises:
-        ValueError: as :func:`exported`.
+        ValueError: as :func:`export_program`.
     """
-    program, static = exported(model, input_size)
+    program, static = export_program(model, input_size)
     stream = io.BytesIO()
     with _quiet():
         torch.export.save(program, stream)
-        again = torch.export.load(io.BytesIO(stream.getvalue())).module()  # our own file, made just now
-    return Program(stream.getvalue(), static, _difference(model, input_size, program, again))
+        reloaded = torch.export.load(io.BytesIO(stream.getvalue())).module()  # safe: made just now
+    return Program(stream.getvalue(), static, _difference(model, input_size, program, reloaded))
 
 
 def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
-    """The network as an ONNX file; run once with onnxruntime, if that is there.
+    """The network as an ONNX file, run once with onnxruntime if that is installed.
 
     Raises:
-        ValueError: as :func:`exported`; or a package is missing, ONNX has no form of the network, or onnxruntime cannot run it.
+        ValueError: as :func:`export_program`; or a package is missing, or ONNX or onnxruntime does not support the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
             f"ONNX takes packages that are not there: {', '.join(missing)} (pip install {' '.join(missing)})"
         )
-    program, static = exported(model, input_size)
+    program, static = export_program(model, input_size)
     stream = io.BytesIO()
     try:
         with _quiet():
-            made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
-            assert made is not None
-            made.save(stream)  # type: ignore[arg-type]
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
+            assert converted is not None
+            converted.save(stream)  # type: ignore[arg-type]
     except MemoryError:
         raise
-    except Exception as error:  # its own, which tells of torch's issue tracker; what failed is in the one before it
+    except Exception as error:  # points to the issue tracker; its cause says what failed
         first = str(error.__cause__ or error).strip().split("\n")[0].partition(" See the stack trace")[0]
         raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
     content, difference = stream.getvalue(), None
     if find_spec("onnxruntime") is not None:
-        import onnxruntime  # an extra of its own, not always there
+        import onnxruntime  # optional
 
         def run(x: torch.Tensor) -> list[torch.Tensor]:
             try:
@@ -177,7 +175,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
                 return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
             except MemoryError:
                 raise
-            except Exception as error:  # its own classes: operations that it has not in every number format
+            except Exception as error:  # its own classes, e.g. for operators without a kernel for this dtype
                 raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
         difference = _difference(model, input_size, program, run)
@@ -190,20 +188,17 @@ def _difference(
     program: "torch.export.ExportedProgram",
     call: Callable[[torch.Tensor], object],
 ) -> float:
-    """Between what the network returns and what its program, called from its file, does."""
+    """The greatest difference between the outputs of the network and of its reloaded program."""
     network = copy.deepcopy(model).eval()
     batch = _input_shape(program)[0] or 2
     x = torch.randn(batch, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in (call(x), network(x)))
-    ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (found, expected))
+        actual, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in (call(x), network(x)))
+    ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (actual, expected))
     if ours != theirs:
         raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
-    return max((_furthest(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
-
-
-def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if a.numel()]
+    return max((float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) for a, b in pairs), default=0.0)
 
 
 def _dtype(network: nn.Module) -> torch.dtype:

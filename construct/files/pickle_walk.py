@@ -1,8 +1,8 @@
-"""A walk along a pickle that carries nothing out, finds all that it names, and refuses what no saved model holds.
+"""A pickle interpreter that executes nothing: it collects the names in a model file and checks sizes before torch.load.
 
-``torch.load(weights_only=True)`` looks classes up in a list and runs nothing else, but it takes a file's word for every
-size.  Here the same instructions are followed with inert records, and each tensor is held against its storage, each storage
-against the bytes that are there, and every nesting against a bound, before torch sees the file.
+``torch.load(weights_only=True)`` runs only listed classes, but it trusts every size that a file states.  Here the same
+instructions build inert records; each tensor is checked against its storage, each storage against the bytes in the file, and
+every nesting against a limit, before torch reads the file.
 """
 
 import io
@@ -12,84 +12,84 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, BinaryIO
 
-from construct.files.archives import Odd, Truncated
-from construct.files.pickle_values import (
+from construct.files.archives import Malformed, Truncated
+from construct.files.pickle_records import (
     CALLS,
     DTYPES,
     KNOWN,
     STORAGES,
+    Container,
     Global,
-    Held,
-    Made,
-    Plain,
+    Instance,
+    Opaque,
     Storage,
     counts,
-    named,
-    put,
+    fill,
+    name_of,
 )
 
 MOST_STEPS = 700_000
-"""Instructions of a pickle: a module takes about 150, a tensor 40, and to follow this many (and torch once) takes 5 s."""
+"""Instructions of a pickle: a module takes about 150, a tensor 40; walking this many, and torch.load once, takes 5 s."""
 LARGEST_PICKLE = 2**27
-"""Bytes of the pickled structure of a model, without its numbers."""
+"""Bytes of a model's pickled structure, without its numbers."""
 LONGEST_TEXT = 2**26
 """Bytes of one text."""
 DEEPEST, MOST_LEAVES = 500, 10**7
-"""Of lists, tuples and dicts inside each other, counted as if nothing were shared."""
+"""Limits on nested lists, tuples and dicts, counted as if nothing were shared."""
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-"""With which a file of torch.save began before 1.6."""
+"""At the beginning of a file of torch.save before 1.6."""
 
 
 class Walker:
-    """Follows every pickle of a file, in the way of torch's restricted reader.
+    """Interprets every pickle of a file with inert records, as torch's restricted unpickler would.
 
     Attributes:
-        names: of everything that the pickles would look up.
-        texts: every text in them.
-        storages: of all tensors, by key, in the order in which they are named.
-        root: the record of what the file holds; None if its pickle has no end.
-        odd: the first thing that no saved model holds, or that torch would not read; the walk goes on behind it for the names.
+        names: all globals that the pickles look up.
+        texts: all strings in them.
+        storages: of all tensors, by key, in order of appearance.
+        root: the record of the file's content; None if its pickle has no end.
+        malformed: the first error; the walk continues after it to collect names.
     """
 
     def __init__(self, classes: Collection[str] = ()):
-        """``classes``: the modules that are made as torch.save writes them; of others that are named nothing is known."""
+        """``classes``: the names of known modules, which must be built as torch.save builds them."""
         self.classes = frozenset(classes)
         self.names: set[str] = set()
         self.texts: set[str] = set()
         self.storages: dict[str, Storage] = {}
         self.root: Any = None
-        self.odd: Odd | None = None
+        self.malformed: Malformed | None = None
         self.expanded = 0
-        self.objects: list[Made] = []
+        self.objects: list[Instance] = []
 
     def walk(self, file: BinaryIO) -> Any:
-        """Follow one pickle; the record of what it describes, or None if it has no end."""
-        stream, root = _Within(file), None
+        """Interpret one pickle; the record of its content, or None if it has no end."""
+        stream, root = _BoundedFile(file), None
         try:
             root = self._walk(stream)
-            if self.odd is None:
+            if self.malformed is None:
                 self._bound([root, *(part for thing in self.objects for part in (thing.arguments, thing.state))])
-        except Odd as odd:
-            self._note(odd)
+        except Malformed as error:
+            self._note(error)
         except (LookupError, TypeError, ValueError, AttributeError, EOFError):
             if stream.ended:
-                self.odd = Truncated("its pickle has no end")
-            self._note(Odd("its pickle is damaged"))
+                self.malformed = Truncated("its pickle has no end")
+            self._note(Malformed("its pickle is damaged"))
         return root
 
-    def _note(self, odd: Odd) -> None:
-        self.odd = self.odd or odd
+    def _note(self, error: Malformed) -> None:
+        self.malformed = self.malformed or error
 
-    def _walk(self, stream: "_Within") -> Any:
+    def _walk(self, stream: "_BoundedFile") -> Any:
         stack: list[Any] = []
         outer: list[list[Any]] = []
         memo: dict[int, Any] = {}
         for step, (opcode, argument, _) in enumerate(itertools.islice(pickletools.genops(stream), MOST_STEPS)):  # type: ignore[arg-type]
             name, before, marked = opcode.name, opcode.stack_before, []
             if (name == "PROTO") != (step == 0) or (name == "PROTO" and argument != 2):
-                self._note(Odd("its pickle is of another protocol than 2"))
+                self._note(Malformed("its pickle is of another protocol than 2"))
             if name not in _KNOWN:
-                self._note(Odd(f"its pickle has the instruction {name}, where torch.save writes none"))
+                self._note(Malformed(f"its pickle has the instruction {name}, where torch.save writes none"))
             if name == "MARK":
                 outer.append(stack)
                 stack = []
@@ -100,7 +100,7 @@ class Walker:
             operands = [stack.pop() for _ in before][::-1]
             if name == "STOP":
                 if stack or outer:
-                    self._note(Odd("its pickle leaves something over"))
+                    self._note(Malformed("its pickle leaves something over"))
                 return operands[0]
             if name.endswith("PUT") or name == "MEMOIZE":
                 stack += operands
@@ -111,14 +111,14 @@ class Walker:
                 stack += operands * 2
             elif opcode.stack_after:
                 try:
-                    stack.append(self._made(name, argument, operands, marked))
+                    stack.append(self._result(name, argument, operands, marked))
                 except (TypeError, ValueError, AttributeError) as error:  # of operands of any kind
-                    self._note(error if isinstance(error, Odd) else Odd("its pickle is damaged"))
-                    stack.append(Plain("odd"))
-        raise Odd(f"its pickle has more than {MOST_STEPS} instructions")
+                    self._note(error if isinstance(error, Malformed) else Malformed("its pickle is damaged"))
+                    stack.append(Opaque("odd"))
+        raise Malformed(f"its pickle has more than {MOST_STEPS} instructions")
 
-    def _made(self, name: str, argument: Any, operands: list[Any], marked: list[Any]) -> Any:
-        """What an instruction puts on the stack."""
+    def _result(self, name: str, argument: Any, operands: list[Any], marked: list[Any]) -> Any:
+        """The record that an instruction pushes."""
         if name in _ACTS:
             return _ACTS[name](self, *operands, *([marked] if name in ("APPENDS", "SETITEMS") else []))
         if name.startswith("TUPLE"):
@@ -126,14 +126,14 @@ class Walker:
         if name in _VALUES:
             return _VALUES[name]
         if name.startswith("EMPTY"):
-            return () if name == "EMPTY_TUPLE" else Held(name[6:].lower())
+            return () if name == "EMPTY_TUPLE" else Container(name[6:].lower())
         if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
             return self._global(".".join(operands) if name == "STACK_GLOBAL" else str(argument).replace(" ", "."))
         if isinstance(argument, str):
             self.texts.add(argument)
             if name == "SHORT_BINSTRING" and not argument.isascii():
-                raise Odd("its pickle has a text of Python 2 that is not ASCII")
-        return Plain(name) if argument is None else argument
+                raise Malformed("its pickle has a text of Python 2 that is not ASCII")
+        return Opaque(name) if argument is None else argument
 
     def _global(self, name: str) -> Global:
         name = re.sub(r"^__builtin__\.", "builtins.", name)  # as Python 2 called it
@@ -143,79 +143,79 @@ class Walker:
     def _new(self, kind: Any, arguments: Any) -> Any:
         name = kind.name if isinstance(kind, Global) else ""
         if not name or name in KNOWN or (name in self.classes and arguments != ()):
-            raise Odd(f"its pickle makes a {named(kind)} in another way than torch.save")
-        self.objects.append(made := Made(name, arguments or None))
-        return made
+            raise Malformed(f"its pickle makes a {name_of(kind)} in another way than torch.save")
+        self.objects.append(instance := Instance(name, arguments or None))
+        return instance
 
     def _call(self, function: Any, arguments: Any) -> Any:
         name = function.name if isinstance(function, Global) else ""
         if name in CALLS and isinstance(arguments, tuple):
             return CALLS[name](self, name, *arguments)
         if not name or name in KNOWN or name in self.classes:
-            raise Odd(f"its pickle calls a {named(function)}")
-        self.objects.append(made := Made(name, arguments))
-        return made
+            raise Malformed(f"its pickle calls a {name_of(function)}")
+        self.objects.append(instance := Instance(name, arguments))
+        return instance
 
     def _fill(self, target: Any, state: Any) -> Any:
-        plain = isinstance(state, Held) and state.kind == "dict"
-        if isinstance(target, Held) and target.kind == "OrderedDict" and plain:
-            if state.items[::2] != ["_metadata"]:  # others might hide its items
-                raise Odd("a dict has attributes of its own")
-            put(target, "dict", ["__dict__", state])
-        elif isinstance(target, Made) and target.name not in _RECORDS and target.state is None:
+        plain = isinstance(state, Container) and state.kind == "dict"
+        if isinstance(target, Container) and target.kind == "OrderedDict" and plain:
+            if state.items[::2] != ["_metadata"]:  # other attributes could shadow its items
+                raise Malformed("a dict has attributes of its own")
+            fill(target, "dict", ["__dict__", state])
+        elif isinstance(target, Instance) and target.name not in _RECORDS and target.state is None:
             if target.name in self.classes:
                 if not plain:
-                    raise Odd(f"the state of a {target.name} is no dict")
-                for key, value in state.pairs():  # one that is called, as in nn.TransformerEncoderLayer
+                    raise Malformed(f"the state of a {target.name} is no dict")
+                for key, value in state.pairs():  # only nn.TransformerEncoderLayer stores a function, ``activation``
                     if isinstance(value, Global) and value.name not in DTYPES and key != "activation":
-                        raise Odd(f"a {target.name} has {key} of its own")
+                        raise Malformed(f"a {target.name} has {key} of its own")
             target.state = state
         else:
-            raise Odd(f"its pickle gives a state to a {named(target)}")
+            raise Malformed(f"its pickle gives a state to a {name_of(target)}")
         return target
 
     def _storage(self, pid: Any) -> Storage:
         if pid[:1] == ("module",):
-            raise Odd("it holds a module as torch.save wrote it before 1.6, with its source code")
+            raise Malformed("it holds a module as torch.save wrote it before 1.6, with its source code")
         word, kind, key, location, count, *rest = pid
         if word != "storage" or not isinstance(kind, Global) or kind.name not in STORAGES:
-            raise Odd("a tensor has no storage")
+            raise Malformed("a tensor has no storage")
         if any(part is not None for part in rest):
-            raise Odd("a storage is a view of another one, as early versions of torch wrote, which is not read")
+            raise Malformed("a storage is a view of another one, as early versions of torch wrote, which is not read")
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(location, str)):
-            raise Odd("a storage has an odd name")
+            raise Malformed("a storage has an odd name")
         if location == "meta":
-            raise Odd("a storage is on the device meta, where torch.load gives it no numbers")
+            raise Malformed("a storage is on the device meta, where torch.load gives it no numbers")
         counts("a storage", (count,))
         storage = self.storages.setdefault(key, Storage(key, count, kind.name))
         if (storage.count, storage.kind) != (count, kind.name):
-            raise Odd(f"storage {key} is described in two ways")
+            raise Malformed(f"storage {key} is described in two ways")
         return storage
 
     def _bound(self, roots: list[Any]) -> None:
-        """Make sure that no container is deep, endless, or of more leaves than one could ever visit."""
+        """Check that no container contains itself, is nested too deep, or has too many leaves."""
         sizes: dict[int, tuple[int, int]] = {}
         for root in roots:
-            todo: list[tuple[Any, bool]] = [(root, False)]
-            while todo:
-                thing, ready = todo.pop()
-                inner = thing.items if isinstance(thing, Held) else thing if isinstance(thing, tuple) else ()
-                if not inner or (id(thing) in sizes and not ready):
+            stack: list[tuple[Any, bool]] = [(root, False)]
+            while stack:
+                record, ready = stack.pop()
+                inner = record.items if isinstance(record, Container) else record if isinstance(record, tuple) else ()
+                if not inner or (id(record) in sizes and not ready):
                     continue
                 if not ready:
-                    sizes[id(thing)] = _OPEN
-                    todo.append((thing, True))
+                    sizes[id(record)] = _OPEN
+                    stack.append((record, True))
                     for x in inner:
-                        if isinstance(x, Held | tuple):
+                        if isinstance(x, Container | tuple):
                             if sizes.get(id(x)) == _OPEN:
-                                raise Odd("a list or dict holds itself")
-                            todo.append((x, False))
+                                raise Malformed("a list or dict holds itself")
+                            stack.append((x, False))
                 else:
-                    found = [sizes.get(id(x), _LEAF) if isinstance(x, Held | tuple) else _LEAF for x in inner]
-                    leaves, depth = sum(n for n, _ in found), 1 + max(d for _, d in found)
+                    counted = [sizes.get(id(x), _LEAF) if isinstance(x, Container | tuple) else _LEAF for x in inner]
+                    leaves, depth = sum(n for n, _ in counted), 1 + max(d for _, d in counted)
                     if depth > DEEPEST or leaves > MOST_LEAVES:
-                        raise Odd(f"lists or dicts are nested {depth} deep, with {leaves} entries")
-                    sizes[id(thing)] = (leaves, depth)
+                        raise Malformed(f"lists or dicts are nested {depth} deep, with {leaves} entries")
+                    sizes[id(record)] = (leaves, depth)
 
 
 _LEAF, _OPEN = (1, 0), (0, DEEPEST + 1)
@@ -226,12 +226,12 @@ _KNOWN = frozenset(
     "EMPTY_TUPLE GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS "
     "SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3".split()
 )
-"""Of the instructions, those that torch's restricted reader knows."""
+"""The instructions that torch's restricted unpickler supports."""
 _ACTS: Mapping[str, Callable[..., Any]] = {
-    "APPEND": lambda _, target, item: put(target, "list", [item]),
-    "APPENDS": lambda _, target, items: put(target, "list", items),
-    "SETITEM": lambda _, target, *pair: put(target, "dict", list(pair)),
-    "SETITEMS": lambda _, target, items: put(target, "dict", items),
+    "APPEND": lambda _, target, item: fill(target, "list", [item]),
+    "APPENDS": lambda _, target, items: fill(target, "list", items),
+    "SETITEM": lambda _, target, *pair: fill(target, "dict", list(pair)),
+    "SETITEMS": lambda _, target, items: fill(target, "dict", items),
     "BUILD": Walker._fill,
     "NEWOBJ": Walker._new,
     "REDUCE": Walker._call,
@@ -239,15 +239,15 @@ _ACTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _Within:
-    """A file that is never asked for more than a text may have: a read takes the memory before it knows what is there."""
+class _BoundedFile:
+    """A file with bounded reads: ``read(n)`` allocates n bytes even if the file is shorter."""
 
     def __init__(self, file: BinaryIO):
         self.file, self.ended = file, False
 
     def read(self, count: int) -> bytes:
         if count > LONGEST_TEXT:
-            raise Odd(f"its pickle has a text of {count} bytes")
+            raise Malformed(f"its pickle has a text of {count} bytes")
         data = self.file.read(count)
         self.ended |= len(data) < count
         return data
@@ -259,35 +259,35 @@ class _Within:
 
 
 def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:
-    """Walk the one pickle of an archive."""
+    """Walk the single pickle of a zip archive."""
     walker, file = Walker(classes), io.BytesIO(data)
     walker.root = walker.walk(file)
-    if isinstance(walker.odd, Truncated):
-        walker.odd = Odd("its pickle has no end")
+    if isinstance(walker.malformed, Truncated):
+        walker.malformed = Malformed("its pickle has no end")
     elif file.read(1):
-        walker._note(Odd("something follows after the end of its pickle"))
+        walker._note(Malformed("something follows after the end of its pickle"))
     return walker
 
 
 def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> Walker:
-    """Walk the pickles of a file as torch.save wrote them before 1.6, whose numbers follow one after another."""
+    """Walk the pickles of a file of torch.save before 1.6, in which the storages follow the pickles."""
     walker = Walker(classes)
     file.seek(0)
     head = [walker.walk(file) for _ in range(3)]  # a magic number, the protocol, the system
     walker.root = walker.walk(file)
     if any(part not in (None, right) for part, right in zip(head, (MAGIC, PROTOCOL), strict=False)):
-        walker.odd = Odd("a pickle, but not one that torch.save wrote")
-    keys = walker.walk(file) if walker.odd is None else None
-    if walker.odd is None:
-        walker.odd = _misplaced(file, size, walker, keys)
+        walker.malformed = Malformed("a pickle, but not one that torch.save wrote")
+    keys = walker.walk(file) if walker.malformed is None else None
+    if walker.malformed is None:
+        walker.malformed = _storage_error(file, size, walker, keys)
     return walker
 
 
-def _misplaced(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Odd | None:
-    """What is wrong with the storages behind the pickles."""
-    listed = keys.items if isinstance(keys, Held) and all(isinstance(key, str) for key in keys.items) else []
+def _storage_error(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Malformed | None:
+    """What is wrong with the storages after the pickles, if anything."""
+    listed = keys.items if isinstance(keys, Container) and all(isinstance(key, str) for key in keys.items) else []
     if sorted(listed) != sorted(walker.storages):
-        return Odd("its list of storages is not that of its tensors")
+        return Malformed("its list of storages is not that of its tensors")
     at = file.tell()
     for key in listed:
         file.seek(at)
@@ -296,5 +296,5 @@ def _misplaced(file: BinaryIO, size: int, walker: Walker, keys: Any) -> Odd | No
         if at > size:
             return Truncated(f"storage {key} ends at byte {at}, and it has {size}")
         if int.from_bytes(count, "little") != walker.storages[key].count:
-            return Odd(f"storage {key} has another number of numbers than its tensors say")
-    return Odd("something follows after its last storage") if at < size else None
+            return Malformed(f"storage {key} has another number of numbers than its tensors say")
+    return Malformed("something follows after its last storage") if at < size else None

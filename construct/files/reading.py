@@ -1,9 +1,8 @@
-"""Model files, read without running anything that they hold.
+"""Reads a model file without running code from it: torch.save files and safetensors, of modules or state dicts.
 
-What can be read: what ``torch.save`` wrote of a module made of torch.nn classes and of this project's attention layers, or
-of a state dict, and safetensors.  The content decides, not the file's name.  Reading is ``torch.load(weights_only=True)`` with
-a list of exact classes, after a walk that judges every size; a file that needs more is refused, and its classes are named
-without being loaded.  Only a file that the user trusts by word may run code.
+The content decides the format, not the file's name.  Pickles are read by ``torch.load(weights_only=True)`` with a list of
+exact classes, after a walk that checks every size.  A file that needs more is refused, and the message names its classes.
+Only ``trust`` lets a file run code.
 """
 
 import hashlib
@@ -20,29 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
-from construct.errors import BadModelFile, described, one_line, shown
-from construct.files.allowed import Allowed, allow_options, allowing, foreign, imported
-from construct.files.archives import Odd, Truncated
-from construct.files.checkpoints import unwrap, whereabouts
+from construct.errors import BadModelFile, describe, one_line, printable
+from construct.files.allow_list import Allowed, allow_options, allowing, import_allowed, unlisted_names
+from construct.files.archives import Malformed, Truncated
+from construct.files.checkpoints import model_paths, unwrap
 from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
 from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
-from construct.files.trusted import trusted
 from construct.geometry import ConvGeometry
-from construct.modules.traversal import bounded
+from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What a file held.
+    """A model file that was read.
 
     Attributes:
         path: of the file.
         sha256: of its bytes, in hexadecimal.
         content: a module, or a state dict.
-        notes: what was assumed or passed over, a sentence each.
-        metadata: of a safetensors file, texts by name.
-        beyond: what it names that only ``allow`` or ``trust`` let in.
+        notes: what was assumed or ignored, one sentence each.
+        metadata: of a safetensors file.
+        extra_names: the names in it that only ``allow`` or ``trust`` admitted.
     """
 
     path: Path
@@ -50,16 +48,16 @@ class ModelFile:
     content: nn.Module | dict[str, Tensor]
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    beyond: tuple[str, ...] = ()
+    extra_names: tuple[str, ...] = ()
 
 
 def regular_file(path: str | os.PathLike[str]) -> Path:
-    """Make sure that there is an ordinary file, without opening it: opening a pipe would wait, a device never end.
+    """Check that a path is a regular file, without opening it: opening a pipe would block.
 
     Raises:
-        BadModelFile: there is none.
+        BadModelFile: it is not.
     """
-    name = shown(str(path))
+    name = printable(str(path))
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
     except FileNotFoundError:
@@ -74,28 +72,25 @@ def regular_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> ModelFile:
-    """Read a module or a state dict; nothing that the file holds is run, unless it is trusted.
+    """Read a module or a state dict; code in the file runs only with ``trust``.
 
     Raises:
-        BadModelFile: there is no such file, it is no model, it is damaged, or it holds classes that are not allowed.
+        BadModelFile: no such file, no model, damaged, or with classes that are not allowed.
     """
-    path, name = regular_file(path), shown(str(path))
-    allowed = imported(allow)
+    path, name = regular_file(path), printable(str(path))
+    allowed = import_allowed(allow)
     notes: list[str] = []
     metadata: dict[str, str] = {}
-    beyond: list[str] = []
+    extra_names: list[str] = []
     place = ""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            kind = kind_of(file, size, name)
+            size, kind, archive = _detect(file, name)
             suffix = path.suffix.lower()
-            archive = check_archive(file, size, name) if kind == "zip" else None
-            kind = kind if archive is None else archive.kind
             if kind == "safetensors":
                 metadata = check_safetensors(file, size, name)
             elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
-                # Who asks for one of these formats does so to have no pickle.
+                # Users choose these formats to avoid pickles.
                 raise BadModelFile(
                     f"{name}: a pickle, though its name ends in {suffix} (rename it if you want it read)"
                 )
@@ -116,36 +111,35 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
                     option=f"--trust {other}",
                 )
             elif kind == "pt2":
-                content = trusted(file, kind, name)
+                content = _load_trusted(file, kind, name)
             else:
-                content, walker = _pickled(file, size, archive, name, allowed, trust)
-                place = whereabouts(walker.root)
+                content, walker = _load_pickled(file, size, archive, name, allowed, trust)
+                place = model_paths(walker.root)
                 with allowing() as ours:
-                    beyond = foreign(walker, ours)
+                    extra_names = unlisted_names(walker, ours)
             if trust and kind != "safetensors":
                 notes.append("trusted: it was loaded with whatever code it holds")
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
     content, unwrapped = unwrap(content, name, place)
-    return ModelFile(path, digest, _recognised(content, name, place), (*notes, *unwrapped), metadata, tuple(beyond))
+    return ModelFile(
+        path, digest, _checked_content(content, name, place), (*notes, *unwrapped), metadata, tuple(extra_names)
+    )
 
 
 def read_inputs(path: str | os.PathLike[str]) -> Any:
-    """Read the arguments of a call: a tensor, or a tuple or dict of tensors and plain values, as ``torch.save`` wrote it.
+    """Read the arguments of a call that ``torch.save`` wrote: a tensor, or a tuple or dict of tensors and plain values.
 
     Raises:
-        BadModelFile: there is no such file, or it holds something else; nothing in it is run.
+        BadModelFile: no such file, or something else in it.
     """
-    path, name = regular_file(path), shown(str(path))
+    path, name = regular_file(path), printable(str(path))
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            kind = kind_of(file, size, name)
-            archive = check_archive(file, size, name) if kind == "zip" else None
-            kind = kind if archive is None else archive.kind
+            size, kind, archive = _detect(file, name)
             if kind not in ("torch.save", "pickle"):
                 raise BadModelFile(f"{name}: {_KINDS[kind]}, not the inputs of a network (save them with torch.save)")
-            content, _ = _pickled(file, size, archive, name, Allowed())
+            content, _ = _load_pickled(file, size, archive, name, Allowed())
     except OSError as error:
         raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
     if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
@@ -164,56 +158,81 @@ _KINDS = {
 }
 
 
-def _pickled(
+def _detect(file: BinaryIO, name: str) -> tuple[int, str, Archive | None]:
+    """The size and format of a file, a key of ``_KINDS``; and its zip archive, checked, if it is one."""
+    size = os.fstat(file.fileno()).st_size
+    kind = kind_of(file, size, name)
+    archive = check_archive(file, size, name) if kind == "zip" else None
+    return size, kind if archive is None else archive.kind, archive
+
+
+def _load_pickled(
     file: BinaryIO, size: int, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False
 ) -> tuple[object, Walker]:
-    """What ``torch.save`` wrote, after every class that it names and every size that it states have been judged."""
+    """Load a pickle after a walk has checked every class and size in it."""
     with allowing() as ours:
         walker = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
         if trust:
             file.seek(0)
-            return trusted(file, "pickle", name), walker
-        named = allowed.of(foreign(walker, ours))
-        if others := foreign(walker, ours | named.keys()):
+            return _load_trusted(file, "pickle", name), walker
+        named = allowed.of(unlisted_names(walker, ours))
+        if others := unlisted_names(walker, ours | named.keys()):
             raise _not_allowed(others, walker, name, allowed)
     try:
-        if walker.odd is not None:
-            raise walker.odd
+        if walker.malformed is not None:
+            raise walker.malformed
         if archive is not None:
             archive.fit(walker.storages)
         file.seek(0)
         with allowing(named), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old protocols; what matters is whether it can be read
+            warnings.simplefilter("ignore")  # about old protocols
             return torch.load(file, map_location="cpu", weights_only=True), walker
     except MemoryError:
         raise
-    except Truncated as odd:
-        raise BadModelFile(f"{name}: the file is truncated: {odd} (copy or download it again)") from odd
-    except Exception as error:  # whatever an odd file makes of torch's reader
-        # Not torch's own words: they advise to load the file unsafely.
-        what = one_line(error) if isinstance(error, Odd) else f"torch.load raised {type(error).__name__}"
+    except Truncated as error:
+        raise BadModelFile(f"{name}: the file is truncated: {error} (copy or download it again)") from error
+    except Exception as error:  # torch.load may raise anything; its messages suggest weights_only=False
+        what = one_line(error) if isinstance(error, Malformed) else f"torch.load raised {type(error).__name__}"
         raise BadModelFile(
             f"{name}: not a model that can be read safely: {what} (save the model again with torch.save)"
         ) from error
 
 
+def _load_trusted(file: BinaryIO, kind: str, name: str) -> object:
+    """Load a pickle or a torch.export program with whatever code it holds, because the user said ``trust``.
+
+    Raises:
+        BadModelFile: it cannot be loaded.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if kind == "pt2":
+                return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
+            return torch.load(file, map_location="cpu", weights_only=False)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # it may raise anything
+        raise BadModelFile(f"{name}: {describe(error)} (put the package of its classes on PYTHONPATH)") from error
+
+
 def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
-    """What a file holds that is not allowed, and each way out that there is."""
+    """The error for classes that are not allowed, with every remedy."""
     if "torch.nn.parameter.UninitializedParameter" in names:
         return BadModelFile(
             f"{name}: holds lazy modules whose weights do not exist yet",
             "run one batch through the network, and save it again",
         )
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    place = whereabouts(walker.root)
+    place = model_paths(walker.root)
     if place:
         what = f"the model is not at its top: {place}; the file {what}"
-    given = [*allowed.exact, *allowed.packages]
-    more = [option for option in allow_options(names) if option not in given]
+    options = [*allowed.exact, *allowed.packages]
+    more = [option for option in allow_options(names) if option not in options]
     if allowed.packages and not more:
         what += f", which {', '.join(allowed.packages)} does not define as a class"
     alone = "save that alone, where its classes are installed" if place else ""
-    remedy, choices = alone or "save its state dict", (*given, *more)
+    remedy, choices = alone or "save its state dict", (*options, *more)
     trusting = "; or, if you trust these packages, whose code then may run: " if more else ""
     return BadModelFile(
         f"{name}: {what}",
@@ -230,32 +249,32 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
 
 def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
     try:
-        from safetensors.torch import load as loaded
+        from safetensors.torch import load
     except ImportError as error:
         raise BadModelFile(f"{name}: to read safetensors takes a package (pip install safetensors)") from error
     try:
-        return loaded(file.read())
+        return load(file.read())
     except MemoryError:
         raise
-    except Exception as error:  # its own class of error, which is not public
-        raise BadModelFile(f"{name}: not safetensors: {described(error)} (save it again)") from error
+    except Exception as error:  # its class of errors is not public
+        raise BadModelFile(f"{name}: not safetensors: {describe(error)} (save it again)") from error
 
 
-def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
-    """Hold what was read to what it claims to be: a file can name allowed classes and still lie about what is in them."""
+def _checked_content(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
+    """Check the content: a file may hold allowed classes with attributes that contradict each other."""
     if isinstance(content, nn.Module):
         try:
-            for path, module in bounded(content):
+            for path, module in checked_modules(content):
                 if isinstance(module, MHSA):
                     _check_attention(module, path)
             content.state_dict()
         except Exception as error:  # attributes that are missing or of any type at all
-            raise BadModelFile(f"{name}: its layers contradict themselves: {described(error)}") from error
+            raise BadModelFile(f"{name}: its layers contradict themselves: {describe(error)}") from error
         return content
     if isinstance(content, dict) and content:
-        if odd := [key for key in content if not all(key.split("."))]:
+        if invalid := [key for key in content if not all(key.split("."))]:
             raise BadModelFile(
-                f"{name}: a tensor is named {odd[0]!r:.80}, which no path is (save the state dict of a module)"
+                f"{name}: a tensor is named {invalid[0]!r:.80}, which no path is (save the state dict of a module)"
             )
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
@@ -268,10 +287,10 @@ def _recognised(content: object, name: str, place: str) -> nn.Module | dict[str,
 
 
 def _check_attention(layer: MHSA, path: str) -> None:
-    """Build the layer again from its own parts, which checks every one of them.
+    """Check every part of an attention layer by building it again from them.
 
     Raises:
-        ValueError: some part is missing or does not fit.
+        ValueError: a part is missing or does not fit.
     """
     stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
     parts = {name: getattr(layer, name) for name in NAMES}
@@ -284,6 +303,6 @@ def _check_attention(layer: MHSA, path: str) -> None:
     if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
         raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
     encoding = encoding_of(layer._encoding, layer.geometry.dims, lambda name: getattr(layer, name))
-    again = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
-    if again.heads != layer.heads:
-        raise ValueError(f"{path}: says {layer.heads!r} heads, has {again.heads}")
+    rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
+    if rebuilt.heads != layer.heads:
+        raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

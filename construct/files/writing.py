@@ -1,4 +1,4 @@
-"""Model files, written whole or not at all."""
+"""``construct.save``: writes a model file atomically, after checking that it can be read back."""
 
 import contextlib
 import os
@@ -15,88 +15,88 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile, described, one_line, shown
-from construct.files.allowed import allowing, foreign, walked
+from construct.errors import BadModelFile, describe, one_line, printable
+from construct.files.allow_list import allowing, unlisted_names, walk_file
 from construct.files.layer_files import to_safetensors
 from construct.files.reading import regular_file
 from construct.weights import NAMES
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a module so that :func:`load` reads it back; whatever stood there is replaced in one step or not touched.
+    """Write a module so that :func:`construct.load` reads it back; an existing file is replaced atomically.
+
+    >>> import tempfile, torch, construct
+    >>> path = tempfile.mkdtemp() + "/layer.safetensors"
+    >>> construct.save(construct.conv_to_mhsa(torch.nn.Conv2d(1, 2, 3)), path)
+    >>> construct.load(path)
+    MHSA(1, 2, kernel_size=(3, 3), stride=(1, 1), heads=9, head_dim=1, execution='auto')
 
     Args:
         model: made of torch.nn classes and attention layers of this project.
-        path: of the file.  One that ends in ``.safetensors`` holds the tensors and the geometry of the attention layers, and
-            nothing else of the module; any other is a file of torch.save.
+        path: of the file.  A name that ends in ``.safetensors`` stores only the tensors and the geometry of attention layers;
+            any other name is written with torch.save.
 
     Raises:
-        BadModelFile: the module holds something that could not be read back safely; or the name is that of a program
-            (``.pt2``, ``.onnx``), which needs an input size: see :mod:`construct.files.export`.
+        BadModelFile: the module could not be read back safely; or the name is that of an exported program (``.pt2``,
+            ``.onnx``), which needs an input size: see :mod:`construct.files.export`.
         OSError: the file cannot be written.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
-    worked_out = [
-        path for path, module in model.named_modules() if isinstance(module, MHSA) and is_parametrized(module)
-    ]
-    if worked_out:
-        raise BadModelFile(
-            f"{shown(str(path))}: tensors of {shown(worked_out[0] or 'the layer')} are worked out from others "
-            "(construct.modules.learning.settle makes plain tensors of them)"
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, MHSA) and is_parametrized(module):
+            raise BadModelFile(
+                f"{printable(str(path))}: tensors of {printable(name or 'the layer')} are parametrized "
+                "(construct.modules.learning.settle makes plain tensors of them)"
+            )
     suffix = Path(path).suffix
     if suffix in (".pt2", ".onnx"):
         raise BadModelFile(
-            f"{shown(str(path))}: {suffix} takes the size of an input (use construct.files.export.to_{suffix[1:]})"
+            f"{printable(str(path))}: {suffix} takes the size of an input (use construct.files.export.to_{suffix[1:]})"
         )
     write(to_safetensors(model) if suffix == ".safetensors" else model, path)
 
 
-def written_here(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is earlier output of this project: it names our layer, or its tensors bear our names.
-
-    Found by reading the pickle's instructions, or by the names of our tensors in a file of another kind; nothing is carried
-    out.
-    """
+def is_own_output(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is earlier output of this project, judged by the class or tensor names in it; nothing is executed."""
     try:
         with regular_file(path).open("rb") as file:
             if Path(path).suffix in (".safetensors", ".pt2", ".onnx"):
                 content = mmap(file.fileno(), 0, access=ACCESS_READ)
                 return all(content.find(name.encode()) >= 0 for name in ("w_val", "w_out", "b_out"))
-            walker = walked(file)
+            walker = walk_file(file)
     except (OSError, ValueError):
         return False
     ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in walker.names
     return ours or all(any(text.rpartition(".")[2] == name for text in walker.texts) for name in NAMES)
 
 
-def beyond_ours(path: Path) -> list[str]:
-    """What a file of torch.save names beyond the classes that anybody may read."""
+def unlisted_names_in(path: Path) -> list[str]:
+    """The names in a file of torch.save that are not on the allow-list."""
     with path.open("rb") as file, allowing() as ours:
-        return foreign(walked(file), ours)
+        return unlisted_names(walk_file(file), ours)
 
 
 def check_destination(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str],
     force: bool,
-    ours: Callable[[Path], bool] = written_here,
+    ours: Callable[[Path], bool] = is_own_output,
     flag: str = "-o",
 ) -> Path:
-    """Make sure, before the long work, that the output can be written and that nothing of the user's is lost.
+    """Check, before the long work, that the output can be written and replaces no file of the user's.
 
     Args:
         path: of the output.
-        source: the model that is being read.
-        force: whether a foreign file may be replaced.
-        ours: tells earlier output of this project from a foreign file.
+        source: the model file that is read.
+        force: whether any file may be replaced.
+        ours: whether a file is earlier output of this project, which may be replaced.
         flag: the option that gave the path.
 
     Raises:
-        BadModelFile: it cannot, or it would replace the input or a foreign file.
+        BadModelFile: it cannot be written, or would replace the input or another file.
     """
-    name, path = shown(str(path)), Path(path)
+    name, path = printable(str(path)), Path(path)
     other = "" if flag == "-o" else f" with {flag}"
     try:
         if path.exists():
@@ -109,11 +109,11 @@ def check_destination(
                     f"{name}: exists and is not our own output", option=f"give another name{other}, or --force"
                 )
         if not path.parent.is_dir():
-            raise BadModelFile(f"{name}: there is no folder {shown(str(path.parent))} (make it first)")
+            raise BadModelFile(f"{name}: there is no folder {printable(str(path.parent))} (make it first)")
         temporary = _temporary(path.resolve())
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.unlink()
-    except (OSError, ValueError, RuntimeError) as error:  # the last for a link that leads to itself
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
         if isinstance(error, BadModelFile):
             raise
         what = one_line(getattr(error, "strerror", None) or error)
@@ -122,12 +122,11 @@ def check_destination(
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLike[str]) -> None:
-    """Write a module or a state dict, or bytes as they are: into a new file beside ``path``, to the disk, and then in one
-    step into place.
+    """Write a module, a state dict or bytes atomically: into a temporary file beside ``path``, fsynced, then renamed.
 
     Raises:
         BadModelFile: the content could not be read back safely.
-        OSError: the file cannot be written; what stood there is as it was.
+        OSError: the file cannot be written; an existing file is unchanged.
     """
     with staged(path, content):
         pass
@@ -137,15 +136,15 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
 def staged(
     path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Write as :func:`write` does, and go into place at the end of the ``with`` block, if it ends well.
+    """Write as :func:`write` does, but rename into place only when the ``with`` block ends without an error.
 
     Args:
         path: of the file.
         content: of the file.
-        allowed: names of classes that it may hold beyond those that anybody can read back.
+        allowed: names beyond the allow-list that it may hold.
 
     Yields:
-        The file beside ``path`` that is whole and on the disk already.
+        The temporary file, complete and fsynced.
     """
     path = Path(path).resolve()  # a link stays a link
     temporary = _temporary(path)
@@ -154,7 +153,7 @@ def staged(
             if isinstance(content, bytes):
                 file.write(content)
             else:
-                _save_into(file, content, shown(str(path)), allowed)
+                _save_into(file, content, printable(str(path)), allowed)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -168,27 +167,27 @@ def staged(
 
 
 def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str, allowed: Collection[str]) -> None:
-    """With torch.save, and make sure that it can be read back."""
+    """Write with torch.save, and check that it can be read back."""
     stream = _Stream(file)
     try:
         torch.save(content, stream)  # type: ignore[arg-type]
     except Exception as error:
         if stream.failure is None:
-            raise BadModelFile(f"{name}: cannot be saved: {described(error)}") from error
+            raise BadModelFile(f"{name}: cannot be saved: {describe(error)}") from error
     if stream.failure is not None:
         raise stream.failure
     file.flush()
     with allowing() as ours:
-        others = foreign(walked(file), ours | set(allowed))
-    if others:
+        names = unlisted_names(walk_file(file), ours | set(allowed))
+    if names:
         raise BadModelFile(
-            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(others))} "
+            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(names))} "
             "(save its state dict)"
         )
 
 
 class _Stream:
-    """A file that remembers why it failed: torch would only say that a position is unexpected, even after Ctrl-C."""
+    """A file that keeps its first error: torch.save would report only an unexpected position, even after Ctrl-C."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -203,11 +202,10 @@ class _Stream:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Does nothing: writes are unbuffered."""
 
 
 def _temporary(path: Path) -> Path:
-    """A name in the same folder that no other run uses, and that is not too long wherever the path's own is not."""
-    # What is too long is counted in bytes.
+    """A unique name in the same folder.  Its length in bytes is bounded, as file systems bound names in bytes."""
     start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
     return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

@@ -1,1 +1,1 @@
-"""torch's side: which modules are convolutions, how their weights are worked out, and where a network holds them."""
+"""Handling of torch modules: recognising convolutions, parametrizations, traversal, tied weights, rules, learnable layers."""

@@ -1,7 +1,7 @@
-"""Which modules are convolutions that can be converted, and, of those that are not, why not.
+"""Recognises torch's convolutions, reads their ConvGeometry, and says why a module cannot be converted.
 
-The geometry is read from what ``forward`` uses (the weight's shape, stride, padding, …), and every attribute that only
-describes is checked against it: a file can lie about its attributes.
+The geometry comes from what ``forward`` uses (the weight's shape, stride, padding, …).  Attributes that only describe are
+checked against it, because a file can lie about them.
 """
 
 import inspect
@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
 
-from construct.errors import Refusal, UnsupportedLayer, described
+from construct.errors import Refusal, UnsupportedLayer, describe
 from construct.geometry import ConvGeometry
-from construct.modules.reparametrized import is_parametrized, is_remaking, settled
+from construct.modules.parametrizations import is_weight_hook, with_effective_weight
 
 BASES: tuple[type[_ConvNd], ...] = (
     nn.Conv1d,
@@ -32,12 +33,12 @@ HOOKS = {
     "_backward_hooks": "backward hook",
 }
 CODE = ("forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "__getattr__", "__getattribute__")
-"""What decides about the outcome of a call."""
+"""Methods that determine the result of a call; a subclass that overrides one is no plain convolution."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether this module is a convolution, convertible or not: torch's own, or another class that looks like one."""
+    """Whether a module is a convolution, convertible or not: one of torch's classes, or another that looks like one."""
     if isinstance(module, _ConvNd):
         return True
     if isinstance(module, torch.jit.ScriptModule):
@@ -46,38 +47,38 @@ def is_convolution(module: nn.Module) -> bool:
         hasattr(module, "kernel_size") and hasattr(module, "weight")
     ):
         return False
-    # With children it may be a block around a convolution, unless it has a kernel of its own (as deformable ones do).
+    # With children it may be a block around a convolution, unless it has its own kernel (as a deformable one does).
     return module._parameters.get("weight") is not None or not any(module.children())
 
 
 def geometry_of(conv: nn.Module) -> ConvGeometry:
-    """The geometry of a convolution that can be converted.
+    """The geometry of a convertible convolution.
 
     Raises:
-        UnsupportedLayer: with the one reason why this module cannot be.
+        UnsupportedLayer: the module cannot be converted; with the reason.
     """
     try:
         reason = _class_reason(conv)
         if reason is None:
-            with settled(conv) as still:
-                reason = _value_reason(still)
+            with with_effective_weight(conv) as plain:
+                reason = _value_reason(plain)
                 if reason is None:
-                    return _read_geometry(still)
+                    return _read_geometry(plain)
     except ValueError as error:
         reason = str(error)
     except (TypeError, LookupError, AttributeError, RuntimeError) as error:  # attributes may be of any type at all
-        reason = f"its attributes contradict each other: {described(error)}"
+        reason = f"its attributes contradict each other: {describe(error)}"
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
 
 
 def _class_reason(conv: Any) -> str | None:
     base = next((base for base in BASES if isinstance(conv, base)), None)
     if base is None:
-        return _foreign(conv)
+        return _unsupported_class_reason(conv)
     for name in CODE:
         if name in vars(conv):
             return f"its {name} is replaced on the instance"
-        # A lazy layer that has seen data, and a parametrized one, inherit all of it and pass.
+        # Parametrized layers, and lazy ones after their first batch, inherit these methods and pass.
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
             return f"its class has a {name} of its own; {by_rule(conv)}"
     for name in ("weight", "bias"):
@@ -87,39 +88,39 @@ def _class_reason(conv: Any) -> str | None:
         if hasattr(type(conv), name) and not is_parametrized(conv, name):
             return f"its class has a {name} of its own; {by_rule(conv)}"
     try:
-        with settled(conv) as still:
-            lazy = nn.parameter.is_lazy(still.weight)
-    except Exception as error:  # whatever a parametrization of the user's own raises
-        return f"its weight cannot be worked out: {described(error)}"
+        with with_effective_weight(conv) as plain:
+            lazy = nn.parameter.is_lazy(plain.weight)
+    except Exception as error:  # a user's parametrization may raise anything
+        return f"its weight cannot be worked out: {describe(error)}"
     if lazy:
         return "its weights do not exist yet; run one batch through the network first"
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         return "it is lazy until a batch has gone through it; run one batch through the network first"
-    if inside := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
-        return f"it holds a module of its own ({inside[0]}), which a convolution never calls"
-    return hooked(conv)
+    if children := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
+        return f"it holds a module of its own ({children[0]}), which a convolution never calls"
+    return hook_reason(conv)
 
 
-def hooked(module: Any) -> str | None:
-    """What hook a module has, other than torch's own that make a weight anew."""
+def hook_reason(module: Any) -> str | None:
+    """The reason to refuse a module with hooks, other than torch's own that recompute a weight; None without any."""
     for hooks, kind in HOOKS.items():
         for hook in vars(module).get(hooks, {}).values():
-            if not (kind == "forward pre-hook" and is_remaking(hook)):
+            if not (kind == "forward pre-hook" and is_weight_hook(hook)):
                 name = getattr(hook, "__qualname__", type(hook).__qualname__)
                 return f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
     return None
 
 
 def by_rule(module: nn.Module) -> str:
-    """The way out for a class that computes something of its own."""
+    """The remedy for a class with a forward of its own: a rule."""
     return (
         f"in Python, construct.convert(model, rules={{{type(module).__name__}: function}}) takes the torch layers that "
         "compute the same"
     )
 
 
-def _foreign(module: nn.Module) -> str:
-    """Why something that is none of torch's six convolutions is not converted."""
+def _unsupported_class_reason(module: nn.Module) -> str:
+    """The reason to refuse a module that is none of torch's six convolutions."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by TorchScript; convert the Python network that it was made from"
     if "quantized" in type(module).__module__:
@@ -144,7 +145,7 @@ def _value_reason(conv: Any) -> str | None:
             return f"its {name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64"
         if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
             return "its bias and its weight differ in type or device"
-        # A NaN is both the least and the greatest.
+        # aminmax returns NaN for both if any entry is NaN.
         if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
             return f"its {name} has entries that are not finite"
     return None
@@ -161,7 +162,7 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         raise ValueError(f"groups is {groups!r}, not a positive whole number")
     groups = index(groups)
     output_padding = _tuple(conv.output_padding, dims)
-    if not output_padding:  # which would stand for zeros
+    if not output_padding:  # an empty tuple would mean zeros in ConvGeometry
         raise ValueError(f"output_padding is {conv.output_padding!r}, not {dims} whole numbers")
     first, second = weight.shape[:2]
     d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
@@ -177,16 +178,16 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         transposed=transposed,
         output_padding=output_padding,
     )
-    stated = {
+    actual = {
         "in_channels": d_in,
         "out_channels": d_out,
         "kernel_size": geometry.kernel_size,
         "transposed": transposed,
     }
-    for name, found in stated.items():
+    for name, used in actual.items():
         value = getattr(conv, name)
-        if (_tuple(value, dims) if name == "kernel_size" else value) != found:
-            raise ValueError(f"its {name} says {value!r}, but it computes with {found!r}")
+        if (_tuple(value, dims) if name == "kernel_size" else value) != used:
+            raise ValueError(f"its {name} says {value!r}, but it computes with {used!r}")
     if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
         raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
     if geometry.padding_mode != "zeros":
@@ -198,12 +199,12 @@ def _read_geometry(conv: Any) -> ConvGeometry:
 
 
 def _tuple(value: Any, dims: int) -> Any:
-    """As torch reads it: one number stands for all axes, and any integer will do; what is no integer is left for the check."""
+    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses what is no integer."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     try:
         numbers = tuple(index(n) for n in values if not isinstance(n, bool | torch.Tensor))
     except TypeError:
         return value
-    if len(numbers) < len(values):  # torch refuses a truth value, and what a tensor says may change
+    if len(numbers) < len(values):  # torch refuses booleans, and a tensor's value may change
         return value
     return numbers * dims if len(numbers) == 1 else numbers

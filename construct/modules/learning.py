@@ -1,42 +1,39 @@
-"""Attention layers that learn where they look: parametrizations of the one MHSA class, which stays what it is underneath.
+"""Parametrizations with which an MHSA layer learns the centre and sharpness of every head, or gated attention to content.
 
-``v`` (and ``w_qry``, for a gate) is worked out from parameters of its own by ``torch.nn.utils.parametrize``; whatever reads the
-layer, an execution, an audit or a plot, reads ``v`` as of any other.  :func:`settle` makes plain tensors of them again, for files.
+``torch.nn.utils.parametrize`` computes ``v`` (and a gated ``w_qry``) from new parameters; all other code reads ``v`` as
+usual.  :func:`settle` turns computed tensors into plain ones, for files.
 
-α is learned as its logarithm: it stays positive, so that a head keeps a centre at all, and a step changes it by a factor.  At full
-sharpness (α = 1024) attention is one-hot and every gradient of the scores is exactly zero: start from a moderate α to learn.
+log α is learned: α stays positive, so every head keeps a centre, and a step scales it.  At full sharpness (α = 1024) attention is
+one-hot and the gradients of all scores are exactly zero: start from a moderate α to learn.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from construct.attention import MHSA
-from construct.encoding import quadratic as encoding
-from construct.encoding.encodings import Covariance, Quadratic
+from construct.encoding import quadratic
+from construct.encoding.encodings import Covariance, Encoding, Quadratic
 from construct.weights import MHSAWeights
 
 
-class IsotropicAim(nn.Module):
-    """v = −α(1, −2τ, 0, …, 0) from log α (heads,) and τ (heads, d).
-
-    Args:
-        dims: d.
-        key_dim: D_k, at least d + 1.
-    """
+class _HeadVector(nn.Module):
+    """A parametrization of v (heads, D_k) in d dimensions."""
 
     def __init__(self, dims: int, key_dim: int):
         super().__init__()
         self.dims, self.key_dim = dims, key_dim
 
+
+class IsotropicGaussian(_HeadVector):
+    """Parametrization v = −α(1, −2τ, 0, …, 0) by log α (heads,) and τ (heads, d)."""
+
     def forward(self, log_alpha: Tensor, tau: Tensor) -> Tensor:
         """Log α (heads,), τ (heads, d) → v (heads, D_k)."""
-        return _filled(encoding.v(tau.unbind(1), log_alpha.exp()), self.key_dim)
+        return _padded(quadratic.v(tau.unbind(1), log_alpha.exp()), self.key_dim)
 
     def right_inverse(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The log α and τ of this v.
+        """Log α and τ of a given v, as ``register_parametrization`` requires.
 
         Raises:
             ValueError: a head has no centre, because its α is not positive.
@@ -48,25 +45,16 @@ class IsotropicAim(nn.Module):
         return alpha.log().to(v.dtype), tau.to(v.dtype)
 
 
-class GaussianAim(nn.Module):
-    """v of a Gaussian from M (heads, d, d) and τ (heads, d), with the precision Σ⁻¹ = MᵀM, which is never negative.
+class Gaussian(_HeadVector):
+    """Parametrization of v by M (heads, d, d) and τ (heads, d): a Gaussian with precision Σ⁻¹ = MᵀM ≥ 0."""
 
-    Args:
-        dims: d.
-        key_dim: D_k, at least d(d + 3)/2.
-    """
-
-    def __init__(self, dims: int, key_dim: int):
-        super().__init__()
-        self.dims, self.key_dim = dims, key_dim
-
-    def forward(self, spread: Tensor, tau: Tensor) -> Tensor:
+    def forward(self, root: Tensor, tau: Tensor) -> Tensor:
         """M (heads, d, d), τ (heads, d) → v (heads, D_k)."""
-        precision = (spread.mT @ spread).permute(1, 2, 0)  # (d, d, heads)
-        return _filled(encoding.v_covariance(tau.unbind(1), [row.unbind(0) for row in precision]), self.key_dim)
+        precision = (root.mT @ root).permute(1, 2, 0)  # (d, d, heads)
+        return _padded(quadratic.v_covariance(tau.unbind(1), [row.unbind(0) for row in precision]), self.key_dim)
 
     def right_inverse(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """An M and the τ of this v.
+        """M and τ of a given v, as ``register_parametrization`` requires.
 
         Raises:
             ValueError: a head is no Gaussian, because its precision is not positive.
@@ -80,10 +68,10 @@ class GaussianAim(nn.Module):
 
 
 class Gate(nn.Module):
-    """g_h·W_qry^h: content, as far as the gate of the head is open.
+    """Parametrization g_h·W_qry^h: one learned gate per head for attention to content, 0 at first.
 
     Args:
-        like: W_qry, whose type and device the gates have; they start at 0, closed.
+        like: W_qry, for the dtype and device of the gates.
     """
 
     def __init__(self, like: Tensor):
@@ -91,61 +79,74 @@ class Gate(nn.Module):
         self.gate = nn.Parameter(like.new_zeros(len(like)))
 
     def forward(self, w_qry: Tensor) -> Tensor:
-        """(heads, D_in, D_k)."""
+        """W_qry (heads, D_in, D_k) → the same shape."""
         return self.gate[:, None, None] * w_qry
 
 
 def learned_quadratic(layer: MHSA) -> MHSA:
-    """Let a layer learn the sharpness α and the shift τ of every head, from where they are now.
+    """Parametrize ``v`` by the sharpness α and the shift τ of every head, to learn them from their present values.
+
+    >>> import torch, construct
+    >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
+    >>> {name: tuple(p.shape) for name, p in layer.parametrizations.v.named_parameters()}  # log α, τ
+    {'original0': (9,), 'original1': (9, 2)}
 
     Args:
         layer: of the quadratic encoding, each head with a centre (α > 0); changed in place.
 
     Returns:
-        The layer: ``v`` is worked out from ``parametrizations.v.original0`` (log α, (heads,)) and ``original1`` (τ, (heads, d)).
+        The layer; ``parametrizations.v`` holds ``original0`` (log α, (heads,)) and ``original1`` (τ, (heads, d)).
 
     Raises:
-        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or a ``v`` that is parametrized already.
+        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    _require_aims(layer, Quadratic.name)
-    return _worked_out(layer, IsotropicAim(layer.geometry.dims, layer.v.shape[1]))
+    _require_plain_keys(layer, Quadratic.name)
+    return _parametrize_v(layer, IsotropicGaussian(layer.geometry.dims, layer.v.shape[1]))
 
 
 def learned_covariance(layer: MHSA) -> MHSA:
-    """Let a layer learn the centre and the covariance of every head, from where they are now.
+    """Parametrize ``v`` by the centre and the covariance of every head, to learn them from their present values.
+
+    >>> import torch, construct
+    >>> layer = with_covariance(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
+    >>> {name: tuple(p.shape) for name, p in learned_covariance(layer).parametrizations.v.named_parameters()}  # M, τ
+    {'original0': (9, 2, 2), 'original1': (9, 2)}
 
     Args:
         layer: of the covariance encoding (:func:`with_covariance` makes one), each head with a centre; changed in place.
 
     Returns:
-        The layer: ``v`` is worked out from ``parametrizations.v.original0`` (M, (heads, d, d), with Σ⁻¹ = MᵀM) and ``original1``
-        (τ, (heads, d)).
+        The layer; ``parametrizations.v`` holds ``original0`` (M, (heads, d, d), with Σ⁻¹ = MᵀM) and ``original1`` (τ, (heads, d)).
 
     Raises:
-        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or a ``v`` that is parametrized already.
+        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    _require_aims(layer, Covariance.name)
-    return _worked_out(layer, GaussianAim(layer.geometry.dims, layer.v.shape[1]))
+    _require_plain_keys(layer, Covariance.name)
+    return _parametrize_v(layer, Gaussian(layer.geometry.dims, layer.v.shape[1]))
 
 
 @torch.no_grad()
 def with_covariance(layer: MHSA) -> MHSA:
     """The same function with the covariance encoding: Σ⁻¹ = 2α·1.
 
+    >>> import torch, construct
+    >>> with_covariance(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0)).w_key_pos.shape
+    torch.Size([9, 5, 5])
+
     Args:
-        layer: of the quadratic encoding and without content (W_qry, W_key and u all zero), which is not changed.
+        layer: of the quadratic encoding and without content (W_qry, W_key and u all zero); it is not changed.
 
     Returns:
         A new layer with D_k = D_p = d(d + 3)/2.
 
     Raises:
-        ValueError: another encoding, or content, which has no place there.
+        ValueError: another encoding, or content.
     """
     if layer.encoding.name != Quadratic.name:
         raise ValueError(f"MHSA: takes the quadratic encoding, not the {layer.encoding.name} one")
     if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)):
         raise ValueError("MHSA: takes a layer without content: W_qry, W_key and u zero")
-    # c = −α(1, −2τ) = (c_0, 2ατ), so Σ⁻¹ = −2c_0·1 and Σ⁻¹τ is the rest of it: no number is rounded.
+    # c = −α(1, −2τ) = (c_0, 2ατ), so Σ⁻¹ = −2c_0·1 and Σ⁻¹τ = 2ατ: no number is rounded.
     c, dims = layer.position_vector(), layer.geometry.dims
     zero = torch.zeros_like(c[:, 0])
     products = [c[:, 0] if i == j else zero for i in range(dims) for j in range(i, dims)]
@@ -155,7 +156,11 @@ def with_covariance(layer: MHSA) -> MHSA:
 
 @torch.no_grad()
 def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
-    """The same function with wider keys, so that content has room: Ŵ_key = [1; 0], and v, u, W_qry, W_key filled up with zeros.
+    """The same function with a larger D_k, to leave room for content: Ŵ_key = [1; 0], and v, u, W_qry, W_key padded with zeros.
+
+    >>> import torch, construct
+    >>> with_key_dim(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3)), 16).w_key.shape
+    torch.Size([9, 1, 16])
 
     Args:
         layer: without content, not parametrized, not relative; it is not changed.
@@ -173,20 +178,25 @@ def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:
-    """Put attention to content behind a gate that starts closed, one a head: W_qry = g_h·W.
+    """Add a learned gate per head to attention to content, W_qry = g_h·W, with g = 0 at first.
 
-    With g = 0 and u = 0 every score is that of positions, and the function is the same; but the gates, W_key and u have
-    gradients from the first step on (W from the second), provided that attention is not one-hot.
+    With g = 0 and u = 0 only position scores remain, so the function is unchanged; but the gates, W_key and u have gradients from
+    the first step on (W from the second), unless attention is one-hot.
+
+    >>> import torch, construct
+    >>> layer = gate_content(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
+    >>> layer.parametrizations.w_qry[0].gate.shape, bool(layer.w_qry.any())
+    (torch.Size([9]), False)
 
     Args:
-        layer: changed in place; its W_qry and W_key are drawn by Xavier's rule where they are zero, and u must be zero.
-        generator: of the random numbers; by default torch's own.
+        layer: changed in place; zero W_qry and W_key are initialised by Xavier's rule, and u must be zero.
+        generator: of the random numbers; by default torch's global one.
 
     Returns:
         The layer: ``parametrizations.w_qry`` holds W (``original``) and g (``[0].gate``).
 
     Raises:
-        ValueError: there is a gate already, or u is not zero.
+        ValueError: W_qry is already parametrized, or u is not zero.
     """
     if parametrize.is_parametrized(layer, "w_qry"):
         raise ValueError("MHSA: W_qry is parametrized already")
@@ -195,8 +205,8 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
     for name in ("w_qry", "w_key"):
         weight = getattr(layer, name)
         if not bool(weight.any()):
-            for one in weight.detach():
-                nn.init.xavier_uniform_(one, generator=generator)
+            for matrix in weight.detach():
+                nn.init.xavier_uniform_(matrix, generator=generator)
     for weight in (layer.w_qry, layer.w_key, layer.u):
         weight.requires_grad_()
     parametrize.register_parametrization(layer, "w_qry", Gate(layer.w_qry.detach()))
@@ -204,19 +214,24 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
 
 def settle(layer: MHSA) -> MHSA:
-    """Make plain tensors of what is worked out from parameters: the very numbers that the layer has now.
+    """Remove all parametrizations of a layer, keeping the present values as plain parameters.
+
+    >>> import torch, construct
+    >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
+    >>> settle(layer).v.shape
+    torch.Size([9, 3])
 
     Args:
-        layer: changed in place; nothing happens to one that is not parametrized.
+        layer: changed in place.
 
     Returns:
-        The layer, which can be saved, certified and converted as any other.
+        The layer, which can be saved, certified and converted.
     """
     if not parametrize.is_parametrized(layer):
         return layer
     with torch.enable_grad():
         values = {name: getattr(layer, name) for name in layer.parametrizations}  # type: ignore[union-attr]
-    # Not by torch's remove_parametrizations: it changes the class, which copies of the layer share.
+    # Not torch's remove_parametrizations: it modifies the class, which copies of the layer share.
     del layer.parametrizations
     layer.__class__ = type(layer).__bases__[0]
     for name, value in values.items():
@@ -225,7 +240,7 @@ def settle(layer: MHSA) -> MHSA:
 
 
 class AbsolutePositions(nn.Module):
-    """Learned positions added to the input: X + P, for attention that has no other way to tell where a token is.
+    """Learned absolute positional embedding: X + P.
 
     Args:
         channels: C.
@@ -249,13 +264,13 @@ class AbsolutePositions(nn.Module):
         return x + self.places
 
 
-def _filled(aim: tuple[Tensor, ...], key_dim: int) -> Tensor:
-    """The components side by side, and zeros up to D_k: (heads, D_k)."""
-    return nn.functional.pad(torch.stack(aim, dim=1), (0, key_dim - len(aim)))
+def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
+    """The components of v as columns, padded with zeros: (heads, D_k)."""
+    return nn.functional.pad(torch.stack(components, dim=1), (0, key_dim - len(components)))
 
 
-def _require_aims(layer: MHSA, name: str) -> None:
-    """Make sure that the layer has this encoding and that v is c itself, and not yet worked out from anything."""
+def _require_plain_keys(layer: MHSA, name: str) -> None:
+    """Check that a layer has this encoding, Ŵ_key = [1; 0] (so v is c itself), and an unparametrized v."""
     if layer.encoding.name != name:
         raise ValueError(f"MHSA: takes the {name} encoding, not the {layer.encoding.name} one")
     if parametrize.is_parametrized(layer, "v"):
@@ -265,20 +280,20 @@ def _require_aims(layer: MHSA, name: str) -> None:
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
 
 
-def _worked_out(layer: MHSA, aim: nn.Module) -> MHSA:
-    """Work v out by this from now on, and learn what it is worked out from."""
+def _parametrize_v(layer: MHSA, parametrization: nn.Module) -> MHSA:
+    """Register a parametrization of v, with trainable parameters."""
     frozen = not layer.v.requires_grad
     layer.v.requires_grad_()
     try:
-        parametrize.register_parametrization(layer, "v", aim)
+        parametrize.register_parametrization(layer, "v", parametrization)
     except ValueError:
         layer.v.requires_grad_(not frozen)
         raise
     return layer
 
 
-def _with_keys(layer: MHSA, key_dim: int, kind: Any, v: Tensor) -> MHSA:
-    """A copy of a layer with this encoding and Ŵ_key = [1; 0], D_k as given, v filled up with zeros, and no content."""
+def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA:
+    """A copy of a layer with another encoding and D_k: Ŵ_key = [1; 0], v padded with zeros, no content."""
     heads, channels, like = layer.heads, layer.in_channels, layer.w_qry
     content = like.new_zeros(heads, channels, key_dim)
     weights = MHSAWeights(
@@ -291,7 +306,7 @@ def _with_keys(layer: MHSA, key_dim: int, kind: Any, v: Tensor) -> MHSA:
         w_out=layer.w_out.detach().clone(),
         b_out=layer.b_out.detach().clone(),
     )
-    made = MHSA(layer.geometry, weights, layer.execution, encoding=kind)
+    copied = MHSA(layer.geometry, weights, layer.execution, encoding=encoding)
     for name in ("w_val", "w_out", "b_out"):
-        getattr(made, name).requires_grad_(getattr(layer, name).requires_grad)
-    return made.train(layer.training)
+        getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
+    return copied.train(layer.training)

@@ -1,7 +1,7 @@
-"""Rules: torch layers that a user states to be what a class of his own computes, and the samples by which that is judged.
+"""Conversion rules for custom classes: a function that returns equivalent torch layers, and a test of it on samples.
 
-A sample can refute a rule and never prove it.  Those here are chosen for what goes wrong: sizes of every residue modulo the
-stride, below and above the reach of the kernel, and of different sides, so that padding which depends on the size shows.
+Samples can refute a rule and never prove it.  Their sizes have every residue modulo the stride, lie below and above the reach of
+the kernel, and differ between axes, so that padding which depends on the size shows.
 """
 
 import copy
@@ -13,51 +13,53 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct.errors import described
+from construct.errors import describe
 from construct.geometry import ConvGeometry
-from construct.modules.convolutions import geometry_of, hooked, is_convolution
-from construct.modules.reparametrized import at_rest, plain
-from construct.modules.traversal import every_module, memo_for
+from construct.modules.convolutions import geometry_of, hook_reason, is_convolution
+from construct.modules.parametrizations import eval_mode, plain_convolution
+from construct.modules.traversal import deepcopy_memo, every_module
 
 Rule = Callable[[Any], nn.Module]
 Rules = Mapping[type[nn.Module], Rule]
-"""Class → a function from a module of that class to torch layers that compute the same."""
+"""Class → function from a module of that class to equivalent torch layers."""
 
 BATCH = 2
 MOST_RESIDUES = 16
-"""Of sizes modulo the stride; of a longer stride that many are tried, from 0 to the last."""
+"""How many sizes modulo the stride are tried."""
 SLACK = 256
-"""Unit roundoffs of float64, of Σ|w||x|, that working a weight out may take beyond those of the sums."""
+"""Allowance for computing a parametrized weight, in unit roundoffs of float64 relative to Σ|w||x|."""
 OWN_SLACK = 64
-"""Unit roundoffs of the layer's own format that its weights may have been worked out with."""
+"""The same, in unit roundoffs of the layer's own dtype."""
 
 
 def rule_for(module: nn.Module, rules: Rules) -> Rule | None:
-    """The rule for a module's class, or for the nearest of its bases that has one."""
+    """The rule for a module's class, or for its nearest base class with a rule."""
     return next((rules[kind] for kind in type(module).__mro__ if kind in rules), None)
 
 
 def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
-    """The layers that a rule states for a module; those that it made anew are in the module's mode.
+    """The layers that a rule returns for a module; new ones get the module's mode.
 
     Raises:
-        ValueError: the rule fails or makes no module, or the module has hooks.
+        ValueError: the rule fails or returns no module, or the module has hooks.
     """
     for part in module.modules():
-        reason = hooked(part)
+        reason = hook_reason(part)
         if reason is not None:
             raise ValueError(reason)
     try:
-        with at_rest(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             layers = rule(module)
-    except Exception as error:  # whatever a user's code raises
-        raise ValueError(f"its rule fails: {described(error)}") from error
+    except Exception as error:  # a user's code may raise anything
+        raise ValueError(f"its rule fails: {describe(error)}") from error
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
-    wanted, given = ({(p.dtype, p.device) for p in part.parameters()} for part in (module, layers))
-    if not given <= wanted:
-        (dtype, device), *_ = given - wanted
-        raise ValueError(f"the layers of its rule have weights that are {dtype} on {device}, and it has none such")
+    expected, actual = ({(p.dtype, p.device) for p in part.parameters()} for part in (module, layers))
+    if not actual <= expected:
+        (dtype, device), *_ = actual - expected
+        raise ValueError(
+            f"the layers of its rule have weights that are {dtype} on {device}, and the module has none of these"
+        )
     own = {id(part) for part in module.modules()}
     for part in layers.modules():
         if id(part) not in own:
@@ -68,34 +70,34 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
 @torch.random.fork_rng(devices=[])
 @torch.no_grad()
 def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None:
-    """Why the layers of a rule are not what a module computes; None if no sample shows a difference.
+    """The difference between a module and the layers of its rule, in one clause; None if no sample shows one.
 
-    All run in float64 and in eval mode, on copies.  What the rule makes of the float64 copy is held to the rounding of float64, so
-    that no difference hides in that of the module's own format; the layers themselves, whose weights may have been rounded to that
-    format, to a few of its units.
+    Everything runs in float64 and eval mode, on copies.  The layers that the rule returns for the float64 copy must agree up to
+    float64 rounding, so that the module's own dtype hides no difference.  The layers themselves, with weights that may have been
+    rounded to that dtype, must agree up to a few of its units.
 
     Args:
         module: of the user's class.
-        rule: which made ``layers`` of it.
-        layers: with one convolution at least, all of which can be converted.
+        rule: that returned ``layers`` for it.
+        layers: with at least one convolution, all convertible.
 
     Returns:
-        One clause, with the size of the input and the difference.
+        The size of the input and the difference.
     """
     generator = torch.Generator().manual_seed(0)
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
     try:
         exact = in_float64(module)
         with _float64_by_default():
-            again = in_float64(rule(in_float64(module)))
+            exact_layers = in_float64(rule(in_float64(module)))
         own = in_float64(layers)
-    except Exception as error:  # whatever a user's code raises
-        return f"its rule fails on a float64 copy of it: {described(error)}"
+    except Exception as error:  # a user's code may raise anything
+        return f"its rule fails on a float64 copy of it: {describe(error)}"
     formats = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
     coarsest = max((torch.finfo(dtype).eps for dtype in formats), default=2.0**-52)
     device = next((p.device for p in exact.parameters()), None)
     own_slack = OWN_SLACK * coarsest / 2 if coarsest > 2.0**-52 else 0.0
-    candidates, magnitudes = ((again, 0.0), (own, own_slack)), _magnitudes(again)
+    candidates, magnitudes = ((exact_layers, 0.0), (own, own_slack)), _magnitudes(exact_layers)
     terms = 2 * sum(g.in_channels // g.groups * g.taps + 1 for g in geometries)
     ran, failure = 0, "there are none"
     for size in sizes(geometries):
@@ -103,7 +105,7 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
         try:
             expected = exact(x.clone())
         except Exception as error:
-            failure = described(error)
+            failure = describe(error)
             continue
         ran += not isinstance(expected, Tensor) or expected.numel() > 0
         for part, slack in candidates:
@@ -115,20 +117,20 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
 
 
 def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float) -> str | None:
-    """What shows in one call that layers are another function: a difference of more than ``relative`` of Σ|w||x|."""
+    """A difference in one call of more than ``relative`` times Σ|w||x|, in one clause; None if there is none."""
     try:
-        found = part(x.clone())
+        actual = part(x.clone())
     except Exception as error:
-        return f"the layers of the rule fail: {described(error)}"
-    if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
-        return f"it returns a {type(expected).__name__} and the layers of the rule a {type(found).__name__}, not two tensors"
-    if expected.shape != found.shape:
-        return f"its output is {tuple(expected.shape)} and that of the rule's layers {tuple(found.shape)}"
-    difference = (expected - found).abs()
-    # Of a channel the largest: between convolutions there may be layers for which |w| and |x| give no bound.
+        return f"the layers of the rule fail: {describe(error)}"
+    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
+        return f"it returns a {type(expected).__name__} and the layers of the rule a {type(actual).__name__}, not two tensors"
+    if expected.shape != actual.shape:
+        return f"its output is {tuple(expected.shape)} and that of the rule's layers {tuple(actual.shape)}"
+    difference = (expected - actual).abs()
+    # The maximum per channel: for layers between convolutions, |w| and |x| give no elementwise bound.
     others = [axis for axis in range(expected.dim()) if axis != 1]
     bound = relative * (magnitudes(x.abs()).abs() + expected.abs()).amax(others, keepdim=True).expand_as(expected)
-    if bool((difference <= bound).all()):  # a NaN fails
+    if bool((difference <= bound).all()):  # False for NaN
         return None
     worst = int((difference - bound).nan_to_num(torch.inf).argmax())
     return (
@@ -137,27 +139,27 @@ def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module
 
 
 def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
-    """Spatial sizes of inputs on which layers one after the other are judged; their axes are of different lengths."""
+    """Spatial input sizes on which a chain of layers is tested; their axes have different lengths."""
     dims = geometries[0].dims
-    alike = [g for g in geometries if g.dims == dims]
-    reach = [1 + sum(g.span[axis] for g in alike) for axis in range(dims)]
-    stride = max(2, *(prod(g.query_stride[axis] for g in alike) for axis in range(dims)))
+    chain = [g for g in geometries if g.dims == dims]
+    reach = [1 + sum(g.span[axis] for g in chain) for axis in range(dims)]
+    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in range(dims)))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})
-    pads = [
-        sum(abs(n) for g in alike for n in g.pads[axis]) for axis in range(dims)
-    ]  # so many may be needed, or cropped
-    found = [
+    pads = [sum(abs(n) for g in chain for n in g.pads[axis]) for axis in range(dims)]
+    candidates = [
         tuple(n + pad + rest + axis for axis, (n, pad) in enumerate(zip(reach, pads, strict=True)))
         for rest in (*residues, stride + 7)
     ]
-    found += [tuple(most + axis for axis, most in enumerate(small)) for small in (reach, [(n + 1) // 2 for n in reach])]
-    return list(dict.fromkeys(found))
+    candidates += [
+        tuple(most + axis for axis, most in enumerate(small)) for small in (reach, [(n + 1) // 2 for n in reach])
+    ]
+    return list(dict.fromkeys(candidates))
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """A copy in float64 and in eval mode."""
-    return copy.deepcopy(module, memo_for(module)).double().eval()
+    """A float64 copy in eval mode."""
+    return copy.deepcopy(module, deepcopy_memo(module)).double().eval()
 
 
 def _convolutions(layers: nn.Module) -> list[nn.Module]:
@@ -165,10 +167,10 @@ def _convolutions(layers: nn.Module) -> list[nn.Module]:
 
 
 def _magnitudes(layers: nn.Module) -> nn.Module:
-    """The same layers with |w| for w: of |x| they make Σ|w||x|."""
-    memo = memo_for(layers)
+    """A copy of the layers with |w| for w, which maps |x| to Σ|w||x|."""
+    memo = deepcopy_memo(layers)
     for conv in _convolutions(layers):
-        memo[id(conv)] = absolute = copy.deepcopy(plain(conv))
+        memo[id(conv)] = absolute = copy.deepcopy(plain_convolution(conv))
         for parameter in absolute.parameters():
             parameter.abs_()
     return copy.deepcopy(layers, memo)
@@ -176,7 +178,7 @@ def _magnitudes(layers: nn.Module) -> nn.Module:
 
 @contextmanager
 def _float64_by_default() -> Iterator[None]:
-    """So that a layer that a rule makes anew takes the numbers of a float64 copy as they are."""
+    """Make float64 the default dtype, so that new layers of a rule keep float64 weights unrounded."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,20 +1,20 @@
-"""Networks inside of other modules: what torch.compile, DataParallel and its relatives put around them."""
+"""Removes the wrappers of torch.compile, DataParallel and DistributedDataParallel from a network."""
 
 import copy
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from construct.modules.traversal import memo_for
+from construct.modules.traversal import deepcopy_memo
 
 SHARDED = "FullyShardedDataParallel"
 
 
-def inner(module: nn.Module) -> nn.Module | None:
-    """The network that a wrapper holds; None if this is no wrapper."""
+def wrapped_module(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper; None if this is no wrapper."""
     if isinstance(module, DataParallel | DistributedDataParallel):
         return module.module
-    # By name: importing torch's compiler takes seconds, and who has such a module has imported it.
+    # By name: importing torch's compiler takes seconds.
     if type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch."):
         return module._modules.get("_orig_mod")
     return None
@@ -24,25 +24,25 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     """A network without the wrappers in it.
 
     Returns:
-        The network itself; what a wrapper around the whole of it holds; or, if there are wrappers further in, a copy without
-        them.  And (path, class) of every wrapper taken off.
+        The network itself, or what its outermost wrapper holds; a copy if there are wrappers further in.  And (path, class) of
+        every wrapper removed.
     """
-    taken: list[tuple[str, str]] = []
-    while (held := inner(model)) is not None:
-        taken.append(("", type(model).__name__))
-        model = held
-    wrappers = [(path, module) for path, module in model.named_modules() if inner(module) is not None]
+    removed: list[tuple[str, str]] = []
+    while (inner := wrapped_module(model)) is not None:
+        removed.append(("", type(model).__name__))
+        model = inner
+    wrappers = [(path, module) for path, module in model.named_modules() if wrapped_module(module) is not None]
     if wrappers:
-        memo = memo_for(model)
-        for path, module in reversed(wrappers):  # the innermost first: what it held is then known to the next
-            taken.append((path, type(module).__name__))
-            memo[id(module)] = copy.deepcopy(inner(module), memo)
+        memo = deepcopy_memo(model)
+        for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
+            removed.append((path, type(module).__name__))
+            memo[id(module)] = copy.deepcopy(wrapped_module(module), memo)
         model = copy.deepcopy(model, memo)
-    return model, taken
+    return model, removed
 
 
-def sharded(module: nn.Module) -> str | None:
-    """Why the weights in this module are not all here, if so."""
+def sharding_reason(module: nn.Module) -> str | None:
+    """The reason to refuse a module with sharded weights; None for any other."""
     if any(cls.__name__ == SHARDED for cls in type(module).__mro__):
         return "its weights are sharded; load a full state dict into the plain network and convert that"
     return None

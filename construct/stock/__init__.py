@@ -1,1 +1,1 @@
-"""The same function inside a stock ``torch.nn.MultiheadAttention``, and back."""
+"""MHSA layers as stock ``torch.nn.MultiheadAttention``, and back."""

@@ -1,7 +1,7 @@
-"""The same function inside a stock ``torch.nn.MultiheadAttention``, and back.
+"""``construct.to_torch_mha`` and ``from_torch_mha``: an MHSA layer as one stock ``nn.MultiheadAttention``, and back.
 
-:mod:`construct.stock.dot_products` has the scores and how large a grid may be; W_val, W_out and b_out go into the projections as
-they are.  Rows of the projections, head h, D the head size (β = √D·α):
+:mod:`construct.stock.dot_products` has the scores and the limits on the grid.  Rows of the projections of head h, with D the head
+size and β = √D·α:
 
     q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
 """
@@ -22,24 +22,33 @@ from construct.errors import require
 from construct.geometry import ConvGeometry
 from construct.heads import shift_of_number, shifts_are_distinct
 from construct.modules.convolutions import HOOKS
-from construct.stock.dot_products import DTYPES, Aim, head_size, positions, refuse, sources, token_grid, too_large
+from construct.stock.dot_products import (
+    DTYPES,
+    HeadCentre,
+    head_size,
+    positions,
+    refuse,
+    sources,
+    token_grid,
+    too_large,
+)
 from construct.stock.projections import read_kernel
 from construct.tokens import TokenGrid
 
 
 class StockAttention(nn.Module):
-    """An image in, an image out, around exactly one ``nn.MultiheadAttention``; made by :func:`to_torch_mha`.
+    """One ``nn.MultiheadAttention``, called with an image like a convolution; made by :func:`to_torch_mha`.
 
-    A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is there where the projections
-    have no biases.  The state dict holds the tensors of ``attention`` and nothing else.
+    A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is present if the projections have
+    no biases.  The state dict holds only the tensors of ``attention``.
 
     Attributes:
         attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows of :meth:`tokens`.
-        geometry: which tokens there are, and which of them ask.
+        geometry: of the convolution.
         grid: the spatial size of the input before padding.
-        positions: (T, d + 1 or d + 2), the channels that are added to the content.
-        sources: int64 (T,), what each token copies: 0 nothing, i + 1 the input position i.
-        query_tokens: int64 (outputs,), the token that asks for each output.
+        positions: (T, d + 1 or d + 2), the position channels.
+        sources: int64 (T,), the source of each token: 0 for zeros, i + 1 for input position i.
+        query_tokens: int64 (outputs,), the query token of each output.
     """
 
     positions: Tensor
@@ -47,30 +56,34 @@ class StockAttention(nn.Module):
     query_tokens: Tensor
 
     def __init__(
-        self, geometry: ConvGeometry, grid: tuple[int, ...], attention: nn.MultiheadAttention, aims: tuple[Aim, ...]
+        self,
+        geometry: ConvGeometry,
+        grid: tuple[int, ...],
+        attention: nn.MultiheadAttention,
+        centres: tuple[HeadCentre, ...],
     ):
         super().__init__()
         self.geometry, self.grid, self.attention = geometry, grid, attention
-        self._aims = aims  # for casts alone: would these heads survive in another format?
+        self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
         for name, tensor in _layout(geometry, grid, constant=attention.in_proj_bias is None).items():
             numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
             self.register_buffer(name, numbers.to(weight.device), persistent=False)
 
     def tokens(self, x: Tensor) -> Tensor:
-        """The padded grid as ``attention`` takes it: (B, D_in, *grid) → (B, T, embed_dim)."""
-        nothing = x.new_zeros(*x.shape[:2], 1)
-        content = torch.cat([nothing, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
+        """The input tokens of ``attention``: (B, D_in, *grid) → (B, T, embed_dim)."""
+        zero = x.new_zeros(*x.shape[:2], 1)
+        content = torch.cat([zero, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
         batch, keys, channels = content.shape
         spare = x.new_zeros(batch, keys, self.attention.embed_dim - channels - self.positions.shape[1])
         return torch.cat([content, self.positions.expand(batch, -1, -1), spare], dim=2)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """Apply the attention, as the convolution is applied.
+        """Apply the attention like the convolution.
 
         Args:
             input: (B, D_in, *grid), or (D_in, *grid) unbatched, in the module's dtype.
-            output_size: only of a transposed layer, and only the one size that this attention has.
+            output_size: only for a transposed layer, and only its one output size.
 
         Returns:
             (B, D_out, *output) or (D_out, *output), contiguous.
@@ -90,19 +103,19 @@ class StockAttention(nn.Module):
         g, wanted = self.geometry, self.positions
         batched = input.dim() == g.dims + 2
         if tuple(input.shape[1 if batched else 0 :]) != (g.in_channels, *self.grid):
-            taken = ", ".join(map(str, (g.in_channels, *self.grid)))
-            raise RuntimeError(f"MHSA: this attention takes ([B,] {taken}), not {tuple(input.shape)}")
+            expected = ", ".join(map(str, (g.in_channels, *self.grid)))
+            raise RuntimeError(f"MHSA: this attention takes ([B,] {expected}), not {tuple(input.shape)}")
         if (input.dtype, input.device) != (wanted.dtype, wanted.device):
             raise RuntimeError(
                 f"MHSA: input is {input.dtype} on {input.device}, the layer {wanted.dtype} on {wanted.device}"
             )
         x = (input if batched else input[None]).resolve_neg()  # as MHSA does
         shape = g.output_size(self.grid)
-        keys, asked = len(self.sources), len(self.query_tokens)
-        # Of every key: the token, its copy for the product, and key and value laid out twice; of every query the like.
-        needed = 6 * (keys + asked) * len(x) * self.attention.embed_dim * x.element_size()
-        require(needed, x.device, f"a stock attention over {asked} queries and {keys} keys")
-        if len(x) == 0:  # torch's own attention cannot reshape what is empty
+        keys, queries = len(self.sources), len(self.query_tokens)
+        # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
+        needed = 6 * (keys + queries) * len(x) * self.attention.embed_dim * x.element_size()
+        require(needed, x.device, f"a stock attention over {queries} queries and {keys} keys")
+        if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
         y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
@@ -114,11 +127,13 @@ class StockAttention(nn.Module):
             raise TypeError("MHSA: output_size is for transposed layers only")
         fixed = self.geometry.output_size(self.grid)
         if wanted[-len(fixed) :] != fixed or len(wanted) > len(fixed) + 2:
-            told = f"MHSA: this attention has outputs of size {fixed}, not {wanted}"
-            raise ValueError(f"{told}; give the convolution an output_padding, and convert that")
+            raise ValueError(
+                f"MHSA: this attention has outputs of size {fixed}, not {wanted}; give the convolution an output_padding, and "
+                "convert that"
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StockAttention":
-        """Move or cast as any module, but refuse, before anything is changed, a format that cannot hold the scores.
+        """Move or cast, after checking that the new dtype can hold the scores.
 
         Raises:
             UnsupportedLayer: (a ValueError) half precision, or too large a grid for the format.
@@ -127,37 +142,43 @@ class StockAttention(nn.Module):
         if dtype != self.positions.dtype:
             _check_dtype(self, dtype)
             grid = TokenGrid.of(self.geometry, self.grid)
-            if head_size(self._aims, grid, dtype, self.attention.head_dim) != self.attention.head_dim:
-                refuse(self, too_large(self._aims, grid, dtype))
+            if head_size(self._centres, grid, dtype, self.attention.head_dim) != self.attention.head_dim:
+                refuse(self, too_large(self._centres, grid, dtype))
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
-        """What the attention is for."""
+        """Channels and grid."""
         return f"{self.geometry.in_channels}, {self.geometry.out_channels}, grid={self.grid}"
 
 
 @torch.no_grad()
 def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> StockAttention:
-    """Put an attention layer into a stock ``nn.MultiheadAttention`` that computes the same function on one size of input.
+    """Convert an attention layer to a stock ``nn.MultiheadAttention`` with the same function on inputs of one size.
 
-    Its scores are α(2(p_q + τ_h)·p_k − ‖p_k‖²), which differ from those of the layer by a term that no key sways; see
-    :mod:`construct.stock.dot_products` for how sharp and how exact they are.
+    Its scores are α(2(p_q + τ_h)·p_k − ‖p_k‖²), which differ from the layer's by a term independent of the key; see
+    :mod:`construct.stock.dot_products` for their precision.
+
+    >>> import torch, construct
+    >>> conv = torch.nn.Conv2d(1, 2, 3, padding=1)
+    >>> stock = construct.to_torch_mha(construct.conv_to_mhsa(conv), grid=(6, 6))
+    >>> x = torch.randn(1, 1, 6, 6)
+    >>> type(stock.attention).__name__, torch.allclose(stock(x), conv(x), atol=1e-5)
+    ('MultiheadAttention', True)
 
     Args:
         layer: without content terms (W_qry, W_key and u silent), quadratic encoding or parabola, float32 or float64.
         grid: the spatial size of the input before padding, d numbers.
-        bias: whether the projections have biases, as is torch's default.  Without, the constant 1 is one more channel.
+        bias: whether the projections have biases (torch's default); without them the constant 1 is one more channel.
 
     Returns:
-        A module that takes (B, D_in, *grid) or (D_in, *grid) as the convolution does.  Its state dict holds the tensors of its
-        ``attention`` alone: they load into any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size.  It
-        has the layer's dtype, device and mode.  Projections of values are trained where the layer's are; queries and keys
-        share a tensor with the values, and at full sharpness their gradients are exactly zero.  Training also fills what
-        was zero (groups, positions in the values), and then it is no convolution any more.
+        A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and mode.  Its state dict loads into
+        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size.  Value projections are trainable if the
+        layer's are; queries and keys share a tensor with them, and at full sharpness their gradients are exactly zero.
+        Training also changes entries that were zero (groups, positions in the values), after which it is no convolution.
 
     Raises:
-        UnsupportedLayer: (a ValueError) the layer is none of these, or the format cannot hold the scores of such a grid.
-        ValueError: ``grid`` is no spatial size that the layer takes.
+        UnsupportedLayer: (a ValueError) the layer is none of these, or the dtype cannot hold the scores on this grid.
+        ValueError: ``grid`` is no spatial size of the layer's inputs.
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
     if not isinstance(layer, MHSA):
@@ -169,19 +190,19 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     if layer.has_content():
         refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
     tokens = token_grid(g, grid)
-    aims = tuple(aim.sharpened(dtype) for aim in _aims(layer, tokens))
+    centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
     heads, groups, d_in, d_h = layer.w_val.shape
     d_out = layer.w_out.shape[3]
 
     carries_bias = not bias and bool(layer.b_out.any())  # one value of head 0 is the constant 1, times b_out
     channels = g.in_channels + g.dims + (1 if bias else 2)
     least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
-    head_dim = head_size(aims, tokens, dtype, least)
+    head_dim = head_size(centres, tokens, dtype, least)
     if head_dim is None:
-        refuse(layer, too_large(aims, tokens, dtype))
+        refuse(layer, too_large(centres, tokens, dtype))
     width = heads * head_dim
     require((4 * width + 8) * width * dtype.itemsize, device, f"a stock attention of {heads} heads of size {head_dim}")
-    # Left empty, for random numbers would only move the user's random state.
+    # skip_init leaves the global random state alone.
     attention: Any = nn.utils.skip_init(
         nn.MultiheadAttention, width, heads, bias=bias, batch_first=True, device=device, dtype=dtype
     )
@@ -195,13 +216,13 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     in_proj[1, :, 0, square] = 1
     in_proj[1, :, 1 : g.dims + 1, places] = torch.eye(g.dims, dtype=dtype, device=device)
     zero = (0,) * g.dims
-    for head, aim in enumerate(aims):
-        # absolute_query is affine in q: its value at 0, and what a step along each axis adds.
-        start = encoding.absolute_query(zero, aim.tau, aim.factor(dtype, head_dim))
+    for head, centre in enumerate(centres):
+        # absolute_query is affine in q: its value at 0, and its slope along each axis.
+        start = encoding.absolute_query(zero, centre.tau, centre.factor(dtype, head_dim))
         constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype)
         for axis in range(g.dims):
             step = (*zero[:axis], 1, *zero[axis + 1 :])
-            moved = encoding.absolute_query(step, aim.tau, aim.factor(dtype, head_dim))
+            moved = encoding.absolute_query(step, centre.tau, centre.factor(dtype, head_dim))
             for row, (a, b) in enumerate(zip(moved, start, strict=True)):
                 in_proj[0, head, row, g.in_channels + axis] = float(a - b)
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
@@ -218,34 +239,38 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         out_proj[: g.out_channels, 0, groups * d_h] = layer.b_out
     attention.in_proj_weight.requires_grad_(layer.w_val.requires_grad)
     attention.out_proj.weight.requires_grad_(layer.w_out.requires_grad)
-    return StockAttention(g, grid, attention, aims).train(layer.training)
+    return StockAttention(g, grid, attention, centres).train(layer.training)
 
 
 @torch.no_grad()
 def from_torch_mha(
     module: nn.Module, geometry: ConvGeometry | None = None, grid: tuple[int, ...] | None = None
 ) -> MHSA:
-    """Read the convolution that a stock attention computes out of its projections: ``.weight`` and ``.bias`` of the result.
+    """Read the convolution that a stock attention computes from its projections: ``.weight`` and ``.bias`` of the result.
 
-    Judged from the tensors alone, in exact arithmetic where heads look: head h carries the tap at τ_h if its scores are
-    β(2(p_q + τ_h)·p_k − ‖p_k‖²)/√D plus what no key sways, one-hot on this grid whatever the input; then the matrix of a tap is
-    the sum of W_val^h W_out^h over the heads that look there.
+    Only the tensors count, and scores are checked in exact arithmetic: head h carries the tap at τ_h if its scores are
+    β(2(p_q + τ_h)·p_k − ‖p_k‖²)/√D plus terms independent of the key, and one-hot on this grid for every input.  The matrix of a
+    tap is the sum of W_val^h W_out^h over the heads at its shift.
+
+    >>> import torch, construct
+    >>> conv = torch.nn.Conv2d(1, 2, 3, padding=1)
+    >>> stock = construct.to_torch_mha(construct.conv_to_mhsa(conv), grid=(6, 6))
+    >>> torch.equal(construct.from_torch_mha(stock).weight, conv.weight)
+    True
 
     Args:
-        module: what :func:`to_torch_mha` returned, or a bare ``nn.MultiheadAttention`` whose tokens are laid out as those of
-            :class:`StockAttention`.
-        geometry: of the convolution that a bare attention is asked for: its channels say which of the token's are content,
-            its kernel and dilation which shifts are taps.
+        module: from :func:`to_torch_mha`, or a bare ``nn.MultiheadAttention`` with tokens as in :class:`StockAttention`.
+        geometry: for a bare attention: of the convolution, which fixes the content channels and the shifts of the taps.
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode.  The kernel is the very one that went in, bit for bit, where one
-        factor of every head is the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
+        A layer of the same dtype, device and mode.  The kernel is the original one, bit for bit, if one factor of every head is
+        the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
 
     Raises:
-        UnsupportedLayer: (a ValueError) there is no such kernel, and why: some head looks nowhere in particular, between
-            positions or at no tap, is not one-hot, mixes groups, or lets content or position in where they do not belong.
-        ValueError: geometry and grid are missing for a bare attention, or given beside a module that has its own.
+        UnsupportedLayer: (a ValueError) no such kernel: some head has no fixed shift, one between positions or at no tap, is not
+            one-hot, mixes groups, or uses content in scores or positions in values.
+        ValueError: geometry and grid are missing for a bare attention, or given with a module that has its own.
     """
     if isinstance(module, StockAttention):
         if geometry is not None or grid is not None:
@@ -275,7 +300,7 @@ def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> di
     return {
         "positions": positions(grid, constant),
         "sources": sources(grid, size),
-        "query_tokens": grid.query_tokens.clone(),  # the grid is kept for later calls
+        "query_tokens": grid.query_tokens.clone(),  # the grid is cached
     }
 
 
@@ -284,33 +309,33 @@ def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
         refuse(module, f"{dtype} cannot hold coordinates and scores; a stock attention is float32 or float64")
 
 
-def _aims(layer: MHSA, grid: TokenGrid) -> list[Aim]:
-    """Where each head looks, from v and Ŵ_key alone: c = −α(1, −2τ), as exact numbers."""
+def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
+    """The exact centre of every head, from v and Ŵ_key alone: c = −α(1, −2τ)."""
     if layer.encoding.name not in CLASSICAL:
         refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
     if not all(bool(tensor.isfinite().all()) for tensor in layer.parameters()):
         refuse(layer, "it has entries that are not finite")
-    aims = []
+    centres = []
     for head, c in enumerate(layer.position_vector().tolist()):
         if c[0] == 0 or not all(map(isfinite, c)):
             refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
-        aim = Aim(-Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:]))
-        aims.append(aim if layer.radix is None else _of_number(layer, grid, head, aim))
-    return aims
+        centre = HeadCentre(-Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:]))
+        centres.append(centre if layer.radix is None else _parabola_centre(layer, grid, head, centre))
+    return centres
 
 
-def _of_number(layer: MHSA, grid: TokenGrid, head: int, aim: Aim) -> Aim:
-    """The aim of a head of the parabola: the same function only if it is one-hot and its key is always there.
+def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre) -> HeadCentre:
+    """The centre of a head of the parabola encoding, which must be one-hot with its key on the grid for every query.
 
-    Where it is not, the next key by number is another than the next by distance.
+    Otherwise the nearest key by number is not the nearest by distance.
     """
     assert layer.radix is not None
-    if not aim.is_sharp(layer.w_val.dtype):
+    if not centre.is_sharp(layer.w_val.dtype):
         refuse(layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form")
     if not shifts_are_distinct(layer.radix, grid.box):
         refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
-    tau = shift_of_number(int(aim.tau[0]), layer.radix)
+    tau = shift_of_number(int(centre.tau[0]), layer.radix)
     for t, n, queries in zip(tau, grid.shape, grid.queries, strict=True):
         if not 0 <= int(queries[0]) + t <= int(queries[-1]) + t < n:
             refuse(layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query")
-    return Aim(aim.alpha, tuple(map(Fraction, tau)))
+    return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from construct.errors import refused_by_torch
+from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
 
 
@@ -47,7 +47,7 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
-        reason = error if isinstance(error, BadInput | Diverged | OSError) else refused_by_torch(error)
+        reason = error if isinstance(error, BadInput | Diverged | OSError) else out_of_memory_error(error)
         if reason is None:  # a bug of this program, not an error of torch
             raise
         console.print(f"error: {' '.join(str(reason).split())}", markup=False, highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from torch import nn
 import construct
 from construct.command import demo
 from construct.encoding.sharpness import alpha_for
-from construct.files.writing import written_here
+from construct.files.writing import is_own_output
 from construct.from_conv import main
 from verify.__main__ import main as main_of_verify
 
@@ -602,7 +602,7 @@ def test_own_output_is_replaced_and_foreign_files_need_force(run: Run, saved: Pa
     assert run(saved, "-o", "out.pt")[0] == 2
     assert (tmp_path / "out.pt").read_text() == "precious"
     assert run(saved, "-o", "out.pt", "--force")[0] == 0
-    assert written_here(tmp_path / "out.pt")
+    assert is_own_output(tmp_path / "out.pt")
     first = (tmp_path / "out.pt").read_bytes()
     assert run(saved, "-o", "out.pt", "--alpha", "256")[0] == 0
     assert (tmp_path / "out.pt").read_bytes() != first

@@ -30,7 +30,7 @@ import construct
 import verify
 from construct import MHSA, UnsupportedLayer
 from construct.from_conv import main
-from construct.modules.reparametrized import folded, plain
+from construct.modules.parametrizations import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations
@@ -360,17 +360,17 @@ def test_row_26_the_weight_of_eval_mode_is_converted_and_it_is_said(
     net = convert(model)
     assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
-    assert folded(conv) == FOLDED[name][1]
+    assert parametrization_names(conv) == FOLDED[name][1]
     assert said(caplog) == [f"block: parametrization folded into its eval-mode weight: {', '.join(FOLDED[name][1])}"]
     assert {key.rpartition(".")[2] for key in net.state_dict()} >= {"w_val", "b_out"}
     model.eval()
     assert check_call(conv, net.block, x, "an image").verdict.name == "CHECKED"
-    alike = plain(conv)
+    alike = plain_convolution(conv)
     assert type(alike) is type(KINDS[kind]())
     with torch.no_grad():
         assert torch.equal(alike(x), conv(x))
     assert verify.certify(alike, net.block, grid=(9, 8), input_bound=4.0).verdict.name == "PROVED"
-    assert (folded(alike), plain(alike)) == ((), alike)
+    assert (parametrization_names(alike), plain_convolution(alike)) == ((), alike)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
@@ -863,5 +863,5 @@ def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     first, second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
     model: Any = nn.Sequential(first, second)
     model.inner = second._conv_forward
-    assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which an attention layer has not")}
+    assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which attention layers lack")}
     assert isinstance(convert(model, strict=False)[0], MHSA)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from construct import conv_to_mhsa
-from construct.heads import LARGEST
+from construct.heads import LARGEST_ELIMINATED
 from verify.argument.certification import certify
 from verify.strategies import Case, cases, convolutions, sizes_for
 
@@ -34,10 +34,10 @@ def test_a_low_rank_is_found(caplog: pytest.LogCaptureFixture):
 
 
 def test_a_rank_that_was_not_looked_for_is_not_said_to_be_full(caplog: pytest.LogCaptureFixture):
-    conv = of_rank_one(LARGEST + 1)
+    conv = of_rank_one(LARGEST_ELIMINATED + 1)
     with caplog.at_level(logging.WARNING):
         layer = conv_to_mhsa(conv, head_dim="rank")
-    assert layer.w_val.shape[-1] == LARGEST + 1
+    assert layer.w_val.shape[-1] == LARGEST_ELIMINATED + 1
     assert "were not looked for" in caplog.text
     assert "49x49 is beyond 48x48" in caplog.text
     assert "no exact factors" not in caplog.text

@@ -1,7 +1,6 @@
 """Rules: a user states torch layers for a class with a forward of its own; samples judge them, and what they refute is refused."""
 
 import copy
-import doctest
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -506,11 +505,3 @@ def test_sizes_have_every_residue_modulo_the_stride(axes: Any) -> None:
         assert max(fitting) > d * (k - 1) + s
         assert min(size[axis] for size in found) <= d * (k - 1) + 1 + axis
     assert all(len(set(size)) > 1 for size in found) or len(axes) == 1 or len(set(axes)) > 1
-
-
-@pytest.mark.parametrize("name", ["convert", "load"])
-def test_the_examples_run(name: str) -> None:
-    function = getattr(construct, name)
-    (test,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
-    assert test.examples
-    assert doctest.DocTestRunner().run(test).failed == 0

@@ -20,10 +20,10 @@ from torch import nn
 import construct
 from construct.command import demo
 from construct.errors import BadModelFile
-from construct.files.allowed import allowed_classes
+from construct.files.allow_list import allowed_classes
 from construct.files.pickle_walk import Walker
 from construct.files.reading import read
-from construct.files.writing import check_destination, write, written_here
+from construct.files.writing import check_destination, is_own_output, write
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_code_in_a_pickle_is_named_and_never_run(dump: Callable[[Any, Path], Non
     message = refused(tmp_path / "model.pt")
     assert "not allowed: " in message
     assert f"{__name__}.ran" in message
-    assert not written_here(tmp_path / "model.pt")
+    assert not is_own_output(tmp_path / "model.pt")
     assert not (tmp_path / "trace").exists()
 
 
@@ -403,7 +403,7 @@ def test_a_link_stays_a_link_and_rights_stay(small: nn.Module, tmp_path: Path) -
     (tmp_path / "link.pt").symlink_to("real.pt")
     construct.save(construct.convert(small), tmp_path / "link.pt")
     assert (tmp_path / "link.pt").is_symlink()
-    assert written_here(tmp_path / "real.pt")
+    assert is_own_output(tmp_path / "real.pt")
     assert stat.S_IMODE((tmp_path / "real.pt").stat().st_mode) == 0o600
 
 
@@ -418,14 +418,14 @@ def test_two_at_once_leave_one_whole_file(small: nn.Module, tmp_path: Path) -> N
 
 
 def test_own_output_is_recognised(small: nn.Module, saved: Path, tmp_path: Path) -> None:
-    assert not written_here(saved)
-    assert not written_here(tmp_path / "missing.pt")
+    assert not is_own_output(saved)
+    assert not is_own_output(tmp_path / "missing.pt")
     converted = construct.convert(small)
     write(converted, tmp_path / "module.pt")
     write(converted.state_dict(), tmp_path / "state.pt")
     write(construct.conv_to_mhsa(small[0]).state_dict(), tmp_path / "bare.pt")  # type: ignore[index]
     write(small.state_dict(), tmp_path / "foreign.pt")
-    assert [written_here(tmp_path / f"{name}.pt") for name in ("module", "state", "bare", "foreign")] == [True] * 3 + [
+    assert [is_own_output(tmp_path / f"{name}.pt") for name in ("module", "state", "bare", "foreign")] == [True] * 3 + [
         False
     ]
 

@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import construct
-from construct.command import requirements
+from construct.command.startup import check_torch
 from construct.files.reading import read
 from construct.from_conv import main
 from verify.checker import check
@@ -413,12 +413,12 @@ def test_row_52_the_certificate_does_not_replace_the_output(tmp_path: Path, caps
 
 
 def test_row_57_an_old_torch_is_named() -> None:
-    requirements.check("2.10.0")
-    requirements.check("2.13.0+cpu")
+    check_torch("2.10.0")
+    check_torch("2.13.0+cpu")
     with pytest.raises(
         ImportError, match=r"needs torch 2.10 or newer, and this is 2.9.1 \(pip install 'torch>=2.10'\)"
     ):
-        requirements.check("2.9.1")
+        check_torch("2.9.1")
 
 
 def test_row_57_a_missing_package_is_named(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.files.allowed import allowing
+from construct.files.allow_list import allowing
 from construct.files.checkpoints import unwrap
-from construct.files.pickle_values import KNOWN
+from construct.files.pickle_records import KNOWN
 from construct.files.reading import read
 from construct.modules.convolutions import BASES
 from verify.layers.fields import stated_geometry

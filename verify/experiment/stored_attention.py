@@ -86,7 +86,7 @@ def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:
         ConvGeometry,
         set,
         (StoredStock, "construct.stock.layer.StockAttention"),
-        (_Inert, "construct.stock.dot_products.Aim"),
+        (_Inert, "construct.stock.dot_products.HeadCentre"),
         (_Inert, "fractions.Fraction"),
     ]
     try:

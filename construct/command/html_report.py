@@ -1,23 +1,21 @@
-"""``--report``: where the page may go, and what goes into it."""
+"""``--report``: checks the destination of the HTML page, and writes it."""
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from construct.attention import MHSA
+from construct.command.report import Report, network_dict
 from construct.command.runs import inputs_for
-from construct.command.table import Report, network_dict
-from construct.errors import BadModelFile, one_line, shown
+from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import check_destination, write
-from construct.modules.reparametrized import plain
+from construct.modules.parametrizations import plain_convolution
 from verify.report.conversion import conversion_page, is_page, require_jinja2
 
 
 def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
-    """Make sure, before the long work, that the page can be made and written, and replaces nothing of the user's.
+    """Check, before the long work, that the page can be written and replaces no file of the user's.
 
     Raises:
         BadModelFile: it cannot, or it would.
@@ -25,7 +23,7 @@ def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
     path = options.report
     if path is None:
         return
-    name = shown(str(path))
+    name = printable(str(path))
     try:
         require_jinja2()
     except ImportError as error:
@@ -47,32 +45,23 @@ def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
 def write_page(
     report: Report,
     model: nn.Module,
-    pairs: dict[str, tuple[nn.Module, MHSA]],
     options: Namespace,
-    hindered: Sequence[str],
+    not_rechecked: Sequence[str],
 ) -> None:
-    """Write the page of a conversion, in one step.
+    """Write the page of a conversion, atomically.
 
     Args:
-        report: what was printed.
+        report: of the conversion.
         model: the original network.
-        pairs: its convolutions, each with its attention layer.
         options: the command line.
-        hindered: why what was written cannot be rechecked, if it cannot.
+        not_rechecked: why the output cannot be rechecked, if so.
 
     Raises:
         BadModelFile: it cannot be written.
     """
-    given = inputs_for(model, options)
+    inputs = inputs_for(model, options)
     layers = [
-        (
-            row.path,
-            plain(pairs[row.path][0]),
-            pairs[row.path][1],
-            row.check,
-            row.certificate,
-            replace(row.verdict, sentence=row.sentence),
-        )
+        (row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict)
         for row in report.layers
     ]
     idle = [
@@ -83,8 +72,8 @@ def write_page(
     content = conversion_page(
         layers,
         model=model,
-        convolutions={path: conv for path, (conv, _) in pairs.items()},
-        x=None if given is None else given[0][0],
+        convolutions={row.path: row.conv for row in report.layers},
+        x=None if inputs is None else inputs[0][0],
         size=options.input_size,
         network=None if report.network is None else network_dict(report.network),
         left_out=[(row.path, row.kind, row.reason) for row in report.refused],
@@ -92,10 +81,12 @@ def write_page(
         source=report.source,
         output=report.output,
         document=report.document,
-        hindered=hindered,
+        hindered=not_rechecked,
     )
     try:
         write(content, options.report)
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{shown(str(options.report))}: cannot be written: {what} (nothing was changed)") from error
+        raise BadModelFile(
+            f"{printable(str(options.report))}: cannot be written: {what} (nothing was changed)"
+        ) from error

@@ -1,0 +1,241 @@
+"""The report of a conversion: its rows, and its JSON document."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+
+from construct.attention import MHSA
+from construct.encoding.sharpness import alpha_for
+from construct.errors import Refusal
+from construct.geometry import ConvGeometry
+from construct.modules.parametrizations import parametrization_names
+from verify.argument.certificate import Certificate
+from verify.samples.accuracy import Accuracy
+from verify.samples.network import Calls
+from verify.samples.sampling import LayerCheck
+from verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One converted layer.
+
+    Attributes:
+        path: in the network.
+        conv: the convolution.
+        layer: its attention layer.
+        check: on samples.
+        certificate: for all inputs, if there is one.
+        verdict: of the certificate, else of the check.
+        exercised: whether the network called it; None if the network was not run.
+    """
+
+    path: str
+    conv: nn.Module
+    layer: MHSA
+    check: LayerCheck
+    certificate: Certificate | None
+    verdict: Verdict
+    exercised: bool | None
+
+    @property
+    def alpha(self) -> float:
+        """The least sharpness of its heads."""
+        return float(self.layer.centres()[0].min())
+
+    @property
+    def sharp_from(self) -> float:
+        """The least sharpness at which heads of this dtype leak nothing."""
+        return alpha_for(torch.promote_types(self.layer.w_val.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """The network as a whole, on the inputs that were run.
+
+    Attributes:
+        input_size: (C, S1, …, Sd) of the inputs; None for examples.
+        inputs: their description.
+        calls: comparison of the calls of both networks.
+        accuracy: of their outputs; None if they differ in size.
+        same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
+    """
+
+    input_size: tuple[int, ...] | None
+    inputs: str
+    calls: Calls
+    accuracy: Accuracy | None
+    same_expression: bool
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the outputs differ by more than rounding explains."""
+        return self.accuracy is not None and self.accuracy.verdict.name == "REFUTED"
+
+    @property
+    def good(self) -> bool:
+        """Whether the networks make the same calls, and their outputs are not refuted."""
+        return self.calls.difference is None and self.accuracy is not None and not self.refuted
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is printed.
+
+    Attributes:
+        source: the file that was read.
+        sha256: of its bytes.
+        layers: the converted layers.
+        network: None if it was not run.
+        refused: unconverted convolutions, with reasons.
+        remarks: (path, remark) on the conversion.
+        earlier: attention layers that the input already had.
+        samples: how many inputs.
+        seed: of the inputs.
+        notes: what was assumed or ignored in reading.
+        output: the file that was written, or None.
+        document: the certificate that was written, or None.
+        exit_code: of the command.
+        page: the report that was written, or None.
+        explain: whether every certificate is printed with its steps and assumptions.
+    """
+
+    source: Path
+    sha256: str
+    layers: tuple[LayerRow, ...]
+    network: NetworkRow | None
+    refused: tuple[Refusal, ...]
+    remarks: tuple[tuple[str, str], ...]
+    earlier: int
+    samples: int
+    seed: int
+    notes: tuple[str, ...]
+    output: Path | None
+    document: Path | None
+    exit_code: int
+    page: Path | None = None
+    explain: bool = False
+
+
+def convolution_text(g: ConvGeometry) -> str:
+    """A convolution in a few characters, without defaults: ``Conv2d 16->24 2x2 s2``."""
+    words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
+    words.append("x".join(map(str, g.kernel_size)))
+    options: tuple[tuple[str, tuple[int, ...] | str, int], ...] = (
+        ("s", g.stride, 1),
+        ("p", g.padding, 0),
+        ("d", g.dilation, 1),
+        ("g", (g.groups,), 1),
+        ("op", g.output_padding, 0),
+    )
+    for letter, value, usual in options:
+        if isinstance(value, str):
+            words.append(value)
+        elif any(n != usual for n in value):
+            words.append(letter + ("x".join(map(str, value)) if len(set(value)) > 1 else str(value[0])))
+    if g.padding_mode != "zeros":
+        words.append(g.padding_mode)
+    return " ".join(words)
+
+
+def checked_layers(report: Report) -> int:
+    """How many layers are CHECKED on samples; a layer that the network did not call does not count."""
+    return sum(row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers)
+
+
+def print_json(report: Report, out: TextIO) -> None:
+    """Print the report as one JSON document; non-finite numbers become strings."""
+    out.write(json.dumps(as_dict(report), indent=2, allow_nan=False) + "\n")
+    out.flush()
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The report as JSON data."""
+    network = report.network
+    return {
+        "input": str(report.source),
+        "sha256": report.sha256,
+        "layers": [_layer_dict(row) for row in report.layers],
+        "network": None if network is None else network_dict(network),
+        "already_converted": report.earlier,
+        "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
+        "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
+        "checked": checked_layers(report),
+        "samples": report.samples,
+        "seed": report.seed,
+        "notes": list(report.notes),
+        "output": None if report.output is None else str(report.output),
+        "certificate": None if report.document is None else str(report.document),
+        "report": None if report.page is None else str(report.page),
+        "torch": torch.__version__,
+        "exit_code": report.exit_code,
+    }
+
+
+def network_dict(network: NetworkRow) -> dict[str, Any]:
+    """The network row as JSON data."""
+    calls, numbers = network.calls, network.accuracy
+    return {
+        "input_size": None if network.input_size is None else list(network.input_size),
+        "inputs": network.inputs,
+        "calls": {
+            "same": calls.difference is None,
+            "difference": calls.difference,
+            "compared": calls.compared,
+            "converted": calls.converted,
+            "unseen": list(calls.unseen),
+        },
+        "convolution_calls": {"original": calls.executed, "converted": calls.left},
+        "convolutions": {"executed": calls.executed, "converted": calls.executed - calls.left},
+        "max_abs": None if numbers is None else _number(numbers.difference),
+        "numbers": None
+        if numbers is None
+        else {
+            "verdict": numbers.verdict.name,
+            "sentence": numbers.verdict.sentence,
+            **{name: _number(getattr(numbers, name)) for name in ("original", "converted", "limit", "largest")},
+            "predictions": {"agree": numbers.agree, "of": numbers.predictions},
+            "no_float64": numbers.no_float64,
+        },
+        "same_expression": network.same_expression,
+    }
+
+
+def _layer_dict(row: LayerRow) -> dict[str, Any]:
+    check, certificate = row.check, row.certificate
+    return {
+        "name": row.path,
+        "convolution": convolution_text(row.layer.geometry),
+        "heads": row.layer.heads,
+        "head_dim": row.layer.w_val.shape[3],
+        "alpha": _number(row.alpha),
+        **{name: _number(getattr(check, name)) for name in ("interior", "border", "bound", "ratio")},
+        "calls": check.calls,
+        "exercised": row.exercised,
+        "folded": list(parametrization_names(row.conv)),
+        "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
+        "certificate": None if certificate is None else _certificate_dict(certificate),
+        "verdict": {"name": row.verdict.name, "sentence": row.verdict.sentence},
+    }
+
+
+def _certificate_dict(certificate: Certificate) -> dict[str, Any]:
+    return {
+        "verdict": certificate.verdict.name,
+        "grid": list(certificate.grid),
+        "input_bound": certificate.input_bound,
+        "within": certificate.within,
+        **{
+            name: _number(float(getattr(certificate, name).max(initial=0.0)))
+            for name in ("bound", "rounding", "leakage", "taps", "observed")
+        },
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

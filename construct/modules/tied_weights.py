@@ -1,0 +1,73 @@
+"""Tied weights: keeps them tied between attention layers where possible, and reports those that are not."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from construct.attention import MHSA
+from construct.modules.parametrizations import parametrization_names
+from construct.modules.traversal import Substitutes, every_module
+
+
+def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
+    """Tie the layers of convolutions that share a weight or bias, so that they stay tied in training."""
+    first_layer: dict[tuple[object, ...], MHSA] = {}
+    for conv, layer in replacements.items():
+        g = layer.geometry
+        # A parametrized weight is recomputed at each access: its id identifies nothing.
+        if "weight" in conv._parameters:
+            first = first_layer.setdefault((id(conv.weight), g.groups, g.transposed), layer)
+            if first is not layer and first.v.shape == layer.v.shape and _equal(first, layer, "w_val", "w_out"):
+                layer.w_val, layer.w_out = first.w_val, first.w_out
+        if conv._parameters.get("bias") is not None:
+            first = first_layer.setdefault((id(conv.bias),), layer)
+            if _equal(first, layer, "b_out"):
+                layer.b_out = first.b_out
+
+
+def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
+    """Whether these tensors are equal; a file may hold different values for weights that its network ties."""
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
+
+
+def untied_parameters(
+    model: nn.Module, replacements: Mapping[nn.Module, MHSA], substitutes: Substitutes = MappingProxyType({})
+) -> list[tuple[str, str]]:
+    """(path, remark) for every parameter that was tied in the original and is not after conversion and :func:`share_tied`.
+
+    A transposed convolution stores its kernel with channels exchanged, and groups are stored as blocks: attention layers cannot
+    share these with layers of another kind.
+    """
+    owners: dict[int, list[tuple[str, int]]] = {}
+    """parameter → (path, id of the attention tensor that replaces it, or 0) for every use."""
+    reported: set[int] = set()
+    for path, module in every_module(model, substitutes):
+        layer = replacements.get(module)
+        if layer is None and id(module) in reported:  # a parametrization, covered with its convolution
+            continue
+        if layer is not None and parametrization_names(module):
+            reported.update(id(part) for part in module.modules())
+            parameters = [(name, p, id(layer)) for name, p in module.named_parameters(remove_duplicate=False)]
+        else:
+            targets = {} if layer is None else {"weight": id(layer.w_val), "bias": id(layer.b_out)}
+            parameters = [(name, p, targets.get(name, 0)) for name, p in module._parameters.items() if p is not None]
+        for name, parameter, target in parameters:
+            owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, target))
+    remarks = []
+    for (first, target), *others in owners.values():
+        apart = [where for where, other in others if other != target]
+        if apart:
+            path, _, name = first.rpartition(".")
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            remarks.append(
+                (path, f"{name} was shared with {apart[0]}{more}, and is no longer: both start from its value")
+            )
+    return remarks
+
+
+def paths_of(model: nn.Module, first: str, module: nn.Module) -> list[str]:
+    """All paths of a module in its network, ``first`` first."""
+    paths = [path for path, other in model.named_modules(remove_duplicate=False) if other is module]
+    return list(dict.fromkeys([first, *paths]))

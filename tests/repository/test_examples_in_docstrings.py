@@ -1,0 +1,62 @@
+"""The ``>>>`` examples in docstrings run, and every public function has one."""
+
+import doctest
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+import torch
+
+import construct
+import verify
+from construct.modules import learning
+
+ROOT = Path(__file__).parents[2]
+
+TO_COME = {
+    *("verify.argument.certification.certify", "verify.checker.check", "verify.experiment.auditing.audit"),
+    *("verify.samples.comparison.compare", "verify.theory.literature.claim_table.claims"),
+    *(f"verify.theory.symbolic.lemmas.prove_{what}" for what in ("lemma1", "lemma2", "theorem")),
+    "verify.report.writing.write_report",
+}
+"""Public functions that have no example yet."""
+
+
+def collect() -> Iterator[doctest.DocTest]:
+    for package in ("construct", "verify"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if ">>> " in path.read_text(encoding="utf-8"):  # the others need not be imported
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                module = import_module(".".join(part for part in parts if part != "__init__"))
+                yield from (test for test in doctest.DocTestFinder().find(module) if test.examples)
+
+
+EXAMPLES = {test.name: test for test in collect()}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        results = runner.run(EXAMPLES[name], out=report.append)
+    assert results.failed == 0, "".join(report)
+
+
+def test_every_public_function_has_an_example() -> None:
+    functions = [getattr(package, name) for package in (construct, verify) for name in package.__all__]
+    functions += [value for name, value in vars(learning).items() if name[0] != "_"]
+    own = [f for f in functions if isinstance(f, FunctionType) and f.__module__.startswith(("construct.", "verify."))]
+    names = {f"{f.__module__}.{f.__qualname__}" for f in own}
+    assert len(names) > 15
+    assert names - EXAMPLES.keys() <= TO_COME
+
+
+def test_a_wrong_example_is_seen() -> None:
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, None)
+    assert doctest.DocTestRunner().run(test, out=lambda text: None).failed == 1
