@@ -199,7 +199,7 @@ def slow(*a, **k):
 STAGES = [
     ("construct.files.reading", "unwrap"),
     ("construct.command.main", "conv_to_mhsa"),
-    ("construct.command.main", "judged"),
+    ("construct.command.main", "check_conversion"),
     ("construct.files.writing", "_save_into"),
 ]
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -280,13 +280,13 @@ def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
     meet = """
 import pathlib, time
 from construct.command import main as command
-real = command.put
+real = command.write_outputs
 def together(*a):
     pathlib.Path(f"ready{os.getpid()}").touch()
     while len(list(pathlib.Path().glob("ready*"))) < 2:
         time.sleep(0.001)
     return real(*a)
-command.put = together
+command.write_outputs = together
 """
     runs = [process("m.pt", "-o", "o.pt", "--alpha", alpha, before="import os" + meet) for alpha in (256, 512)]
     for run in runs:

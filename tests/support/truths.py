@@ -12,7 +12,7 @@ import torch
 from construct import MHSA, ConvGeometry, MHSAWeights
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
-from verify.rounding.elements import attended_size, attention_bound, convolution_bound, read_fields
+from verify.rounding.elements import attention_bound, carried_kernel, convolution_bound, read_fields, size_of
 
 
 def batched(conv: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -56,7 +56,8 @@ def excess(conv: Any, layer: Any, x: torch.Tensor, found: torch.Tensor) -> float
 def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
     """Elementwise: how far the fully sharp layer may be from its exact value."""
     attention = Attention.read(layer)
-    return attention_bound(attention, x, attended_size(attention, read_fields(conv, x), x))
+    carried = replace(read_fields(conv, x), weight=carried_kernel(attention, absolute=True), bias=attention.b_out)
+    return attention_bound(attention, x, size_of(carried, x))
 
 
 def permuted(layer: MHSA, order: list[int]) -> MHSA:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from verify.layers.fields import Attention
-from verify.layers.reading import tap_matrix, tap_of_shift
-from verify.layers.taps import head_product, scaled_permutation_product
+from verify.layers.reading import tap_of_shift
+from verify.layers.taps import head_product
 from verify.layers.targets import target
 from verify.oracle import Convolution
 from verify.rounding.channels import leakage_part, working_rounding
@@ -35,7 +35,7 @@ class OffTheKernel(ValueError):
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
     fields, fmt = read_fields(conv, x, output), Format.of(x.dtype)
-    return _bound(convolution_rounding(fields, fmt), _size(fields, x), most_roundings(fields), fmt)
+    return _bound(convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt)
 
 
 def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
@@ -45,7 +45,7 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
     """
     fields, fmt = read_fields(conv, x), Format.of(x.dtype)
     met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
-    return _bound(convolution_rounding(fields, fmt), _size(fields, x), met + 2, fmt, units=1)
+    return _bound(convolution_rounding(fields, fmt), size_of(fields, x), met + 2, fmt, units=1)
 
 
 def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> 
     Args:
         attention: the attention layer's fields.
         x: the inputs.
-        size: Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more; see :func:`attended_size`.
+        size: Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more.
     """
     return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
 
@@ -75,13 +75,15 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
         OffTheKernel: a head looks at no tap of the kernel.
     """
     fields, attention, fmt = read_fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
-    size, times = _size(fields, x), most_roundings(fields)
+    size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
-    bias = np.abs(attention.b_out)
+    carried, bias = carried_matrices(attention, absolute=True), np.abs(attention.b_out)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
-    if same_bias and carries_as_stored(attention, fields):
+    magnitudes = fields.magnitudes if fields.transposed else np.swapaxes(fields.magnitudes, -1, -2)
+    if same_bias and np.array_equal(carried, magnitudes):
         return _bound(theirs + ours, size, times + 1, fmt)
-    return _bound(theirs, size, times, fmt) + _bound(ours, attended_size(attention, fields, x), 1, fmt)
+    attended = size_of(replace(fields, weight=carried_kernel(attention, absolute=True), bias=bias), x)
+    return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
 
 
 def impulse_bound(
@@ -143,7 +145,16 @@ def impulse_bound(
 
 
 def carried_kernel(attention: Attention, absolute: bool = False) -> np.ndarray:
-    """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks, in torch's layout, float64.
+    """:func:`carried_matrices` as torch lays a weight out."""
+    kernel, dims = carried_matrices(attention, absolute), attention.geometry.dims
+    kernel = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))
+    if not attention.geometry.transposed:
+        kernel = np.swapaxes(kernel, 1, 2)
+    return kernel.reshape(-1, *kernel.shape[2:])
+
+
+def carried_matrices(attention: Attention, absolute: bool) -> np.ndarray:
+    """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks: float64 (*K, groups, in, out).
 
     Args:
         attention: the attention layer's fields.
@@ -165,29 +176,7 @@ def carried_kernel(attention: Attention, absolute: bool = False) -> np.ndarray:
         elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
             place = "has no single best shift" if at is None else f"looks at {at.shift}, which is no tap"
             raise OffTheKernel(f"head {head} {place}")
-    kernel = np.moveaxis(kernel, tuple(range(g.dims)), tuple(range(-g.dims, 0)))
-    if not g.transposed:
-        kernel = np.swapaxes(kernel, 1, 2)
-    return kernel.reshape(-1, *kernel.shape[2:])
-
-
-def carries_as_stored(attention: Attention, fields: Convolution) -> bool:
-    """Whether each tap is one head's whose factors put its numbers together by no addition, and no other head is there.
-
-    Then Σ_h |W_val^h||W_out^h| is |W|: each entry of either is the size of one product.
-    """
-    taken = set()
-    for head, (w_val, w_out) in enumerate(zip(attention.w_val, attention.w_out, strict=True)):
-        at = target(attention, head)
-        tap = None if at is None else tap_of_shift(attention.geometry, at.shift)
-        product = None if tap is None or tap in taken else scaled_permutation_product(w_val, w_out)
-        if tap is None or product is None:
-            return False
-        taken.add(tap)
-        matrix = tap_matrix(fields, tap)
-        if not (np.array_equal(product, matrix) or np.array_equal(np.abs(product), np.abs(matrix))):
-            return False
-    return len(taken) == prod(fields.kernel_size)
+    return kernel
 
 
 # ---- sizes and sums ----------------------------------------------------------------------------------------------------
@@ -220,7 +209,7 @@ def float32_size(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
     return size
 
 
-def _size(fields: Convolution, x: torch.Tensor) -> np.ndarray:
+def size_of(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     """Σ|W||x| + |b| for every output, or little more, in a new array."""
     single = fields.weight.dtype == np.float32 and x.dtype == torch.float32
     size = float32_size(fields, x.detach().cpu().abs().numpy()) if single else None
@@ -230,16 +219,6 @@ def _size(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     if fields.bias is None:
         return size
     return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
-
-
-def attended_size(attention: Attention, fields: Convolution, x: torch.Tensor) -> np.ndarray:
-    """Σ_h|W_val^h||W_out^h||x| + |b_out| for every output.
-
-    Raises:
-        OffTheKernel: a head looks at no tap of the kernel.
-    """
-    kernel = carried_kernel(attention, absolute=True)
-    return _size(replace(fields, weight=kernel, bias=attention.b_out), x)
 
 
 def _taps_met(fields: Convolution, nonzero: np.ndarray) -> np.ndarray:
