@@ -222,10 +222,8 @@ class TestContract:
         grid = TokenGrid.of(layer.geometry, (length,))
         x, needed = torch.ones(16, 64, length), EXECUTIONS[execution].memory(layer, 16, grid)
         monkeypatch.setattr(room, "available_bytes", lambda device: needed // 2)
-        message = (
-            rf"^MHSA: .* needs {re.escape(room.format_bytes(needed))}, "
-            rf"and {re.escape(room.format_bytes(needed // 2))} are free on cpu$"
-        )
+        both, half = re.escape(room.format_bytes(needed)), re.escape(room.format_bytes(needed // 2))
+        message = rf"^MHSA: .* needs {both}, and {half} are free on cpu$"
 
         def refused() -> torch.Tensor:
             with pytest.raises(NotEnoughMemory, match=message):

@@ -444,7 +444,7 @@ class Ordered(nn.Module):
         (
             CausalCrop(1, 1, 2).double(),
             lambda m: nn.Conv1d(1, 1, 2),
-            "weights that are torch.float32 on cpu, and it has none",
+            "weights that are torch.float32 on cpu, and the module has none",
         ),
         (CausalCrop(1, 1, 2), lambda m: {}["x"], "its rule fails: KeyError: 'x'"),
         (CausalCrop(1, 1, 2), lambda m: nn.Identity(), "the layers of its rule hold no convolution"),
