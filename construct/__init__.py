@@ -1,8 +1,7 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
 import construct.command.interruption  # noqa: I001  for the seconds that the next line takes
-import construct.command.requirements  # checks the version of torch, so it comes before the others
-import construct.execution  # noqa: F401  every execution enters itself
+import construct.command.requirements  # noqa: F401  checks the version of torch, so it comes before the others
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer

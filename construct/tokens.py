@@ -60,6 +60,27 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
     return _real(position)
 
 
+def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The spatial size of the output for an input of spatial size ``size``.
+
+    Raises:
+        RuntimeError: there is none, as torch's convolution says too.
+    """
+    if any(n < 1 for n in size):
+        raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
+    output = geometry.output_size(size)
+    if any(o < 1 for o in output):
+        raise RuntimeError(
+            f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
+            f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
+        )
+    return output
+
+
+LONG = 2**10
+"""Grids of inputs no longer than this are small, and many are kept: a network has many layers."""
+
+
 @dataclass(frozen=True)
 class TokenGrid:
     """The padded token grid of one call.
@@ -73,24 +94,20 @@ class TokenGrid:
     queries: tuple[Tensor, ...]
 
     @classmethod
-    @lru_cache(maxsize=32)
     def of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
-        """The grid for an input of spatial size ``size``.
+        """The grid for an input of spatial size ``size``; kept for later calls.
 
         Raises:
             RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
             NotEnoughMemory: not even the numbers of the tokens along the axes fit.
         """
-        if any(n < 1 for n in size):
-            raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
-        output = geometry.output_size(size)
+        return (_small if max(size) <= LONG else _large)(geometry, size)
+
+    @classmethod
+    def _of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
+        output = output_size(geometry, size)
         along = sum(max(0, n) for n in (*geometry.token_shape(size), *output))
         require(32 * along, torch.device("cpu"), f"numbering the padded grid of an input of size {size}")
-        if any(o < 1 for o in output):
-            raise RuntimeError(
-                f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
-                f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
-            )
         return cls(
             tuple(
                 sources_along_axis(n, stuff, pads, geometry.padding_mode)
@@ -249,6 +266,10 @@ class TokenGrid:
         """The row-major token number of each query, int64 (queries,)."""
         strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         return _grid_sum([stride * query.numpy() for query, stride in zip(self.queries, strides, strict=True)])
+
+
+_small = lru_cache(maxsize=512)(TokenGrid._of)
+_large = lru_cache(maxsize=32)(TokenGrid._of)
 
 
 def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:

@@ -25,8 +25,8 @@ its best shift is certain.
 import torch
 from torch import Tensor
 
-from construct.attention import MHSA
 from construct.encoding import quadratic as encoding
+from construct.execution.protocol import Layer
 from construct.tokens import TokenGrid
 
 UNIT = 2.0**-53
@@ -39,7 +39,7 @@ class Coarse(NotImplementedError):
     """The rounding of the scores could turn a head to another key."""
 
 
-def coordinates(layer: MHSA, grid: TokenGrid) -> tuple[Tensor, Tensor]:
+def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     """Positions of keys, (T, D_p − 1), and of queries, (queries, D_p − 1): float64, less the middle of the queries.
 
     Of the parabola, their numbers.
@@ -56,7 +56,7 @@ def coordinates(layer: MHSA, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     return laid_out(keys), laid_out(queries)
 
 
-def largest_encoding(layer: MHSA, grid: TokenGrid) -> Tensor:
+def largest_encoding(layer: Layer, grid: TokenGrid) -> Tensor:
     """max|r_p| over the shifts that occur: float64 (D_p,)."""
     widest = [float(max(-least, most, 0)) for least, most in grid.box]
     if layer.radix is not None:
