@@ -105,11 +105,11 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
     )
     if not b_out.is_cpu:
         return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
-    numbers = b_out.contiguous().numpy()
-    bias = torch.from_numpy(numbers)
+    numbers = b_out.contiguous().numpy()  # a copy only of what is not kept
+    bias, zeros = torch.from_numpy(numbers), bytearray(numbers.nbytes)
 
     def run(x: Tensor) -> Tensor:
-        return call(grid.padded(x) if sight.padded else x, bias if numbers.any() else None)
+        return call(grid.padded(x) if sight.padded else x, None if zeros == numbers else bias)
 
     return run
 
@@ -180,8 +180,9 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     """As :func:`memory`, with its plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+    aims = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
     shape = (*layer.w_val.shape, layer.w_out.shape[3])
-    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, batch, grid, plan, most_queries())
+    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, aims, batch, grid, plan, most_queries())
 
 
 @lru_cache(maxsize=1024)
@@ -190,6 +191,7 @@ def _memory(
     dtype: torch.dtype,
     device: torch.device,
     recorded: bool,
+    aims: bool,
     batch: int,
     grid: TokenGrid,
     plan: Plan,
@@ -201,7 +203,7 @@ def _memory(
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
     outputs = batch * grid.asked * groups * width
-    total += outputs * (2 * size + stored if recorded or plan.soft else stored)
+    total += outputs * (2 * size + stored if aims or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
         kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD

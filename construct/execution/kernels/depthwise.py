@@ -6,6 +6,7 @@ that see a token, if enough numbers follow each other in memory to make a loop: 
 tokens of a block are laid out with channels last.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -124,7 +125,8 @@ class ByChannel:
                 self._weights(first, second if width == 1 else second[:, column::width], out[:, :, 0, column])
             else:
                 part = None if bias is None else bias.view(groups, width)[:, column]
-                self._outputs(first, second[:, :, 0, column], out if width == 1 else out[:, column::width], part)
+                w = second.flatten(1) if width == 1 else second[:, :, 0, column]
+                self._outputs(first, w, out if width == 1 else out[:, column::width], part)
         return out
 
     def _outputs(self, x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:
@@ -132,28 +134,20 @@ class ByChannel:
         factors = w.unbind()
         if len(self.problem.heads) < len(factors):
             factors = [factors[head] for head in self.problem.heads]
-        with Workspace(w, self.window, self.apart) as (window, apart):
+        if self.in_place:
+            behind, ahead = x.storage_offset(), out.storage_offset()
             for images in self.images:
                 for step in self.steps[images.stop - images.start]:
-                    if self.in_place:
-                        tokens, into, behind, ahead = x, out, *(n * images.start for n in self.ahead)
-                    else:
-                        tokens, into, behind, ahead = self._tokens(x[images], step, window), apart, 0, 0
-                    begun = not step.whole
-                    if begun:
-                        block = at(into, step.every, ahead)
-                        block.zero_() if bias is None else block.copy_(bias.expand_as(block))
-                    for head, queries, seen in step.taps:
-                        part, given = at(into, queries, ahead), at(tokens, seen, behind)
-                        if begun:
-                            part.addcmul_(given, factors[head])
-                        elif bias is None:
-                            torch.mul(given, factors[head], out=part)
-                        else:
-                            torch.addcmul(bias, given, factors[head], out=part)
-                        begun = True
-                    if not self.in_place:
-                        out[images].movedim(1, -1)[(slice(None), *step.block.box)].copy_(at(apart, step.every))
+                    first, second = (n * images.start for n in self.ahead)
+                    _add_up(step, x, behind + first, out, ahead + second, factors, bias)
+            return
+        with Workspace(w, self.window, self.apart) as (window, apart):
+            ahead = apart.storage_offset()
+            for images in self.images:
+                for step in self.steps[images.stop - images.start]:
+                    tokens = self._tokens(x[images], step, window)
+                    _add_up(step, tokens, tokens.storage_offset(), apart, ahead, factors, bias)
+                    out[images].movedim(1, -1)[(slice(None), *step.block.box)].copy_(at(apart, step.every))
 
     def _weights(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         """X (B, C, *n) and y (B, C, *o), added to (heads, C)."""
@@ -178,3 +172,23 @@ class ByChannel:
             tokens.zero_()
         tokens[(slice(None), *step.inside)].copy_(x.movedim(1, -1)[(slice(None), *step.source)])
         return tokens
+
+
+def _add_up(
+    step: Step, x: Tensor, behind: int, out: Tensor, ahead: int, factors: Sequence[Tensor], bias: Tensor | None
+) -> None:
+    """What all heads add to a block of outputs; x and out are read and written from these places in memory on."""
+    begun = not step.whole
+    if begun:
+        block = at(out, step.every, ahead - out.storage_offset())
+        block.zero_() if bias is None else block.copy_(bias.expand_as(block))
+    for head, (shape, strides, query), (_, paces, token) in step.taps:
+        part = out.as_strided(shape, strides, ahead + query)
+        seen = x.as_strided(shape, paces, behind + token)
+        if begun:
+            part.addcmul_(seen, factors[head])
+        elif bias is None:
+            torch.mul(seen, factors[head], out=part)
+        else:
+            torch.addcmul(bias, seen, factors[head], out=part)
+        begun = True

@@ -105,7 +105,7 @@ class _Columns:
         source: View | Box = tuple(slice(at + low, at + high) for at, (low, high) in zip(starts, clips, strict=True))
         if problem.x_layout != OTHER:
             first = sum((at + low) * n for at, (low, _), n in zip(starts, clips, self.x_strides[1:], strict=False))
-            source = (inside[0], self.x_strides, first)
+            source = (inside[0], self.x_strides, first if all(real) else 0)
         begin = starts if self.in_place else [0] * len(starts)
         copies = [
             self._copy(run.head, run.counts, run.steps, run.offset, block.shape, images, begin, own)
@@ -196,9 +196,11 @@ class Outputs(_Columns):
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
+        groups = problem.groups
         # Products are made where they belong, if that is a matrix.
         self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
         self.made = 0 if self.direct else self.rows * problem.groups * problem.width
+        self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
         weights = len(self.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.made, weights, new)
@@ -207,7 +209,10 @@ class Outputs(_Columns):
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, quick, direct = self.problem, self.problem.onednn, self.direct
         groups, width = problem.groups, problem.width
-        matrix = stacked(second, self.heads, self.turned)  # (g, D, heads·C) if turned
+        # For oneDNN the other way round, if products come out turned; as it lies for small ones.
+        matrix = stacked(second, self.heads, self.turned and self.heavy)
+        if self.turned and not self.heavy:
+            matrix = matrix.mT
         alone = out is None and direct and self.single and not self.turned and len(self.images) == 1
         if out is None and not alone:
             out = problem.new(first)

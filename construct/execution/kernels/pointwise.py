@@ -72,39 +72,54 @@ class Images:
     """Channels first: tokens are the columns of a matrix for each image."""
 
     def __init__(self, problem: Problem):
-        self.problem = problem
+        self.problem, groups = problem, problem.groups
         self.tokens = prod(problem.shifts.size)
-        both = problem.groups * problem.channels * problem.width
+        both = groups * problem.channels * problem.width
         # A small image is quicker with its tokens as rows, there and back.
-        self.small = problem.groups == 1 and self.tokens < constants.SHORT and problem.kind != WEIGHTS
-        self.turned = problem.groups == 1 and self.tokens >= constants.TURNED
-        made = both if problem.kind == WEIGHTS else problem.groups * problem.width * self.tokens
+        self.small = groups == 1 and self.tokens < constants.SHORT and problem.kind != WEIGHTS
+        large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
+        self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
+        self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
+        made = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
         more = problem.channels * self.tokens + made if self.small else 0
         self.workspace = bytes_of(problem.dtype, made, more, both * (problem.kind != WEIGHTS))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
-        out = problem.new(first) if out is None else out
-        x = first.view(problem.images, groups, problem.channels, self.tokens)
-        if problem.kind == WEIGHTS:
-            y = second.view(problem.images, groups, width, self.tokens)
-            for number, (image, pulled) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
-                add_product(out[0], image, pulled.mT, number == 0, problem.onednn)
-            return out
-        matrix, y = second[problem.heads[0]], out.view(problem.images, groups, width, self.tokens)
-        if self.small:
-            made = product(x[0, 0].mT.contiguous(), matrix[0], bias, None, problem.onednn)
-            y[0, 0].copy_(made.mT)
-            return out
-        turned = matrix.mT.contiguous() if self.turned else matrix.mT
-        for image, made in zip(x.unbind(), y.unbind(), strict=True):
-            if groups > 1 or problem.onednn:
-                products(turned, image, None, made, problem.onednn)
-                if bias is not None:
-                    made += bias.view(groups, -1, 1)
-            elif bias is None:
-                torch.mm(turned[0], image[0], out=made[0])
+        if out is None and self.alone:
+            seen, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
+            if self.small:
+                made = product(seen.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
             else:
-                torch.addmm(bias.view(-1, 1), turned[0], image[0], out=made[0])
+                made = torch.mm(matrix.mT, seen) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, seen)
+            return made.view(problem.result_shape)
+        out, images = problem.new(first) if out is None else out, problem.images
+        x = first.view(images, groups, problem.channels, self.tokens)
+        if problem.kind == WEIGHTS:
+            y = second.view(images, groups, width, self.tokens)
+            for number in range(images):
+                add_product(out[0], x[number], y[number].mT, number == 0, problem.onednn)
+            return out
+        matrix, y = second[problem.heads[0]], out.view(images, groups, width, self.tokens)
+        if groups > 1:
+            for number in range(images):
+                products(matrix.mT, x[number], None, y[number], problem.onednn)
+                if bias is not None:
+                    y[number] += bias.view(groups, -1, 1)
+            return out
+        matrix = matrix[0]
+        if self.small:
+            y[0, 0].copy_(product(x[0, 0].mT.contiguous(), matrix, bias, None, problem.onednn).mT)
+            return out
+        matrix = matrix.mT.contiguous() if self.turned else matrix.mT
+        for number in range(images):
+            if self.turned:
+                product(matrix, x[number, 0], None, y[number, 0], True)
+                if bias is not None:
+                    y[number] += bias.view(-1, 1)
+            elif bias is None:
+                torch.mm(matrix, x[number, 0], out=y[number, 0])
+            else:
+                torch.addmm(bias.view(-1, 1), matrix, x[number, 0], out=y[number, 0])
         return out

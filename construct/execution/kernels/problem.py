@@ -80,6 +80,11 @@ class Problem:
         """Room for the result, of the type to compute in."""
         return like.new_empty_strided(*self._result, dtype=self.dtype)
 
+    @property
+    def result_shape(self) -> Ints:
+        """The result's."""
+        return self._result[0]
+
     def as_images(self, matrix: Tensor) -> Tensor:
         """The result with channels last, made as a matrix of tokens (B·queries, D)."""
         return matrix.as_strided(*self._result)
@@ -141,17 +146,16 @@ def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
         heads: which, in this order.
         turned: for (groups, D, heads·C) instead, contiguous.
     """
-    _, groups, channels, width = w.shape
+    total, groups, channels, width = w.shape
     count, first = len(heads), heads[0]
+    if groups == 1 and tuple(heads) == tuple(range(first, first + count)) and w.is_contiguous():
+        matrix = (w if count == total else w[first : first + count]).view(1, count * channels, width)
+        return matrix.mT.contiguous() if turned else matrix
     if turned:
         out = w.new_empty(groups, width, count, channels)
         for place, head in enumerate(heads):
             out[:, :, place].copy_(w[head].mT)
         return out.view(groups, width, count * channels)
-    if tuple(heads) == tuple(range(first, first + count)) and w.is_contiguous():
-        chosen = w[first : first + count]
-        if groups == 1:
-            return chosen.view(1, count * channels, width)
     out = w.new_empty(groups, count, channels, width)
     for place, head in enumerate(heads):
         if groups == 1:

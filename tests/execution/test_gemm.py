@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from construct.execution.scratch import Workspace
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import conv_to_mhsa
 from construct.execution import products, scratch
-from construct.execution.scratch import Workspace
 
 pytestmark = pytest.mark.skipif(products.INNER is None, reason="torch was built without oneDNN")
 

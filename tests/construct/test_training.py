@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 import torch
+from construct.execution.layout import Shifts
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import beside, gathered, shifted, spread
-from construct.execution.layout import Shifts
 from construct.execution.merging import is_identity
 
 LAYERS: dict[str, Any] = {

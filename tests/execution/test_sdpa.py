@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_executions import SMALL, normal, peak_bytes
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +18,7 @@ from construct.attention import EXECUTIONS
 from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
+from runs import SMALL, normal, peak_bytes
 from truths import random_layer
 from verify import certify
 from verify.layers.aims import aim, box_of, score_rounding

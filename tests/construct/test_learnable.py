@@ -12,7 +12,6 @@ import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_executions import normal, peak_bytes
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -34,6 +33,7 @@ from construct.modules.learning import (
     with_key_dim,
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
+from runs import normal, peak_bytes
 from verify.layers.own_code import Unreadable
 from verify.plots.stored import layer_in
 from verify.strategies import Case, cases

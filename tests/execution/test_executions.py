@@ -1,6 +1,5 @@
 """The contract of an execution.  A new one is covered by entering itself into ``EXECUTIONS``."""
 
-import gc
 import math
 import re
 from typing import Any
@@ -11,27 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
 from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
-from construct.execution import choose, chunked, scratch
+from construct.execution import choose, chunked
+from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
+from runs import SMALL, normal, peak_bytes
 from truths import exact, excess, paper, random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
-
-SMALL = {
-    "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (5,)),
-    "2-D, stride, groups": (ConvGeometry(4, 2, (2, 3), (2, 1), (1, 2), "reflect", (1, 1), 2), (3, 3)),
-    "3-D": (ConvGeometry(2, 2, (1, 2, 2), (1, 1, 1), (0, 0, 0), "zeros", (1, 1, 1), 1), (2, 2, 3)),
-    "transposed": (ConvGeometry(2, 4, (3, 2), (2, 1), (1, 0), "zeros", (1, 2), 2, True, (1, 0)), (2, 3)),
-}
-"""Geometries and input sizes for what is slow: loops, and finite differences."""
 
 MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "2-D": (nn.Conv2d, (8, 8, 3, 1, 1), (4, 8, 16, 16)),
@@ -44,10 +36,6 @@ MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 """Convolutions with inputs large enough for memory to be a matter of arrays: class, arguments, shape."""
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Of a number that every output sways, with respect to the input and all eight tensors."""
     x = x.clone().requires_grad_()
@@ -56,22 +44,6 @@ def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor)
     pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
     found = torch.autograd.grad((y * pull).sum(), list(wanted.values()))
     return dict(zip(wanted, found, strict=True))
-
-
-def peak_bytes(function: Any) -> int:
-    """The most that was allocated at once while ``function`` ran, what it returns included, as torch's allocator saw it."""
-    gc.disable()  # what an earlier test left behind, and is let go of meanwhile, would count as memory given back
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            kept = function()
-    finally:
-        gc.enable()
-    assert kept is not None
-    assert record.profiler is not None
-    assert record.profiler.kineto_results is not None
-    events: list[Any] = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
-    assert events
-    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
 
 
 @pytest.fixture(params=["usual blocks", "tiny blocks"])
@@ -250,7 +222,7 @@ class TestContract:
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
-            with mock.patch.object(scratch, "KEPT", 0):  # but no buffer, which a first call takes
+            with mock.patch.object(constants, "KEPT", 0):  # but no buffer, which a first call takes
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 5 * real
 

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from construct.execution.layout import pieces
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from torch.autograd import forward_ad
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.execution import gathered, merging, recall
-from construct.execution.layout import pieces
 from construct.execution.merging import AT_ONCE, is_identity
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_executions import peak_bytes
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -21,6 +20,7 @@ from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
 from construct.stock.dot_products import Aim, reach
 from construct.tokens import TokenGrid
+from runs import peak_bytes
 from truths import exact, excess, paper, permuted, random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from test_executions import peak_bytes
 from torch import nn
 
 from construct import conv_to_mhsa
-from construct.execution import axial, scratch
+from construct.execution import axial
+from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
+from runs import peak_bytes
 
 SHARP = {
     "gathered, wide outputs": (lambda: nn.Conv2d(64, 512, 3, padding=1), (9, 64, 14, 14)),
@@ -79,7 +80,7 @@ def test_the_estimate_is_above_what_is_taken(
         with torch.set_grad_enabled(grad):
             estimate = axial.memory(layer, len(x), grid)
             axial.run(layer, x, grid)  # what stays from call to call is there already
-            monkeypatch.setattr(scratch, "KEPT", 0)  # but no buffer, which a first call takes
+            monkeypatch.setattr(constants, "KEPT", 0)  # but no buffer, which a first call takes
             real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
         assert real <= estimate
         if name in SOFT:
