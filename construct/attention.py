@@ -28,7 +28,7 @@ from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
-from construct.execution.transforms import abstract, nonzero, traced, unrecorded
+from construct.execution.transforms import abstract, eagerly, faked, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
@@ -268,13 +268,13 @@ class MHSA(nn.Module):
         run = EXECUTIONS[self._execution].run
         if output_size is None and (call := cached(self, run, input)) is not None:
             return call(input)
-        if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+        if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
         input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
         recorded = traced()
-        with unrecorded() if recorded and torch.jit.is_tracing() else nullcontext():
+        with eagerly() if recorded and torch.jit.is_tracing() else nullcontext():
             batched = self._is_batched(input)
             size = tuple(input.shape[-self.geometry.dims :])
         x, geometry = input if batched else input[None], self.geometry
@@ -283,7 +283,7 @@ class MHSA(nn.Module):
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
         y = run_traced(self, x, geometry) if recorded else None
-        if y is None and abstract(x, self.w_val):
+        if y is None and (faked() or abstract(x, self.w_val)):
             y = run_abstract(self, x, geometry)
         if y is None:
             y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)

@@ -19,6 +19,7 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor, constant_pad_nd
+from torch.utils._python_dispatch import _disable_current_modes
 
 from construct.errors import require
 from construct.geometry import ConvGeometry
@@ -152,7 +153,7 @@ class TokenGrid:
             pads = [n for sides in reversed(self.around) for n in sides]
             return constant_pad_nd(x, pads) if any(pads) else x  # with nothing to pad, torch copies
         for axis, source in enumerate(self.sources, start=2):
-            places = source.numpy()
+            places = array_of(source)
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
                 continue  # nothing to pad on this axis
             absent = places < 0
@@ -171,7 +172,7 @@ class TokenGrid:
         """
         if self.affine is None or any(step > 1 for _, step in self.affine):
             return None
-        real = [int((source >= 0).sum()) for source in self.sources]
+        real = [int((array_of(source) >= 0).sum()) for source in self.sources]
         return tuple(
             (begin, n - begin - count) for (begin, _), n, count in zip(self.affine, self.shape, real, strict=True)
         )
@@ -181,7 +182,7 @@ class TokenGrid:
         """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
         found = []
         for source in self.sources:
-            places = source.numpy()
+            places = array_of(source)
             real = np.flatnonzero(places >= 0)
             if not len(real):
                 found.append((len(places), 1))  # zeros only: every input lies beyond the grid
@@ -203,21 +204,21 @@ class TokenGrid:
     def box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis."""
         return tuple(
-            (-int(query.numpy()[-1]), n - 1 - int(query.numpy()[0]))
+            (-int(array_of(query)[-1]), n - 1 - int(array_of(query)[0]))
             for n, query in zip(self.shape, self.queries, strict=True)
         )
 
     @cached_property
     def first(self) -> tuple[int, ...]:
         """The token that asks for the first output, an axis each."""
-        return tuple(int(query.numpy()[0]) for query in self.queries)
+        return tuple(int(array_of(query)[0]) for query in self.queries)
 
     @cached_property
     def step(self) -> tuple[int, ...] | None:
         """The distance from one query to the next, an axis each, 1 where there is but one; None if they are not all the same."""
         found = []
         for query in self.queries:
-            gaps = np.diff(query.numpy())
+            gaps = np.diff(array_of(query))
             if len(gaps) and (gaps[0] < 1 or (gaps != gaps[0]).any()):
                 return None
             found.append(int(gaps[0]) if len(gaps) else 1)
@@ -227,7 +228,7 @@ class TokenGrid:
     def always(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis at which *every* query finds a key."""
         return tuple(
-            (-int(query.numpy()[0]), n - 1 - int(query.numpy()[-1]))
+            (-int(array_of(query)[0]), n - 1 - int(array_of(query)[-1]))
             for n, query in zip(self.shape, self.queries, strict=True)
         )
 
@@ -256,7 +257,7 @@ class TokenGrid:
         """The query's part of code(δ), int64 (queries,); never negative."""
         return _grid_sum(
             [
-                weight * (query.numpy()[-1] - query.numpy())
+                weight * (array_of(query)[-1] - array_of(query))
                 for query, weight in zip(self.queries, self._radix, strict=True)
             ]
         )
@@ -265,7 +266,7 @@ class TokenGrid:
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
         strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        return _grid_sum([stride * query.numpy() for query, stride in zip(self.queries, strides, strict=True)])
+        return _grid_sum([stride * array_of(query) for query, stride in zip(self.queries, strides, strict=True)])
 
 
 _small = lru_cache(maxsize=512)(TokenGrid._of)
@@ -281,12 +282,12 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _real(array: np.ndarray) -> Tensor:
-    """The numbers as a tensor; a grid is kept for later calls, so it must not hold stand-ins.
+    """The numbers as a tensor; a grid is kept for later calls, so nothing of it may be fake, or part of a transform."""
+    with torch._C._DisableFuncTorch(), _disable_current_modes():
+        return torch.from_numpy(array)
 
-    Raises:
-        NotImplementedError: torch is only tracing, with fake tensors or on the meta device.
-    """
-    tensor = torch.from_numpy(array)
-    if type(tensor) is not Tensor or tensor.device.type != "cpu":
-        raise NotImplementedError("MHSA: a call with fake or meta tensors is not covered: the grid needs real numbers")
-    return tensor
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A grid's numbers as an array, also while ``torch.func`` wraps what operators make."""
+    with torch._C._DisableFuncTorch():
+        return tensor.numpy()

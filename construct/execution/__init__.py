@@ -8,6 +8,7 @@ from torch import Tensor
 from construct.execution import axial, chunked, dense, sdpa
 from construct.execution.plan import axial_plan
 from construct.execution.protocol import Execution, Layer
+from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
 SMALL_BYTES = 2**26
@@ -21,7 +22,7 @@ def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
     if axial_plan(layer, grid) is not None:
         return "axial"
     needed = dense.memory(layer, batch, grid)
-    if needed > SMALL_BYTES and sdpa.admits(layer, grid):
+    if needed > SMALL_BYTES and not transformed() and sdpa.admits(layer, grid):
         return "sdpa"
     return "dense" if needed <= DENSE_BYTES else "chunked"
 

@@ -32,8 +32,8 @@ from construct.execution.kernels.blocks import most_queries, queries_per_block
 from construct.execution.merging import merged
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
-from construct.execution.transforms import abstract, numbers, transformed
-from construct.tokens import TokenGrid
+from construct.execution.transforms import numbers, transformed
+from construct.tokens import TokenGrid, array_of
 
 NEGLIGIBLE = 2.0**-100
 """Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
@@ -64,7 +64,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in aiming)
     recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming)))
-    if not (recorded or plan.soft or abstract(x, w)):
+    if not (recorded or plan.soft):
         call = _prepared(x, grid, plan, w.detach(), b_out.detach())
         keep(layer, owner, x, grid, w, call)
         return call(x)
@@ -205,7 +205,7 @@ def _memory(
     outputs = batch * grid.asked * groups * width
     total += outputs * (2 * size + stored if aims or plan.soft else stored)
     if plan.sharp:
-        sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
+        sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
         kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
         w_shape = (len(plan.sharp), groups, *((width, channels) if sight.stuffed else (channels, width)))
         total += kernels.workspace_of(kind, sight.shifts, w_shape, batch, working_dtype(dtype), dtype, device, most)

@@ -1,5 +1,6 @@
 """Which heads are pure shifts on a grid, and between which tokens: read off ``v`` and ``w_key_pos``, in every call."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
-from construct.execution.transforms import common, transformed
+from construct.execution.transforms import common, eagerly, plain, transformed
 from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
@@ -44,8 +45,8 @@ def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
     """What each head does, if the attention factorises, or is established to be a shift, for every head; else None."""
     if layer.has_content():
         return None
-    if transformed() and (common(layer.v) is None or common(layer.w_key_pos) is None):
-        return None  # members of a mapped call look elsewhere each
+    if transformed() and (layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None):
+        return None  # learned tables are not unwrapped, and members of a mapped call may look elsewhere each
     plan = plan_for(layer, grid)
     return plan if layer.encoding.factorises or not plan.soft else None
 
@@ -55,9 +56,10 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     v, w_key_pos, kind = common(layer.v), common(layer.w_key_pos), layer.encoding
     assert v is not None
     assert w_key_pos is not None
+    with nullcontext() if plain() else eagerly():
+        bits = _bytes(v), _bytes(w_key_pos)
     asked: tuple[Any, ...] = (
-        _bytes(v),
-        _bytes(w_key_pos),
+        *bits,
         v.dtype,
         w_key_pos.dtype,
         layer.heads,
@@ -80,7 +82,8 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
             _KEPT.clear()
         c = common(layer.position_vector())
         assert c is not None
-        kept = _KEPT[asked] = _plan(c.cpu().numpy(), kind, grid)
+        with eagerly():
+            kept = _KEPT[asked] = _plan(c.cpu().numpy(), kind, grid)
     return kept
 
 

@@ -22,6 +22,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -30,7 +31,8 @@ from construct.errors import require
 from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
-from construct.execution.protocol import Execution, Layer, working_dtype
+from construct.execution.protocol import Execution, Layer, tensors_of, working_dtype
+from construct.execution.transforms import is_batched
 from construct.heads import require_distinct
 from construct.tokens import TokenGrid
 
@@ -51,6 +53,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """
     if not runs_on(x.device):
         raise NotImplementedError(f"MHSA: sdpa needs torch's fused attention in float64, and {x.device} has none")
+    if forward_ad._current_level >= 0 or any(is_batched(t) for t in (x, *tensors_of(layer))):
+        raise NotImplementedError("MHSA: sdpa has no vmap and no forward mode (the executions dense and chunked have)")
     refusal = refuses(layer)
     if refusal is not None:
         raise NotImplementedError(f"MHSA: sdpa cannot run this layer: {refusal}")

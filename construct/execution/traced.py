@@ -6,6 +6,7 @@ they lie in the input, so that nothing has to be turned on the way in or out.
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ from construct.execution.kernels.windows import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
-from construct.execution.transforms import abstract, unrecorded
+from construct.execution.transforms import abstract, eagerly
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
 
@@ -108,7 +109,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
                 "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
                 "construct.files.export.frozen_copy(network))"
             )
-        with unrecorded():
+        with nullcontext() if torch.compiler.is_compiling() else eagerly():
             now = _frozen_now(layer)
         if now is None:
             return None
@@ -118,11 +119,13 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         w = getattr(layer, frozen.whole).to(dtype)
     else:
         w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
+    with eagerly() if torch.jit.is_tracing() else nullcontext():
+        heads, groups, channels, width = w.shape
     tokens = padded(x.to(dtype), geometry)
     bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
-    if w.shape[2] == w.shape[3] == 1:
+    if channels == width == 1:
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
-    elif w.shape[1] == 1 and set(geometry.query_stride) == {1} and _few(len(w), w.shape[3], w.shape[2]):
+    elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
         y = _products_first(tokens, w, frozen.starts, geometry, bias)
     elif memory_format(x) == torch.contiguous_format:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
@@ -150,7 +153,7 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
     seen = (_seen(tokens, start, geometry) for start in starts)
-    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w)
+    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w.unbind())
     return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=bias)
 
 

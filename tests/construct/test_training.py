@@ -1,19 +1,13 @@
 """What a call for autograd computes and leaves: gradients of the convolution, laid out as what they belong to, in one node."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from construct.execution.layout import Shifts
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from construct.attention import smaller_blocks
-from construct.execution import beside, gathered, shifted, spread
 from construct.execution.merging import is_identity
 
 LAYERS: dict[str, Any] = {
@@ -120,7 +114,7 @@ def test_a_call_is_one_node_of_the_graph(name: str) -> None:
     _, layer, x = whole_numbers(name, 9, 1, alone=True)
     y = layer(x.requires_grad_())
     into = {type(node).__name__ for node, _ in y.grad_fn.next_functions if node is not None}
-    assert type(y.grad_fn).__name__ in ("ForwardBackward", "AdjointBackward")
+    assert type(y.grad_fn).__name__ == "ShiftedBackward"
     padded = {"IndexBackward0", "IndexSelectBackward0"} if name == "reflect" else set()
     assert into - padded <= {"AccumulateGrad", "TransposeBackward0"}, "a node before, or after"
 
@@ -134,80 +128,3 @@ def test_weights_that_change_before_they_are_used_again_are_noticed() -> None:
             layer.w_out.add_(1)
         with pytest.raises(RuntimeError, match="modified"):
             y.sum().backward()
-
-
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("order", ["as they come", "mixed"])
-@pytest.mark.parametrize("conv", [
-    nn.Conv2d(32, 40, 3, padding=1), nn.Conv2d(40, 32, 3, stride=2, padding=1), nn.Conv2d(32, 48, (1, 3), dilation=2),
-    nn.Conv2d(32, 32, (2, 5), stride=(3, 2), padding=(4, 7)), nn.Conv2d(32, 32, 3, padding=9, dilation=9),
-], ids=str)  # fmt: skip
-def test_what_few_queries_send_back_is_spread_over_the_tokens(conv: Any, order: str, form: Any) -> None:
-    """In integers, for images of both types, against the convolution; other ways are not asked."""
-    taps = conv.weight[0, 0].numel()
-    with torch.no_grad():
-        conv.weight.copy_((64 * conv.weight).round())
-    layer = conv_to_mhsa(conv, order=torch.randperm(taps).tolist() if order == "mixed" else None)
-    for images, dtype in ((1, torch.float32), (2, torch.float64)):
-        x = torch.randint(-3, 4, (images, conv.in_channels, 5, 6), dtype=dtype)
-        x = x.contiguous(memory_format=form).requires_grad_()
-        theirs, ours = conv.to(dtype)(x), layer.to(dtype)(x)
-        pull = torch.randint_like(theirs, -3, 4)
-        with mock.patch.object(shifted, "through", side_effect=AssertionError("another way")):
-            (found,) = torch.autograd.grad(ours, x, pull)
-        assert torch.equal(found, torch.autograd.grad(theirs, x, pull)[0])
-        assert found.is_contiguous(memory_format=form)
-
-
-def test_a_bias_is_spread_too_and_halves_are_summed_in_single_precision() -> None:
-    """What is sent back may be of another type than that of the sums."""
-    shifts = Shifts(((-1,), (0,), (50,)), (2,), (7,), (4,))
-    y, w = torch.randint(-3, 4, (2, 4, 32)).half(), torch.randint(-3, 4, (3, 1, 40, 32)).float()
-    bias, out = torch.randint(-3, 4, (1, 40)).float(), torch.empty(2, 7, 40, dtype=torch.float16)
-    assert spread.suits(shifts, 2, w)
-    assert not spread.suits(shifts, 2, w.mT)  # other ways need no other order of these
-    spread.by_spreading(y, w.squeeze(1), shifts, out, bias)
-    expected = bias.expand(2, 7, 40).clone()
-    for (offset,), matrix in zip(shifts.offsets, w[:, 0], strict=True):
-        for query in range(4):
-            if 0 <= 2 * query + offset < 7:
-                expected[:, 2 * query + offset] += y[:, query].float() @ matrix.mT
-    assert torch.equal(out, expected.half())
-
-
-def test_gradients_of_weights_do_not_read_what_memory_held_before() -> None:
-    """The first product is written, and not added: also of a layer whose queries come in blocks."""
-    for conv in (nn.Conv2d(4, 600, 3), nn.Conv2d(72, 6, 3), nn.Conv2d(24, 40, 1)):
-        layer = conv_to_mhsa(conv)
-        x = torch.randn(2, conv.in_channels, 20, 20)
-        expected = torch.autograd.grad(conv(x).square().sum(), conv.weight)[0]
-        with filled_with(float("nan")), smaller_blocks(40):
-            y = layer(x).square().sum()
-            value, out = torch.autograd.grad(y, [layer.w_val, layer.w_out])
-        found = kernel(layer, value if is_identity(layer.w_out) else out)
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-@contextmanager
-def filled_with(number: float) -> Iterator[None]:
-    """New memory holds this number: what is read before it is written shows."""
-    new = Tensor.new_empty
-    with mock.patch.object(Tensor, "new_empty", lambda *args, **options: new(*args, **options).fill_(number)):
-        yield
-
-
-@pytest.mark.parametrize("gathering", [True, False], ids=["gathered", "beside each other"])
-@pytest.mark.parametrize("queries", [40, 10**9])
-@pytest.mark.parametrize("name", ["3x3", "3x3 in steps", "transposed"])
-def test_gradients_of_weights_are_the_convolution_s_either_way(name: str, queries: int, gathering: bool) -> None:
-    """In integers: tokens gathered by their numbers, and laid beside each other."""
-    conv, layer, x = whole_numbers(name, 17, 2, alone=False)
-    numbered = mock.patch.object(gathered, "NUMBERED", gathered.NUMBERED if gathering else 0)
-    other = mock.patch.object(beside if gathering else gathered, "weights")
-    with smaller_blocks(queries), numbered, other as not_asked:
-        y = layer(x)
-        pull = torch.arange(y.numel()).view_as(y).remainder(5).float() - 2
-        value, out = torch.autograd.grad(y, [layer.w_val, layer.w_out], pull)
-    assert not not_asked.called
-    found = kernel(layer, value if is_identity(layer.w_out) else out)
-    assert torch.equal(found, torch.autograd.grad(conv(x), conv.weight, pull)[0])

@@ -1,21 +1,18 @@
-"""What a call remembers for the next one is never believed once a number was edited, by whatever way."""
+"""A prepared call is never used once a number was edited, by whatever way."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
-from construct.execution.layout import pieces
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.execution import gathered, merging, recall
+from construct.execution import cache, merging
 from construct.execution.merging import AT_ONCE, is_identity
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -28,13 +25,18 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def remembered(name: str) -> tuple[MHSA, Tensor]:
+def kept(layer: MHSA, x: Tensor) -> cache.Call | None:
+    """What the cache has for this call."""
+    return cache.cached(layer, EXECUTIONS[layer.execution].run, x)
+
+
+def called(name: str) -> tuple[MHSA, Tensor]:
     """A layer that has been called, and whose next call is the short one."""
     make, shape = SHAPES[name]
     torch.manual_seed(1)
     layer, x = conv_to_mhsa(make().double()).requires_grad_(False), torch.randn(shape, dtype=torch.float64)
     layer(x)
-    assert recall.recall(layer, x) is not None
+    assert kept(layer, x) is not None
     return layer, x
 
 
@@ -79,7 +81,7 @@ TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
     st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from(TENSORS)), min_size=1, max_size=4),
 )
 def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None], str]]) -> None:
-    layer, x = remembered(name)
+    layer, x = called(name)
     for edit, tensor in edits:
         edit(getattr(layer, tensor))
         for _ in range(2):  # the second is short again, where that is possible
@@ -89,7 +91,7 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None]
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_short_call_is_the_same_call(name: str) -> None:
     """Bit for bit, laid out alike, for every way in which an input may lie."""
-    layer, x = remembered(name)
+    layer, x = called(name)
     ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), x.movedim(1, -1).contiguous().movedim(-1, 1), x[:0]]
     for way in ways:
         first = copy.deepcopy(layer)(way)
@@ -100,8 +102,8 @@ def test_the_short_call_is_the_same_call(name: str) -> None:
 
 
 def test_parameters_that_are_exchanged_count() -> None:
-    layer, x = remembered("3x3")
-    other, _ = remembered("3x3")
+    layer, x = called("3x3")
+    other, _ = called("3x3")
     swapped = torch.func.functional_call(layer, {"w_val": other.w_val * 2}, (x,))
     torch.testing.assert_close(swapped - layer.b_out.view(-1, 1, 1), 2 * (layer(x) - layer.b_out.view(-1, 1, 1)))
     layer.v = nn.Parameter(layer.v.roll(1, 0), requires_grad=False)
@@ -111,7 +113,7 @@ def test_parameters_that_are_exchanged_count() -> None:
 
 
 def test_what_is_to_be_learned_is_recorded() -> None:
-    layer, x = remembered("3x3")
+    layer, x = called("3x3")
     assert not layer(x).requires_grad
     layer.w_val.requires_grad_()
     assert layer(x).requires_grad
@@ -124,7 +126,7 @@ def test_what_is_to_be_learned_is_recorded() -> None:
 
 
 def test_other_types_and_places_are_refused_as_ever() -> None:
-    layer, x = remembered("3x3")
+    layer, x = called("3x3")
     with pytest.raises(RuntimeError, match="must be the same"):
         layer(x.float())
     with pytest.raises(RuntimeError, match="channels"):
@@ -137,32 +139,35 @@ def test_other_types_and_places_are_refused_as_ever() -> None:
     assert layer.half()(x.half()).dtype == torch.float16
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.*:DeprecationWarning"
-)  # torch's own, the first time it carries derivatives
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, the first time
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out", "w_qry", "v"])
-def test_a_derivative_that_is_carried_along_is_refused_and_not_lost(name: str) -> None:
+def test_a_derivative_that_is_carried_along_is_not_lost(name: str) -> None:
     """Forward-mode: the identity's derivative, say, would drop out with the factor that nobody multiplies by."""
-    layer, x = remembered("3x3")
+    layer, x = called("3x3")
     held = {key: p.detach() for key, p in layer.named_parameters()}
-    with forward_ad.dual_level():
-        carried = held | {name: forward_ad.make_dual(held[name], torch.ones_like(held[name]))}
-        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
-            torch.func.functional_call(layer, carried, (x,))
-        assert not layer(x).isnan().any()  # nothing is carried here
-    assert recall.recall(layer, x) is not None
+    found = []
+    for layer.execution in ("auto", "dense"):
+
+        def run(tensor: Tensor) -> Tensor:
+            return torch.func.functional_call(layer, held | {name: tensor}, (x,))
+
+        found.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    layer.execution = "auto"
+    assert kept(layer, x) is not None
 
 
 def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = remembered("3x3")
+    layer, x = called("3x3")
     layer.execution = "dense"
-    assert recall.recall(layer, x) is None
+    assert kept(layer, x) is None
     layer.execution = "axial"
-    assert recall.recall(layer, x) is None  # it has not run yet
+    assert kept(layer, x) is None  # it has not run yet
     layer(x)
-    assert recall.recall(layer, x) is not None
+    assert kept(layer, x) is not None
     monkeypatch.setattr("construct.encoding.quadratic.r", lambda delta: (sum(n * n for n in delta), *delta))
-    assert recall.recall(layer, x) is None
+    assert kept(layer, x) is None
 
 
 def test_a_large_factor_is_looked_at_too() -> None:
@@ -184,7 +189,7 @@ def test_a_large_factor_is_looked_at_too() -> None:
 @pytest.mark.parametrize("name", ["auto", "axial"])
 def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every time: before the layer was called, and after."""
-    layer, x = remembered("3x3")
+    layer, x = called("3x3")
     layer.execution = name
     before, right = layer(x), EXECUTIONS[name]
     monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + 1))
@@ -193,40 +198,29 @@ def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: p
 
 
 def test_no_layer_is_kept_alive() -> None:
-    layer, _ = remembered("1x1")
-    count = len(recall.KNOWN)
+    layer, _ = called("1x1")
+    count = len(cache.ENTRIES)
     assert count
     del layer
-    assert len(recall.KNOWN) < count
+    assert len(cache.ENTRIES) < count
 
 
-def test_smaller_blocks_count_also_after_a_call_that_is_remembered() -> None:
+def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
     """A certificate's runs ask for them, and an input of the same shape may have been there before."""
     conv = torch.nn.Conv2d(3, 5, 3, padding=1)
     layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, 3, 9, 8)
     with torch.no_grad():
         layer(x)
-        assert recall.recall(layer, x) is not None
+        assert kept(layer, x) is not None
         with smaller_blocks(4):
-            assert recall.recall(layer, x) is None
+            assert kept(layer, x) is None
             torch.testing.assert_close(layer(x), conv(x))
-        seen: list[tuple[int, int]] = []
-
-        def noting(length: int, most: int) -> tuple[slice, ...]:
-            seen.append((length, most))
-            return pieces(length, most)
-
-        with mock.patch.object(gathered, "pieces", noting):
-            layer(x)
-            with smaller_blocks(4):
-                layer(x)
-    assert [most for length, most in seen if length == 144] == [gathered.GATHERED // 27, 4]
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
     """Which torch refuses while anything is a view of a parameter."""
-    layer, x = remembered(name)
+    layer, x = called(name)
     for tensor in TENSORS:
         before = getattr(layer, tensor)
         torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
@@ -250,16 +244,16 @@ def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
 
 def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
     """Else its former numbers would be kept as long as the layer: of calls in half precision, nothing is remembered."""
-    layer, x = remembered("3x3")
-    assert layer in recall.KNOWN
+    layer, x = called("3x3")
+    assert layer in cache.ENTRIES
     layer.half()(x.half())
-    assert layer not in recall.KNOWN
-    assert recall.recall(layer.double(), x) is None
+    assert layer not in cache.ENTRIES
+    assert kept(layer.double(), x) is None
     layer(x)
-    assert recall.recall(layer, x) is not None
+    assert kept(layer, x) is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(x)
-    assert recall.recall(layer, x) is not None
+    assert kept(layer, x) is not None
 
 
 def test_layers_are_called_on_the_processor_whatever_the_default_device() -> None:

@@ -1,4 +1,4 @@
-"""Calls that are remembered, over every geometry and every way in which an input may lie: in integers, bit for bit."""
+"""Prepared calls that are used again, over every geometry and every way in which an input may lie: in integers, bit for bit."""
 
 import threading
 from collections.abc import Callable
@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_axial import WAYS, prefer
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from construct.execution import gathered, recall
+from construct.execution import cache
+from construct.execution.kernels import constants
+from runs import KERNELS, preferring
 from truths import exact
 from verify.strategies import Case, cases
 
@@ -60,7 +61,7 @@ BATCHED = (1, 2, 3, 5, 17, 33, 70)
 
 def edited(layer: MHSA) -> None:
     """The very same layer, all of its outputs negated; from outside torch."""
-    known = recall.KNOWN.get(layer)
+    known = cache.ENTRIES.get(layer)
     whole = getattr(layer, known.whole if known else "w_out")
     for tensor in (whole, layer.b_out):
         tensor.data.neg_()
@@ -71,21 +72,18 @@ def edited(layer: MHSA) -> None:
     cases(tokens=80, integers=[True], batches=[1, 2]),
     st.sampled_from(BATCHED),
     st.lists(st.sampled_from(LYING), min_size=1, max_size=4),
-    st.sampled_from([gathered.NUMBERED, 20, 100]),
-    st.sampled_from(WAYS),
+    st.sampled_from(KERNELS),
 )
-def test_a_call_that_is_remembered_is_the_convolution(
-    case: Case, batch: int, ways: list[Callable[[Tensor], Tensor]], numbered: int, way: str | None
+def test_a_prepared_call_is_the_convolution(
+    case: Case, batch: int, layouts: list[Callable[[Tensor], Tensor]], kernel: str | None
 ) -> None:
     """For inputs of one shape that lie in different ways, before and after every number of the factor and the bias was edited;
-    with images gathered a few at a time."""
+    by every kernel."""
     if not case.x.numel():
         return
     layer, sign = conv_to_mhsa(case.conv).requires_grad_(False), 1
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        prefer(way, patch)
-        patch.setattr(gathered, "NUMBERED", numbered)
-        for lie in ways:
+    with preferring(kernel), torch.no_grad():
+        for lie in layouts:
             x = lie(case.x[torch.arange(batch) % len(case.x)])
             expected = exact(case.conv, x.contiguous())
             for _ in range(2):
@@ -96,23 +94,21 @@ def test_a_call_that_is_remembered_is_the_convolution(
                 assert torch.equal(layer(x).double(), sign * expected)
 
 
-@pytest.mark.parametrize("queries", [9, 64])
 @pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-def test_any_number_of_images_is_gathered_a_few_at_a_time(
-    queries: int, outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+def test_any_number_of_images_is_laid_out_a_few_at_a_time(
+    outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last few are fewer than the others, and zeros are still found behind all of them."""
-    side = {9: 3, 64: 8}[queries]
+    """The last few are fewer than the others, and zeros are still found around all of them."""
     conv = nn.Conv2d(3, 4, 3, padding=int(outside))
     with torch.no_grad():
         conv.weight.copy_((16 * conv.weight).round())
         conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
         layer = conv_to_mhsa(conv).requires_grad_(False)
-        monkeypatch.setattr(gathered, "NUMBERED", 5 * 9 * queries)
-        monkeypatch.setattr(gathered, "WIDE", (1, 1))
-        for images in range(1, 71):
-            x = torch.randint(-4, 5, (images, 3, *(side + (0 if outside else 2),) * 2)).float()
+        monkeypatch.setattr(constants, "COLUMNS", 5 * 9 * 27)
+        monkeypatch.setattr(constants, "QUERIES", 1)
+        for images in range(1, 41):
+            x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()
             x = x.contiguous(memory_format=torch.channels_last) if last else x
             for _ in range(2):
                 assert torch.equal(layer(x), conv(x))

@@ -1,13 +1,11 @@
-"""Large products: by oneDNN where it is quicker, the same numbers; and the buffer that calls share."""
+"""Large products: by oneDNN where it is quicker, the same numbers."""
 
-import threading
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from construct.execution.scratch import Workspace
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import conv_to_mhsa
-from construct.execution import products, scratch
+from construct.execution.kernels import constants, gemm
 
-pytestmark = pytest.mark.skipif(products.INNER is None, reason="torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
 
 
 class Named(TorchDispatchMode):
@@ -57,26 +55,28 @@ def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
 
 @given(st.data())
 def test_products_are_what_they_say(data: st.DataObject) -> None:
-    """In integers, against numpy; whatever is large."""
+    """In integers, against numpy; whatever is large, and however matrices lie."""
     tokens, channels, width = (data.draw(st.integers(1, 40)) for _ in range(3))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
     rows, matrix, bias, other = (
         torch.from_numpy(rng.integers(-9, 10, shape)).float()
-        for shape in ((tokens, channels), (channels, width), (1, width), (tokens, width))
+        for shape in ((tokens, channels), (channels, width), (width,), (tokens, width))
     )
     apart = torch.stack([bias, -bias], dim=-1)[..., 0]  # every other number in memory
-    added = data.draw(st.sampled_from([None, bias, apart, bias[:, :1].expand(1, width)]))
-    if data.draw(st.booleans()):
-        matrix = matrix.mT.contiguous().mT
+    added = data.draw(st.sampled_from([None, bias, apart, bias[:1].expand(width)]))
+    turned = [(lambda t: t.mT.contiguous().mT) if data.draw(st.booleans()) else (lambda t: t) for _ in range(3)]
+    rows, matrix, other = (turn(t) for turn, t in zip(turned, (rows, matrix, other), strict=True))
     expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
-    out = torch.full((tokens, width), torch.nan)
+    out, total = torch.full((tokens, width), torch.nan), torch.full((1, channels, width), torch.nan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "HEAVY", data.draw(st.sampled_from([1, 10**9])))
-        patch.setattr(products, "SHORT", data.draw(st.sampled_from([1, 64])))
-        assert torch.equal(products.times(rows, matrix, added).long(), expected)
-        products.times_into(rows, matrix, added, out)
-        assert torch.equal(products.turned(rows, other).long(), rows.long().mT @ other.long())
+        for name, numbers in {"ONEDNN": [1, 10**9], "SHORT": [1, 64], "DEEP": [1, 96]}.items():
+            patch.setattr(constants, name, data.draw(st.sampled_from(numbers)))
+        assert torch.equal(gemm.product(rows, matrix, added, None, True).long(), expected)
+        gemm.product(rows, matrix, added, out, True)
+        for first in (True, False):
+            gemm.add_product(total, rows.mT[None], other[None], first, True)
     assert torch.equal(out.long(), expected)
+    assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
 
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
@@ -158,29 +158,6 @@ def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
             assert torch.equal(found.as_subclass(torch.Tensor), conv(x))
 
 
-def test_a_buffer_in_use_is_lent_to_nobody_else() -> None:
-    like = torch.zeros(1)
-    with Workspace(like, 5, 7) as first:
-        first.fill_(1)
-        with Workspace(like, 3) as second:
-            second.fill_(2)
-        assert first.eq(1).all()
-        with pytest.raises(KeyError), Workspace(like, 3):
-            raise KeyError
-    with Workspace(like, 2, 4) as third:
-        assert third.data_ptr() == first.data_ptr()
-        seen: list[int] = []
-
-        def elsewhere() -> None:
-            with Workspace(like, 2, 4) as other:
-                seen.append(other.data_ptr())
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert seen != [third.data_ptr()]
-
-
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
     """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
     conv, x = whole_numbers("3x3")
@@ -190,21 +167,3 @@ def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
     graph = make_fx(layer)(last)
     assert torch.uint8 not in {kept.dtype for kept in graph.buffers()}
     assert torch.equal(graph(-last), layer(-last))
-
-
-def test_a_buffer_of_one_mode_is_good_in_every_other() -> None:
-    scratch._KEPT.buffer = None
-    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
-        with mode(), Workspace(torch.zeros(1, dtype=torch.float64), 9) as buffer:
-            assert buffer.dtype == torch.float64
-            torch.add(torch.ones(9, dtype=torch.float64), 1, out=buffer)
-
-
-def test_what_is_too_large_is_not_kept() -> None:
-    scratch._KEPT.buffer = None
-    with Workspace(torch.zeros(1), scratch.KEPT // 4 + 1) as buffer:
-        assert buffer.shape == (scratch.KEPT // 4 + 1,)
-    assert scratch._KEPT.buffer is None
-    with Workspace(torch.zeros(1), scratch.KEPT // 4):
-        pass
-    assert len(scratch._KEPT.buffer) == scratch.KEPT  # type: ignore[arg-type]

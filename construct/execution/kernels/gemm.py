@@ -19,8 +19,8 @@ INNER: Callable[..., Tensor] | None = (
 
 
 def onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN multiplies: float32, on a CPU, and not switched off."""
-    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and torch._C._get_mkldnn_enabled()
+    """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU."""
+    return INNER is not None and dtype == torch.float32 and device.type == "cpu"
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
@@ -34,7 +34,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick
         quick: whether oneDNN may be asked, see :func:`onednn`.
     """
     if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
-        if _whole(a) and _whole(b):
+        if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
             made = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
             return made if out is None else out.copy_(made)
@@ -59,7 +59,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -
         total.baddbmm_(a, b, beta=0 if first else 1)  # 0: whatever was there is not read
         return
     one, other = a[0], b[0]
-    if quick and one.numel() * other.shape[1] >= constants.ONEDNN and _whole(other):
+    heavy = one.numel() * other.shape[1] >= constants.ONEDNN
+    if quick and heavy and torch._C._get_mkldnn_enabled() and _whole(other):
         if not one.is_contiguous() and one.shape[1] <= constants.SHORT:
             one = one.contiguous()
         if one.is_contiguous():

@@ -213,7 +213,8 @@ class Outputs(_Columns):
         matrix = stacked(second, self.heads, self.turned and self.heavy)
         if self.turned and not self.heavy:
             matrix = matrix.mT
-        alone = out is None and direct and self.single and not self.turned and len(self.images) == 1
+        plain = type(first) is Tensor  # else outputs are to be of its type
+        alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
         if out is None and not alone:
             out = problem.new(first)
         with Workspace(second, self.columns, self.window, self.made) as (columns, window, made):
