@@ -265,15 +265,14 @@ class MHSA(nn.Module):
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
-        run = EXECUTIONS[self._execution].run
-        if output_size is None and (call := cached(self, run, input)) is not None:
+        run, recorded = EXECUTIONS[self._execution].run, traced()
+        if not recorded and output_size is None and (call := cached(self, run, input)) is not None:
             return call(input)
         if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
         input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
-        recorded = traced()
         with eagerly() if recorded and torch.jit.is_tracing() else nullcontext():
             batched = self._is_batched(input)
             size = tuple(input.shape[-self.geometry.dims :])

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from construct.encoding import quadratic as encoding
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.merging import as_bits, beside_identities
-from construct.execution.transforms import plain
+from construct.execution.transforms import faked, plain, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
@@ -88,7 +88,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
         return  # one of them was converted: what was worked with is a copy
-    if most_queries() is not None or not plain() or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    if most_queries() is not None or traced() or not plain() or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
@@ -99,7 +99,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
-    """The prepared call for an input like this one, (B, D_in, *n); None if anything is not as it was."""
+    """The prepared call for an input like this one, (B, D_in, *n), if nothing is recorded; None if anything is not as it was."""
     entry = ENTRIES.get(layer)
     if entry is None or type(x) is not Tensor or torch.is_autocast_enabled("cpu"):
         return None
@@ -108,7 +108,7 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or x.is_neg() or most_queries() is not None or not plain():
+    if call is None or x.is_neg() or most_queries() is not None or transformed() or faked():
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in entry.tensors)):
         return None

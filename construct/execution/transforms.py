@@ -32,17 +32,19 @@ def traced() -> bool:
 
 def faked() -> bool:
     """Whether all that operators make is fake."""
-    return torch._C._get_dispatch_mode(_MODES.FAKE) is not None
+    return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_MODES.FAKE) is not None
 
 
 def abstract(*tensors: Tensor) -> bool:
     """Whether any of these has a shape and no numbers: fake, or on the meta device."""
+    if torch.compiler.is_compiling():
+        return False  # its tensors stand for ones with numbers
     return any(t.device.type == "meta" or isinstance(_unwrapped(t)[0], FakeTensor) for t in tensors)
 
 
 def plain() -> bool:
-    """Whether calls are ordinary ones: nothing is transformed, derived forward, faked or recorded."""
-    return not (transformed() or traced() or faked())
+    """Whether operators do what they say: nothing is transformed, derived forward, faked or recorded, but by a compiler."""
+    return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
 
 def is_batched(t: Tensor) -> bool:
     """Whether ``torch.func.vmap`` maps over it."""
-    return bool(_unwrapped(t)[1])
+    return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
 def nonzero(t: Tensor) -> bool:

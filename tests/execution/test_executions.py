@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
@@ -36,6 +39,25 @@ MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 """Convolutions with inputs large enough for memory to be a matter of arrays: class, arguments, shape."""
 
 
+CALLED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "2-D": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 4, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (4, 3, 4)),
+    "depthwise": (lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"), (4, 5)),
+}
+"""Convolutions and the channels and sizes of an image, for transforms of a call."""
+
+
+def same(found: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def called_with(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the layer makes of x with these parameters; x, and the parameter that carries the kernel."""
+    parameters = {key: p.detach().requires_grad_() for key, p in parameters.items()}
+    x = x.detach().requires_grad_()
+    return functional_call(layer, parameters, (x,)), x, parameters["w_val"]
+
+
 def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Of a number that every output sways, with respect to the input and all eight tensors."""
     x = x.clone().requires_grad_()
@@ -55,6 +77,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("execution", list(EXECUTIONS))
 class TestContract:
     """What every execution owes."""
@@ -225,6 +248,79 @@ class TestContract:
             with mock.patch.object(constants, "KEPT", 0):  # but no buffer, which a first call takes
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 5 * real
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_torch_func_differentiates_and_maps_it(self, execution: str, name: str):
+        """As the convolution: gradients, Jacobians either way, per sample, and of members with weights of their own."""
+        make, shape = CALLED[name]
+        conv = make().double()
+        layer, x = conv_to_mhsa(conv, execution=execution), normal(2, 2, *shape)
+        ours, theirs = ({key: p.detach() for key, p in m.named_parameters()} for m in (layer, conv))
+        members = {k: torch.stack([p, 2 * p if k in ("w_val", "b_out") else p]) for k, p in ours.items()}
+
+        def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+            return functional_call(module, parameters, (x,)).square().sum()
+
+        def first(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+            return module(x).flatten()[:7]
+
+        same(grad(loss)(ours, x[0], layer)["b_out"], grad(loss)(theirs, x[0], conv)["bias"])
+        same(grad(loss, 1)(ours, x[0], layer), grad(loss, 1)(theirs, x[0], conv))
+        if execution == "sdpa":  # torch has no rules for its fused kernel
+            for call in (lambda: vmap(layer)(x), lambda: jvp(layer, (x[0],), (x[1],))):
+                with pytest.raises(NotImplementedError, match=r"^MHSA: sdpa has no vmap and no forward mode"):
+                    call()
+            return
+        same(jacrev(first)(x[0], layer), jacrev(first)(x[0], conv))
+        same(jacfwd(first)(x[0], layer), jacrev(first)(x[0], conv))
+        for a, b in zip(jvp(layer, (x[0],), (x[1],)), jvp(conv, (x[0],), (x[1],)), strict=True):
+            same(a, b)
+        same(vmap(layer, in_dims=1)(x), vmap(conv, in_dims=1)(x))
+        same(vmap(vmap(layer))(x[:, :, None]), vmap(vmap(conv))(x[:, :, None]))
+        each = vmap(grad(loss), in_dims=(None, 0, None))
+        same(each(ours, x, layer)["b_out"], each(theirs, x, conv)["bias"])
+        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
+        same(found, torch.stack([conv(x[0]), 2 * conv(x[1])]))
+        for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all
+            members[key] = torch.stack([ours[key], ours[key].flip(0)])
+        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(
+            members | {"b_out": torch.stack([layer.b_out] * 2)}, x
+        )
+        same(found, torch.stack([conv(x[0]), conv(x[1])]))
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_it_can_be_traced(self, execution: str, name: str):
+        """By ``torch.jit.trace`` and ``make_fx``; at another size than that of the trace, too."""
+        make, shape = CALLED[name]
+        conv = make()
+        layer, x = conv_to_mhsa(conv, execution=execution).requires_grad_(False), normal(2, *shape).float()
+        wider = normal(2, shape[0], *(n + 2 for n in shape[1:])).float()
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        for given in (-x, wider):
+            same(traced(given), conv(given), 1e-5)
+        same(make_fx(layer)(x)(-x), conv(-x), 1e-5)
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_tensors_without_numbers_pass_through(self, execution: str, name: str):
+        """Fake ones and those of the meta device: shape, type, layout and gradients as of the convolution."""
+        make, shape = CALLED[name]
+        conv, x, mode = make(), normal(2, *shape).float(), FakeTensorMode()
+        layer = conv_to_mhsa(conv, execution=execution)
+        fakes = {k: mode.from_tensor(p.detach()).requires_grad_(p.requires_grad) for k, p in layer.named_parameters()}
+        for form in (torch.contiguous_format, torch.channels_last):
+            given = x.contiguous(memory_format=form) if x.dim() == 4 else x
+            expected = conv(given)
+            for y, seen, whole in (
+                called_with(layer, fakes, mode.from_tensor(given)),
+                called_with(layer, {k: p.to("meta") for k, p in layer.named_parameters()}, given.to("meta")),
+            ):
+                assert (y.shape, y.dtype, y.stride()) == (expected.shape, expected.dtype, expected.stride())
+                found = torch.autograd.grad(y.sum(), [seen, whole])
+                assert [g.shape for g in found] == [seen.shape, whole.shape]
+        with pytest.raises(RuntimeError, match="^MHSA: "):
+            layer.to("meta")(torch.ones(1, shape[0] + 1, *shape[1:], device="meta"))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert conv_to_mhsa(conv, execution=execution)(mode.from_tensor(x)).shape == expected.shape
 
 
 def test_dense_refuses_a_large_image_at_once():

@@ -116,7 +116,7 @@ def test_what_is_traced_computes_the_convolution(case: Case):
     layer = conv_to_mhsa(case.conv)
     setattr(layer, traced.FROZEN, traced.freeze(layer))
     with torch.no_grad():
-        found = traced.run(layer, case.x, layer.geometry)
+        found = traced.run_traced(layer, case.x, layer.geometry)
     assert found is not None
     assert excess(case.conv, layer, case.x, found) <= 1
     if case.integers:
@@ -135,7 +135,7 @@ def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, 
     setattr(layer, traced.FROZEN, traced.freeze(layer))
     x = case.x.clone(memory_format=form).requires_grad_(learning)
     with torch.set_grad_enabled(learning):
-        found = traced.run(layer, x, layer.geometry)
+        found = traced.run_traced(layer, x, layer.geometry)
     assert found is not None
     assert excess(case.conv, layer, case.x, found.detach()) <= 1
     if case.integers:
@@ -154,7 +154,7 @@ def test_traced_layers_keep_channels_last():
         layer = conv_to_mhsa(conv)
         setattr(layer, traced.FROZEN, traced.freeze(layer))
         for seen in (x, x.clone().requires_grad_()):
-            found = traced.run(layer, seen, layer.geometry)
+            found = traced.run_traced(layer, seen, layer.geometry)
             assert found is not None
             assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -186,7 +186,7 @@ def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool,
     x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
     x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
     with torch.set_grad_enabled(learning):
-        found = traced.run(layer, x.requires_grad_(learning), layer.geometry)
+        found = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
     assert found is not None
     assert torch.equal(found, conv(x))
     if learning:
@@ -524,7 +524,7 @@ def test_torch_s_own_export_takes_a_converted_network() -> None:
     x = torch.randn(1, 2, 7, 8)
     with torch.no_grad():
         expected = net(x)
-        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.export\.frozen_copy"):
+        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.files\.export\.frozen_copy"):
             torch.export.export(net, (x,))
         for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
             torch.testing.assert_close(program.module()(x), expected)

@@ -72,7 +72,7 @@ class Scattered:
         self.made = self.most * heads * self.channels
         self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
         matrix = heads * self.channels * self.width
-        new = self.made + self.most * self.width  # oneDNN's product, and tokens in another type or order
+        new = self.made + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
         self.workspace = bytes_of(problem.dtype, self.made, self.image, matrix, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
