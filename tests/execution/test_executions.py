@@ -296,8 +296,8 @@ class TestContract:
         layer, x = conv_to_mhsa(conv, execution=execution).requires_grad_(False), normal(2, *shape).float()
         wider = normal(2, shape[0], *(n + 2 for n in shape[1:])).float()
         traced = torch.jit.trace(layer, (x,), check_trace=False)
-        for given in (-x, wider):
-            same(traced(given), conv(given), 1e-5)
+        for other in (-x, wider):
+            same(traced(other), conv(other), 1e-5)
         same(make_fx(layer)(x)(-x), conv(-x), 1e-5)
 
     @pytest.mark.parametrize("name", list(CALLED))
@@ -317,10 +317,12 @@ class TestContract:
                 assert (y.shape, y.dtype, y.stride()) == (expected.shape, expected.dtype, expected.stride())
                 found = torch.autograd.grad(y.sum(), [seen, whole])
                 assert [g.shape for g in found] == [seen.shape, whole.shape]
-        with pytest.raises(RuntimeError, match="^MHSA: "):
+        with pytest.raises(RuntimeError, match=r"^MHSA: "):
             layer.to("meta")(torch.ones(1, shape[0] + 1, *shape[1:], device="meta"))
+        layer = conv_to_mhsa(conv, execution=execution)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            assert conv_to_mhsa(conv, execution=execution)(mode.from_tensor(x)).shape == expected.shape
+            assert layer(mode.from_tensor(x)).shape == expected.shape
+        same(layer(x), conv(x), 1e-5)
 
 
 def test_dense_refuses_a_large_image_at_once():

@@ -131,14 +131,13 @@ CONVS = [
 ]
 
 
-@pytest.mark.parametrize("queries", [3, 10**9])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
-def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | None, queries: int):
-    """By every kernel, of no image, of one and of three, whatever the layout and the order of the heads."""
+def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | None):
+    """By every kernel, of no image, and of three in small blocks, whatever the layout and the order of the heads."""
     conv = whole_numbers(make())
     layer = conv_to_mhsa(conv, order=torch.randperm(conv.weight[0, 0].numel()).tolist())
-    for images in (0, 1, 3):
+    for images, queries in ((0, 10**9), (1, 10**9), (3, 13)):
         x = torch.randint(-4, 5, (images, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
         for layout in (FIRST, LAST, OTHER):
             given = in_layout(x, layout).requires_grad_()
