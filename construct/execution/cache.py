@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from construct.encoding import quadratic as encoding
 from construct.execution.kernels.blocks import most_queries
-from construct.execution.merging import as_bits, beside_identities
+from construct.execution.merging import as_bits, identity_parts
 from construct.execution.transforms import faked, plain, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
@@ -50,7 +50,7 @@ class Entry:
         self.dtype = identity.dtype
         self.views = [getattr(layer, name).detach().numpy() for name in LOOKED_AT]
         self.kept = [bytearray(view.tobytes()) for view in self.views]
-        for like, view in beside_identities(as_bits(identity), identity.shape[-1], identity.dtype):
+        for like, view in identity_parts(as_bits(identity), identity.shape[-1], identity.dtype):
             self.kept.append(like)
             self.views.append(view)
         self.calls: dict[Any, Call] = {}
@@ -88,7 +88,12 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
         return  # one of them was converted: what was worked with is a copy
-    if most_queries() is not None or traced() or not plain() or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    if (
+        most_queries() is not None
+        or traced()
+        or not plain()
+        or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
+    ):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):

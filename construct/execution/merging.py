@@ -35,10 +35,10 @@ def as_bits(blocks: Tensor) -> np.ndarray:
 
 def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
     """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit."""
-    return all(like == part for like, part in beside_identities(bits, rows, dtype))
+    return all(like == part for like, part in identity_parts(bits, rows, dtype))
 
 
-def beside_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
+def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
     """Matrices in memory, part by part beside what identities are: a bytearray compares itself with what lies in memory.
 
     Small identities are compared several at a time.  In a large one, a one and n zeros come n − 1 times: so many of these are

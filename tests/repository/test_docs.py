@@ -31,6 +31,7 @@ NEEDED = {
     "claims",
     "sharpness",
     "head_width",
+    "kernels",
 }
 
 

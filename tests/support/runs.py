@@ -57,7 +57,7 @@ def preferring(name: str | None) -> Iterator[None]:
             patch.setattr(kernels, "KERNELS", (*first, *(k for k in kernels.KERNELS if k not in first)))
             for constant, number in {"ONEDNN": 1, "COLUMNS": 2**9, "QUERIES": 4, "SHORT": 3, "LOOP": 1}.items():
                 patch.setattr(constants, constant, number)
-            for constant, number in {"SPREAD": 1, "SCATTER": 0.0, "DEEP": 1, "NARROW": 2**6, "TURNED": 5}.items():
+            for constant, number in {"ROWS": 1, "SCATTER": 0.0, "DEEP": 1, "RECTANGLE": 2**6, "TURNED": 5}.items():
                 patch.setattr(constants, constant, number)
         yield
     kernels._planned.cache_clear()

@@ -1,14 +1,13 @@
 """Kernels of one-hot heads, and the one place that chooses among them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
-from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
+from construct.execution.kernels.adjoint import Polyphase, fill
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.kernels.depthwise import Depthwise
 from construct.execution.kernels.gemm import onednn
@@ -22,75 +21,13 @@ KERNELS: tuple[Kernel, ...] = (Pointwise(), Depthwise(), GemmScatter(), Im2colGe
 """In order of preference."""
 
 
-@lru_cache(maxsize=4096)
 def select(problem: Problem) -> Task:
-    """The task of the first kernel that is quick there."""
+    """The task of the first kernel that takes the problem."""
     for kernel in KERNELS:
         task = kernel.plan(problem)
         if task is not None:
             return task
-    return Polyphase(problem)
-
-
-class Polyphase:
-    """The adjoint, a residue of the stride at a time: inputs t ≡ r modulo s are seen by some heads only, and for these it is
-    ``forward`` with stride 1 and flipped offsets, from outputs to inputs.
-    """
-
-    def __init__(self, problem: Problem):
-        self.problem, shifts = problem, problem.shifts
-        self.parts: list[tuple[tuple[slice, ...], Task | None]] = []
-        for residue in product(*map(range, shifts.step)):
-            size = tuple(len(range(r, n, s)) for r, n, s in zip(residue, shifts.size, shifts.step, strict=True))
-            if not prod(size):
-                continue
-            places = tuple(
-                slice(r, None, s) if s > 1 else slice(None) for r, s in zip(residue, shifts.step, strict=True)
-            )
-            pairs = [
-                (tuple((r - e) // s for r, e, s in zip(residue, offset, shifts.step, strict=True)), head)
-                for offset, head in zip(shifts.offsets, problem.heads, strict=True)
-                if all((r - e) % s == 0 for r, e, s in zip(residue, offset, shifts.step, strict=True))
-            ]
-            task = None
-            if pairs:
-                seen = Shifts(tuple(offset for offset, _ in pairs), (1,) * len(residue), shifts.output, size)
-                part = replace(
-                    problem,
-                    kind=FORWARD,
-                    shifts=seen,
-                    heads=tuple(head for _, head in pairs),
-                    channels=problem.width,
-                    width=problem.channels,
-                    x_layout=problem.y_layout,
-                    y_layout=problem.x_layout if max(shifts.step) == 1 else OTHER,
-                )
-                task = select(part)
-            self.parts.append((places, task))
-        self.workspace = max((task.workspace for _, task in self.parts if task is not None), default=0)
-
-    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        """As :class:`~construct.execution.kernels.problem.Task`."""
-        if max(self.problem.shifts.step) == 1 and out is None:
-            ((_, task),) = self.parts
-            if task is not None:
-                return task.run(first, second.mT, bias, None)
-        out = self.problem.new(first) if out is None else out
-        for places, task in self.parts:
-            part = out[(slice(None), slice(None), *places)]
-            if task is None:
-                fill(part, bias)
-            else:
-                task.run(first, second.mT, bias, part)
-        return out
-
-
-def fill(out: Tensor, bias: Tensor | None) -> None:
-    """Images of nothing but the bias."""
-    if bias is None:
-        out.zero_()
-    else:
-        out.copy_(bias.view(-1, *(1,) * (out.dim() - 2)))
+    return Polyphase(problem, select)  # an adjoint, in place of which the kernels are asked for its phases
 
 
 Call = Callable[[Tensor, Tensor | None], Tensor]
@@ -193,3 +130,5 @@ def workspace_of(
     quick = onednn(dtype, device)
     tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, quick, most) for x in layouts for y in layouts]
     return max(task.workspace for task in tasks)
+
+__all__ = ["ADJOINT", "FORWARD", "KERNELS", "WEIGHTS", "Call", "prepare", "select", "weights", "workspace_of"]

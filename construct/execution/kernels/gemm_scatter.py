@@ -63,7 +63,7 @@ class Scattered:
             self.shifts, self.channels, self.width = problem.shifts, problem.channels, problem.width
             layouts = problem.y_layout, problem.x_layout
         self.given, wanted = layouts
-        self.rows = wanted == LAST and self.channels >= constants.SPREAD  # products (queries, heads·C), else turned
+        self.rows = wanted == LAST and self.channels >= constants.ROWS  # products (queries, heads·C), else turned
         self.direct = wanted == (LAST if self.rows else FIRST)
         heads = len(self.shifts.offsets)
         queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))

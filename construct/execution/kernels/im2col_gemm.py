@@ -70,7 +70,7 @@ class _Columns:
         order = order_of(shifts.offsets)
         self.heads = tuple(problem.heads[head] for head in order)
         longest = max(max(run.counts) for run in runs_of(shifts.offsets, False))
-        self.runs = runs_of(shifts.offsets, self.turned or longest * groups * channels <= constants.NARROW)
+        self.runs = runs_of(shifts.offsets, self.turned or longest * groups * channels <= constants.RECTANGLE)
         ends = [s * (o - 1) + 1 for s, o in zip(shifts.step, shifts.output, strict=True)]
         self.in_place = problem.x_layout == (FIRST if self.turned else LAST) and all(
             least >= 0 and least + reach + end <= size

@@ -51,15 +51,6 @@ class Problem:
     onednn: bool
     most: int | None
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(
-            (self.kind, self.shifts, self.heads, self.images, self.channels, self.width, self.x_layout, self.y_layout)
-        )
-
     def block(self, fitting: int) -> int:
         """Queries of a block: what fits, or fewer where fewer are asked for; at least 1."""
         return max(1, fitting if self.most is None else min(fitting, self.most))
