@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation", description="What each kernel earns.")
     options = options_of(parser)
     workers = [Worker(ROOT, options.threads, without) for without in VARIANTS]
-    worst = dict.fromkeys(VARIANTS[1:], (1.0, "no network"))
+    worst: dict[str, tuple[float, str]] = dict.fromkeys(VARIANTS[1:], (1.0, "no network"))
     print(f"{'':42s} {'as it is':>10s}  " + " ".join(f"{name:>14s}" for name in VARIANTS[1:]))
     for network in options.networks:
         for kind, times in measured(workers, network, options.rounds).items():

@@ -28,7 +28,7 @@ from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, nonzero, traced
+from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
@@ -273,7 +273,7 @@ class MHSA(nn.Module):
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
         input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
-        with eagerly() if recorded and torch.jit.is_tracing() else nullcontext():
+        with eagerly() if recorded and jit_traced() else nullcontext():
             batched = self._is_batched(input)
             size = tuple(input.shape[-self.geometry.dims :])
         x, geometry = input if batched else input[None], self.geometry

@@ -14,7 +14,18 @@ from construct.execution.kernels.windows import Shifts
 from construct.execution.transforms import abstract, faked, is_batched, nonzero, transformed
 
 
-class Shifted(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """A function whose ``apply`` does not look for default arguments, which takes torch longer than a small product."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """As torch's own."""
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)  # what torch calls in the end
+
+
+class Shifted(_Function):
     """FORWARD or ADJOINT of :func:`kernels.prepare`, with its derivatives, of any order."""
 
     @staticmethod
@@ -95,7 +106,7 @@ class Shifted(torch.autograd.Function):
         return out.unflatten(0, images.shape[:2]), 0
 
 
-class Weights(torch.autograd.Function):
+class Weights(_Function):
     """:func:`kernels.weights` with its derivatives, of any order."""
 
     @staticmethod

@@ -19,7 +19,7 @@ from construct.execution.kernels.windows import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
-from construct.execution.transforms import abstract, eagerly
+from construct.execution.transforms import abstract, eagerly, jit_traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
 
@@ -119,7 +119,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         w = getattr(layer, frozen.whole).to(dtype)
     else:
         w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
-    with eagerly() if torch.jit.is_tracing() else nullcontext():
+    with eagerly() if jit_traced() else nullcontext():
         heads, groups, channels, width = w.shape
     tokens = padded(x.to(dtype), geometry)
     bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)

@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+_functorch = torch._C._functorch  # type: ignore[attr-defined]
 _MODES = torch._C._TorchDispatchModeKey
 
 
@@ -28,6 +28,11 @@ def traced() -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._get_dispatch_mode(_MODES.PROXY) is not None
     )
+
+
+def jit_traced() -> bool:
+    """Whether ``torch.jit.trace`` is recording: sizes are then tensors."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def faked() -> bool:

@@ -295,7 +295,7 @@ class TestContract:
         conv = make()
         layer, x = conv_to_mhsa(conv, execution=execution).requires_grad_(False), normal(2, *shape).float()
         wider = normal(2, shape[0], *(n + 2 for n in shape[1:])).float()
-        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        traced: Any = torch.jit.trace(layer, (x,), check_trace=False)
         for other in (-x, wider):
             same(traced(other), conv(other), 1e-5)
         same(make_fx(layer)(x)(-x), conv(-x), 1e-5)

@@ -46,8 +46,10 @@ def _planned(
     quick: bool,
     most: int | None,
 ) -> Task:
+    heads, groups, channels, width = w_shape
+    numbers = tuple(range(heads))
     return select(
-        Problem(kind, shifts, tuple(range(w_shape[0])), images, *w_shape[1:], dtype, x_layout, y_layout, quick, most)
+        Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, quick, most)
     )
 
 
@@ -130,5 +132,6 @@ def workspace_of(
     quick = onednn(dtype, device)
     tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, quick, most) for x in layouts for y in layouts]
     return max(task.workspace for task in tasks)
+
 
 __all__ = ["ADJOINT", "FORWARD", "KERNELS", "WEIGHTS", "Call", "prepare", "select", "weights", "workspace_of"]

@@ -135,18 +135,18 @@ class ByChannel:
         if len(self.problem.heads) < len(factors):
             factors = [factors[head] for head in self.problem.heads]
         if self.in_place:
-            behind, ahead = x.storage_offset(), out.storage_offset()
+            behind, ahead = int(x.storage_offset()), int(out.storage_offset())
             for images in self.images:
                 for step in self.steps[images.stop - images.start]:
                     first, second = (n * images.start for n in self.ahead)
                     _add_up(step, x, behind + first, out, ahead + second, factors, bias)
             return
         with Workspace(w, self.window, self.apart) as (window, apart):
-            ahead = apart.storage_offset()
+            ahead = int(apart.storage_offset())
             for images in self.images:
                 for step in self.steps[images.stop - images.start]:
                     tokens = self._tokens(x[images], step, window)
-                    _add_up(step, tokens, tokens.storage_offset(), apart, ahead, factors, bias)
+                    _add_up(step, tokens, int(tokens.storage_offset()), apart, ahead, factors, bias)
                     out[images].movedim(1, -1)[(slice(None), *step.block.box)].copy_(at(apart, step.every))
 
     def _weights(self, x: Tensor, y: Tensor, out: Tensor) -> None:
@@ -156,9 +156,11 @@ class ByChannel:
             for images in self.images:
                 for step in self.steps[images.stop - images.start]:
                     if self.in_place:
-                        tokens, given, behind, ahead = x, y, *(n * images.start for n in self.ahead)
+                        tokens, given = x, y
+                        behind, ahead = (n * images.start for n in self.ahead)
                     else:
-                        tokens, given, behind, ahead = self._tokens(x[images], step, window), pulled, 0, 0
+                        tokens, given = self._tokens(x[images], step, window), pulled
+                        behind = ahead = 0
                         at(pulled, step.every).copy_(y[images].movedim(1, -1)[(slice(None), *step.block.box)])
                     for head, queries, seen in step.taps:
                         made = apart[: prod(queries[0])].view(queries[0])
@@ -180,7 +182,7 @@ def _add_up(
     """What all heads add to a block of outputs; x and out are read and written from these places in memory on."""
     begun = not step.whole
     if begun:
-        block = at(out, step.every, ahead - out.storage_offset())
+        block = at(out, step.every, ahead - int(out.storage_offset()))
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
     for head, (shape, strides, query), (_, paces, token) in step.taps:
         part = out.as_strided(shape, strides, ahead + query)
