@@ -1,6 +1,7 @@
 """The convolutions of well-known networks at 224 × 224, and some networks as a whole, written with torch.nn."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -127,7 +128,48 @@ def r3d_block() -> nn.Module:
     return Basic(64, 64, 1, dims=3).eval()
 
 
+def decoder() -> nn.Module:
+    """Four transposed convolutions of 4 × 4 by which an image grows from 14 to 224, the last one with three channels."""
+    widths = (256, 128, 64, 32, 3)
+    layers = [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(*layers).eval()
+
+
 def conv1d_stack() -> nn.Module:
     """Ten dilated convolutions of 64 channels, as they read sound."""
     layers = [layer for n in range(10) for layer in (nn.Conv1d(64, 64, 3, padding=2**n, dilation=2**n), nn.ReLU())]
     return nn.Sequential(*layers).eval()
+
+
+def _squares(layers: Iterator[Layer]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+    return ((conv, (1, conv.in_channels, side, side)) for _, conv, side in layers)
+
+
+def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+    """Every convolution of a network, with the size of its input, in the order of its calls."""
+    seen: list[tuple[nn.Module, tuple[int, ...]]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda conv, given: seen.append((conv, tuple(given[0].shape))))
+        for module in network.modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
+    ]
+    with torch.no_grad():
+        network(torch.zeros(size))
+    for hook in hooks:
+        hook.remove()
+    return iter(seen)
+
+
+NETWORKS: dict[str, Callable[[], Iterator[tuple[nn.Module, tuple[int, ...]]]]] = {
+    "ResNet-50": lambda: _squares(resnet50_layers()),
+    "MobileNetV2": lambda: _squares(mobilenet_v2_layers()),
+    "ConvNeXt-T": lambda: _squares(convnext_tiny_layers()),
+    "3-D": lambda: convolutions(r3d_block(), (1, 64, 8, 56, 56)),
+    "1-D": lambda: convolutions(conv1d_stack(), (1, 64, 4096)),
+    "decoder": lambda: convolutions(decoder(), (1, 256, 14, 14)),
+    **{
+        f"64→64 at {side}": lambda side=side: iter([(nn.Conv2d(64, 64, 3, padding=1), (1, 64, side, side))])
+        for side in (14, 28, 56, 112, 224)
+    },
+}
+"""The convolutions of whole networks and, as networks of one layer, 64 → 64 channels at five sides."""

@@ -1,7 +1,6 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
-import construct.command.startup  # noqa: I001  before anything else that imports torch
-import construct.execution  # noqa: F401  registers every execution
+import construct.command.startup  # noqa: F401, I001  before anything else that imports torch
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.errors import UnsupportedLayer

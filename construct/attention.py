@@ -14,10 +14,8 @@ Arithmetic: positions and scores in float64; values and products in the layer's 
 output is rounded once to the layer's type.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,73 +23,15 @@ from torch import Tensor, nn
 
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
+from construct.execution import EXECUTIONS
+from construct.execution.cache import cached
+from construct.execution.kernels.blocks import smaller_blocks
+from construct.execution.protocol import memory_format, working_dtype
+from construct.execution.traced import run_abstract, run_traced
+from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
-
-
-@dataclass(frozen=True)
-class Execution:
-    """One way to evaluate Eq. 3: the same function by another route.
-
-    Attributes:
-        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working one;
-            raises NotEnoughMemory before it allocates what does not fit.
-        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
-            shapes and from where the heads look.
-        meaning: one line for people.
-        cost: (layer, batch, grid) → multiplications of a call, about.
-        picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.
-        refuses: (layer) → why this execution cannot run a layer whatever the input is, in a few words; None if it can.
-    """
-
-    run: "Callable[[MHSA, Tensor, TokenGrid], Tensor]"
-    memory: "Callable[[MHSA, int, TokenGrid], int]"
-    meaning: str
-    cost: "Callable[[MHSA, int, TokenGrid], int]"
-    picks: "Callable[[MHSA, int, TokenGrid], str] | None" = None
-    refuses: "Callable[[MHSA], str | None]" = lambda layer: None
-
-
-EXECUTIONS: dict[str, Execution] = {}
-"""By name.  The modules of ``construct.execution`` enter themselves here, so this module need not know them."""
-
-TRACING: "list[Callable[[MHSA, Tensor, ConvGeometry], Tensor | None]]" = []
-"""What ``torch.compile`` and ``torch.export`` trace instead of an execution, if it can be; entered by
-:mod:`construct.execution.traced`."""
-
-RECALLING: "list[Callable[[MHSA, Tensor], Tensor | None]]" = []
-"""What is asked first, by any call that is like an earlier one; entered by :mod:`construct.execution.recall`."""
-
-_MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
-
-
-def queries_per_block(fitting: int) -> int:
-    """How many queries an execution that works in blocks takes at once: what fits, or fewer inside of :func:`smaller_blocks`.
-
-    Args:
-        fitting: how many would fit into a block of the execution's usual size.
-
-    Returns:
-        At least 1.
-    """
-    most = _MOST_QUERIES.get()
-    return max(1, fitting if most is None else min(fitting, most))
-
-
-@contextmanager
-def smaller_blocks(queries: int) -> Iterator[None]:
-    """Within, no block holds more than so many queries: so that small inputs take several blocks too, as large ones do."""
-    token = _MOST_QUERIES.set(queries)
-    try:
-        yield
-    finally:
-        _MOST_QUERIES.reset(token)
-
-
-def blocks_are_usual() -> bool:
-    """Whether this is outside of :func:`smaller_blocks`."""
-    return _MOST_QUERIES.get() is None
 
 
 class MHSA(nn.Module):
@@ -263,9 +203,9 @@ class MHSA(nn.Module):
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
             return True
-        if _any(self.w_qry):
-            return _any(self.w_key) or _any(self.w_key_pos)
-        return _any(self.u) and _any(self.w_key)
+        if nonzero(self.w_qry):
+            return nonzero(self.w_key) or nonzero(self.w_key_pos)
+        return nonzero(self.u) and nonzero(self.w_key)
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
         """The attention P of every head, over all tokens of the padded grid: what ``dense`` uses, for people to look at.
@@ -276,7 +216,7 @@ class MHSA(nn.Module):
         Returns:
             float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not depend on content.
         """
-        x, _ = self._batched(x)
+        x = x if self._is_batched(x) else x[None]
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
         return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
 
@@ -325,43 +265,45 @@ class MHSA(nn.Module):
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
-        input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
-        tracing = torch.compiler.is_compiling()
-        if not tracing and output_size is None and (known := RECALLING[0](self, input)) is not None:
-            return known
-        if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+        run, recorded = EXECUTIONS[self._execution].run, traced()
+        if not recorded and output_size is None and (call := cached(self, run, input)) is not None:
+            return call(input)
+        if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
-        x, batched = self._batched(input)
-        size = tuple(x.shape[2:])
-        geometry = self.geometry
+        input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
+        with eagerly() if recorded and jit_traced() else nullcontext():
+            batched = self._is_batched(input)
+            size = tuple(input.shape[-self.geometry.dims :])
+        x, geometry = input if batched else input[None], self.geometry
         if output_size is not None:
             leading = 2 if batched else 1  # torch takes the spatial size, or the whole shape
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
-        y = TRACING[0](self, x, geometry) if tracing else None
+        y = run_traced(self, x, geometry) if recorded else None
+        if y is None and (faked() or abstract(x, self.w_val)):
+            y = run_abstract(self, x, geometry)
         if y is None:
-            y = EXECUTIONS[self.execution].run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
+            y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
         y = y.contiguous(memory_format=memory_format(x))
         return y if batched else y[0]
 
-    def _batched(self, input: Tensor) -> tuple[Tensor, bool]:
-        """Check an input as torch's convolution does, and give it a batch axis."""
+    def _is_batched(self, x: Tensor) -> bool:
+        """Whether an input has a batch axis, after it was checked as torch's convolution does."""
         dims = self.geometry.dims
-        if input.dim() not in (dims + 1, dims + 2):
+        if x.dim() not in (dims + 1, dims + 2):
             raise RuntimeError(
-                f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(input.shape)}"
+                f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(x.shape)}"
             )
-        batched = input.dim() == dims + 2
-        x = input if batched else input[None]
-        if x.shape[1] != self.in_channels:
-            raise RuntimeError(f"MHSA: expected {self.in_channels} channels, got {x.shape[1]} in {tuple(input.shape)}")
+        channels = x.shape[-dims - 1]
+        if channels != self.in_channels:
+            raise RuntimeError(f"MHSA: expected {self.in_channels} channels, got {channels} in {tuple(x.shape)}")
         if x.dtype != self.w_val.dtype:
             raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {self.w_val.dtype}; they must be the same")
         if x.device != self.w_val.device:
             raise RuntimeError(f"MHSA: input is on {x.device}, the layer on {self.w_val.device}")
-        return x, batched
+        return x.dim() == dims + 2
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
         """Move or cast as any module, but keep positions at float32 or better, and storage contiguous."""
@@ -423,15 +365,4 @@ def _any(tensor: Tensor) -> bool:
     return bool(tensor.any())
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of values and products for a layer of ``dtype``: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def memory_format(x: Tensor) -> torch.memory_format:
-    """Channels-last in, channels-last out; else contiguous, so that ``view`` works on the output."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(x.dim())
-    if wanted is not None and x.is_contiguous(memory_format=wanted) and not x.is_contiguous():
-        return wanted
-    return torch.contiguous_format
+__all__ = ["EXECUTIONS", "MHSA", "POSITIONAL", "ConvGeometry", "MHSAWeights", "smaller_blocks"]

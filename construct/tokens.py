@@ -18,6 +18,7 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor, constant_pad_nd
+from torch.utils._python_dispatch import _disable_current_modes
 
 from construct.errors import require
 from construct.geometry import ConvGeometry
@@ -59,6 +60,27 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
     return _to_tensor(position)
 
 
+def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The spatial size of the output for an input of spatial size ``size``.
+
+    Raises:
+        RuntimeError: there is none, as torch's convolution says too.
+    """
+    if any(n < 1 for n in size):
+        raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
+    output = geometry.output_size(size)
+    if any(o < 1 for o in output):
+        raise RuntimeError(
+            f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
+            f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
+        )
+    return output
+
+
+LONG = 2**10
+"""Grids of inputs no longer than this are small, and many are kept: a network has many layers."""
+
+
 @dataclass(frozen=True)
 class TokenGrid:
     """The padded token grid of one call.
@@ -72,24 +94,20 @@ class TokenGrid:
     queries: tuple[Tensor, ...]
 
     @classmethod
-    @lru_cache(maxsize=32)
     def of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
-        """The grid for an input of spatial size ``size``.
+        """The grid for an input of spatial size ``size``; kept for later calls.
 
         Raises:
             RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
             NotEnoughMemory: even the token numbers along the axes do not fit.
         """
-        if any(n < 1 for n in size):
-            raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
-        output = geometry.output_size(size)
+        return (_small if max(size) <= LONG else _large)(geometry, size)
+
+    @classmethod
+    def _of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
+        output = output_size(geometry, size)
         along = sum(max(0, n) for n in (*geometry.token_shape(size), *output))
         require(32 * along, torch.device("cpu"), f"numbering the padded grid of an input of size {size}")
-        if any(o < 1 for o in output):
-            raise RuntimeError(
-                f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
-                f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
-            )
         return cls(
             tuple(
                 sources_along_axis(n, stuff, pads, geometry.padding_mode)
@@ -134,7 +152,7 @@ class TokenGrid:
             pads = [n for sides in reversed(self.around) for n in sides]
             return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
         for axis, source in enumerate(self.sources, start=2):
-            places = source.numpy()
+            places = array_of(source)
             if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
                 continue  # nothing to pad on this axis
             absent = places < 0
@@ -153,7 +171,7 @@ class TokenGrid:
         """
         if self.affine is None or any(step > 1 for _, step in self.affine):
             return None
-        real = [int((source >= 0).sum()) for source in self.sources]
+        real = [int((array_of(source) >= 0).sum()) for source in self.sources]
         return tuple(
             (begin, n - begin - count) for (begin, _), n, count in zip(self.affine, self.shape, real, strict=True)
         )
@@ -163,7 +181,7 @@ class TokenGrid:
         """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
         maps = []
         for source in self.sources:
-            places = source.numpy()
+            places = array_of(source)
             real = np.flatnonzero(places >= 0)
             if not len(real):
                 maps.append((len(places), 1))  # zeros only: every input lies beyond the grid
@@ -185,21 +203,21 @@ class TokenGrid:
     def box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis."""
         return tuple(
-            (-int(query.numpy()[-1]), n - 1 - int(query.numpy()[0]))
+            (-int(array_of(query)[-1]), n - 1 - int(array_of(query)[0]))
             for n, query in zip(self.shape, self.queries, strict=True)
         )
 
     @cached_property
     def first(self) -> tuple[int, ...]:
         """The token position of the first output's query, per axis."""
-        return tuple(int(query.numpy()[0]) for query in self.queries)
+        return tuple(int(array_of(query)[0]) for query in self.queries)
 
     @cached_property
     def step(self) -> tuple[int, ...] | None:
         """The distance between neighbouring queries, per axis (1 for a single query); None if it varies."""
         steps = []
         for query in self.queries:
-            gaps = np.diff(query.numpy())
+            gaps = np.diff(array_of(query))
             if len(gaps) and (gaps[0] < 1 or (gaps != gaps[0]).any()):
                 return None
             steps.append(int(gaps[0]) if len(gaps) else 1)
@@ -209,7 +227,7 @@ class TokenGrid:
     def always(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis for which *every* query has a key."""
         return tuple(
-            (-int(query.numpy()[0]), n - 1 - int(query.numpy()[-1]))
+            (-int(array_of(query)[0]), n - 1 - int(array_of(query)[-1]))
             for n, query in zip(self.shape, self.queries, strict=True)
         )
 
@@ -238,7 +256,7 @@ class TokenGrid:
         """The query's part of code(δ), int64 (queries,); never negative."""
         return _grid_sum(
             [
-                weight * (query.numpy()[-1] - query.numpy())
+                weight * (array_of(query)[-1] - array_of(query))
                 for query, weight in zip(self.queries, self._radix, strict=True)
             ]
         )
@@ -247,7 +265,11 @@ class TokenGrid:
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
         strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        return _grid_sum([stride * query.numpy() for query, stride in zip(self.queries, strides, strict=True)])
+        return _grid_sum([stride * array_of(query) for query, stride in zip(self.queries, strides, strict=True)])
+
+
+_small = lru_cache(maxsize=512)(TokenGrid._of)
+_large = lru_cache(maxsize=32)(TokenGrid._of)
 
 
 def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
@@ -259,12 +281,12 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """The array as a real CPU tensor: a cached grid must not hold fake ones.
+    """The numbers as a tensor; a grid is kept for later calls, so nothing of it may be fake, or part of a transform."""
+    with torch._C._DisableFuncTorch(), _disable_current_modes():
+        return torch.from_numpy(array)
 
-    Raises:
-        NotImplementedError: torch is tracing with fake tensors, or the default device is meta.
-    """
-    tensor = torch.from_numpy(array)
-    if type(tensor) is not Tensor or tensor.device.type != "cpu":
-        raise NotImplementedError("MHSA: a call with fake or meta tensors is not covered: the grid needs real numbers")
-    return tensor
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A grid's numbers as an array, also while ``torch.func`` wraps what operators make."""
+    with torch._C._DisableFuncTorch():
+        return tensor.numpy()

@@ -8,7 +8,7 @@ rectangular grid the normaliser is one too:
 for every c, sharp or soft, on or off the lattice.  (A learned relative embedding factorises too: each axis has components of its
 own.)  Two ways from there:
 
-* a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.shifted`;
+* a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.kernels`;
 * any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
 
 Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and worked out again whenever these change.  What
@@ -21,20 +21,19 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from construct.attention import EXECUTIONS, MHSA, Execution, queries_per_block, working_dtype
 from construct.encoding.encodings import Encoding
 from construct.errors import require
-from construct.execution import chunked, factored, holding
+from construct.execution import chunked, factored, kernels
+from construct.execution.autograd import shifted
+from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
-from construct.execution.copying import work_for
-from construct.execution.derivatives import Adjoint, Forward, channels_last
-from construct.execution.merging import learned, merged
-from construct.execution.plan import Plan, Sight, axial_plan, tokens_of
-from construct.execution.recall import remember
-from construct.tokens import TokenGrid
-from construct.weights import NAMES
+from construct.execution.kernels.blocks import most_queries, queries_per_block
+from construct.execution.merging import merged
+from construct.execution.plan import Plan, Sight, axial_plan
+from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.transforms import numbers, transformed
+from construct.tokens import TokenGrid, array_of
 
 NEGLIGIBLE = 2.0**-100
 """Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
@@ -43,84 +42,92 @@ FACTOR_BYTES = 2**25
 """Factors are made in blocks of queries of about this size (32 MiB)."""
 
 
-def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """Eq. 3: x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         NotEnoughMemory: even so, it does not fit.
     """
     plan = axial_plan(layer, grid)
-    return chunked.run(layer, x, grid) if plan is None else run_plan(layer, x, grid, plan)
+    return chunked.run(layer, x, grid) if plan is None else run_plan(layer, x, grid, plan, run)
 
 
-def run_plan(layer: MHSA, x: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
-    """As :func:`run`, with its plan."""
+def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
+    """As :func:`run`, with its plan, for the execution whose ``run`` is ``owner``."""
     require(
         memory_of(layer, len(x), grid, plan),
         x.device,
         f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
     )
-    if forward_ad._current_level >= 0 and _carries(layer, x):
-        raise NotImplementedError("MHSA: axial has no forward-mode derivatives (the executions dense and chunked have)")
     dtype = working_dtype(x.dtype)
-    w = _merged(layer, dtype)
-    b_out = layer.b_out
+    w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
     aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming))
+    learned = torch.is_grad_enabled() and any(t.requires_grad for t in aiming)
+    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming)))
     if not (recorded or plan.soft):
-        work = work_for(x, grid, plan, _of(w, plan.sharp), b_out)
-        remember(layer, x, grid, w, work)
-        return work(x)
-    b_out = b_out.to(dtype)
+        call = _prepared(x, grid, plan, w.detach(), b_out.detach())
+        keep(layer, owner, x, grid, w, call)
+        return call(x)
     if plan.sharp:
-        y = _recorded(x, grid, plan, _of(w, plan.sharp), b_out, dtype)
-        if any(t.requires_grad for t in aiming):
+        sight = Sight.of(grid, plan, tuple(x.shape[2:]))
+        seen, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
+        y = shifted(
+            seen,
+            matrices.mT if sight.stuffed else matrices,
+            b_out,
+            sight.shifts,
+            sight.stuffed,
+            dtype if plan.soft or learned else x.dtype,
+            memory_format(x) != torch.contiguous_format,
+        )
+        if learned:
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
             y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
-    if plan.soft and not recorded and factored.fits(grid, FACTOR_BYTES):
+    if not plan.soft:
+        return y
+    tokens = grid.padded(x).to(dtype)
+    if not recorded and factored.fits(grid, FACTOR_BYTES):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        return y + _image(
-            factored.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
-        )
-    if plan.soft:
-        return y + _image(_attended(layer, grid.padded(x).to(dtype), grid, plan.soft, w))
-    return y
-
-
-def _recorded(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor, dtype: torch.dtype) -> Tensor:
-    """b + Σ_h P^h X W_h of heads that are shifts, for autograd: (B, D_in, *n) → (B, D_out, *o)."""
-    sight, last = Sight.of(grid, plan, tuple(x.shape[2:])), channels_last(x)
-    seen = grid.padded(x) if sight.padded else x
-    if sight.stuffed:
-        y = Adjoint.apply(seen, w.mT, b_out, sight.shifts, dtype, last)
+        seen = factored.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
     else:
-        y = Forward.apply(seen, w, b_out, sight.shifts, dtype, last)
-    assert isinstance(y, Tensor)
-    return y
+        seen = _attended(layer, tokens, grid, plan.soft, w)
+    return y + seen.movedim((-2, -1), (1, 2)).flatten(1, 2)
 
 
-def _carries(layer: MHSA, x: Tensor) -> bool:
-    """Whether a derivative is carried along with any of the tensors."""
-    every = (x, *(getattr(layer, name) for name in NAMES))
-    return any(forward_ad.unpack_dual(t).tangent is not None for t in every)
+def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
+    """What to do with inputs like x where all heads are shifts and nothing is recorded, in the fewest steps."""
+    sight = Sight.of(grid, plan, tuple(x.shape[2:]))
+    seen, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
+    call = kernels.prepare(
+        kind, seen, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
+    )
+    if not b_out.is_cpu:
+        return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
+    numbers = b_out.contiguous().numpy()  # a copy only of what is not kept
+    bias, zeros = torch.from_numpy(numbers), bytearray(numbers.nbytes)
+
+    def run(x: Tensor) -> Tensor:
+        return call(grid.padded(x) if sight.padded else x, None if zeros == numbers else bias)
+
+    return run
 
 
-def _attended(layer: MHSA, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
+def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
     """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
     c, kind = layer.position_vector()[list(heads)], layer.encoding
     learning = torch.is_grad_enabled() and c.requires_grad
     names = [(head,) * len(grid.shape) for head in heads]
     if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
-        values = c.tolist()
+        values = numbers(c).tolist()
         own = [kind.components(axis) for axis in range(len(grid.shape))]
         names = [tuple(tuple(row[p] for p in some) for some in own) for row in values]
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
             total = torch.stack([w[heads[member]] for member in members]).sum(0)
-            seen = tokens_of(x, len(total)).movedim(-2, 0)  # (groups, B, *o, C)
+            seen = x.unflatten(1, (len(total), -1)).movedim((1, 2), (0, -1))  # (groups, B, *o, C)
             return torch.bmm(seen.flatten(1, -2), total).unflatten(1, seen.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
@@ -152,19 +159,11 @@ def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: T
     p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
-    seen = p.detach().ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
+    seen = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
     least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))
     there = x.narrow(axis, least, most - least).movedim(axis, 0)
     y = (p[:, least:most] @ there.flatten(1)).unflatten(1, there.shape[1:])
     return y.movedim(0, axis)
-
-
-def _merged(layer: MHSA, dtype: torch.dtype) -> Tensor:
-    """W_h of all heads, (heads, groups, C, D)."""
-    w_val, w_out = layer.w_val.to(dtype), layer.w_out.to(dtype)
-    if torch.is_grad_enabled() and (w_val.requires_grad or w_out.requires_grad):
-        return learned(w_val, w_out)
-    return merged(w_val, w_out)
 
 
 def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
@@ -172,39 +171,44 @@ def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
     return w if heads == tuple(range(len(w))) else w[list(heads)]
 
 
-def _image(y: Tensor) -> Tensor:
-    """(B, *o, groups, D) → (B, groups·D, *o)."""
-    return y.movedim((-2, -1), (1, 2)).flatten(1, 2)
-
-
-def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of the merged weights, a block of tokens and outputs, the output, and what padding and soft heads take besides."""
     plan = axial_plan(layer, grid)
     return chunked.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, grid, plan)
 
 
-def memory_of(layer: MHSA, batch: int, grid: TokenGrid, plan: Plan) -> int:
+def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     """As :func:`memory`, with its plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+    aims = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
     shape = (*layer.w_val.shape, layer.w_out.shape[3])
-    return _memory(shape, layer.w_val.dtype, recorded, batch, grid, plan)
+    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, aims, batch, grid, plan, most_queries())
 
 
 @lru_cache(maxsize=1024)
-def _memory(shape: tuple[int, ...], dtype: torch.dtype, recorded: bool, batch: int, grid: TokenGrid, plan: Plan) -> int:
+def _memory(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    recorded: bool,
+    aims: bool,
+    batch: int,
+    grid: TokenGrid,
+    plan: Plan,
+    most: int | None,
+) -> int:
     heads, groups, channels, head_dim, width = shape
     size, stored = working_dtype(dtype).itemsize, dtype.itemsize
     total = 2 * heads * groups * channels * width * size  # the merged weights, and once more in another order
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
     outputs = batch * grid.asked * groups * width
-    total += outputs * (2 * size + stored if recorded or plan.soft else stored)
+    total += outputs * (2 * size + stored if aims or plan.soft else stored)
     if plan.sharp:
-        sight = Sight.of(grid, plan, tuple(int(source.numpy().max()) + 1 for source in grid.sources))
-        single = size == torch.float32.itemsize
-        total += size * holding.memory(
-            sight.shifts, batch, groups, channels, width, stored != size, sight.stuffed, single=single
-        )
+        sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
+        kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
+        w_shape = (len(plan.sharp), groups, *((width, channels) if sight.stuffed else (channels, width)))
+        total += kernels.workspace_of(kind, sight.shifts, w_shape, batch, working_dtype(dtype), dtype, device, most)
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
@@ -222,7 +226,7 @@ def _seen(grid: TokenGrid) -> int:
     return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 
-def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: a matrix for each query and head; and, of soft heads, their factors along each axis in turn."""
     plan = axial_plan(layer, grid)
     if plan is None:
@@ -237,6 +241,4 @@ def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return total
 
 
-EXECUTIONS["axial"] = Execution(
-    run, memory, "the softmax factorised over the axes: exact, at about a convolution's cost", cost
-)
+EXECUTION = Execution(run, memory, "the softmax factorised over the axes: exact, at about a convolution's cost", cost)

@@ -7,17 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from construct.attention import (
-    EXECUTIONS,
-    MHSA,
-    Execution,
-    Scores,
-    blocks_are_usual,
-    queries_per_block,
-    working_dtype,
-)
+from construct.encoding.scores import Scores
 from construct.errors import require
+from construct.execution.kernels.blocks import most_queries, queries_per_block
 from construct.execution.memory import of_offsets, operands, products
+from construct.execution.protocol import Execution, Layer, working_dtype
+from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25
@@ -26,7 +21,7 @@ HEADS_BYTES = 2**20
 """Heads are evaluated together while they take no more than this (1 MiB); larger ones are no slower one by one."""
 
 
-def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
@@ -51,7 +46,7 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     return torch.cat(totals, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def heads_per_block(layer: MHSA, needed: Callable[[int], int]) -> int:
+def heads_per_block(layer: Layer, needed: Callable[[int], int]) -> int:
     """How many heads are evaluated at once: as many as ``HEADS_BYTES`` hold, or fewer inside of ``smaller_blocks``.
 
     Args:
@@ -60,11 +55,11 @@ def heads_per_block(layer: MHSA, needed: Callable[[int], int]) -> int:
     """
     fitting = HEADS_BYTES // max(1, needed(2) - needed(1))
     # There, small layers take several blocks too, of unequal lengths.
-    most = layer.heads if blocks_are_usual() else (layer.heads + 1) // 2
+    most = layer.heads if most_queries() is None else (layer.heads + 1) // 2
     return max(1, min(fitting, most))
 
 
-def blocks_of_heads(layer: MHSA, together: int) -> list[slice]:
+def blocks_of_heads(layer: Layer, together: int) -> list[slice]:
     """All heads in order, so many at a time."""
     return [slice(start, start + together) for start in range(0, layer.heads, together)]
 
@@ -105,7 +100,7 @@ def some_heads(
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     """Call; while gradients are recorded keep no attention map for them but work it out again in the backward pass."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for what is kept
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
         assert isinstance(result, Tensor)
         return result
@@ -117,13 +112,13 @@ def _queries_per_block(batch: int, grid: TokenGrid, content: bool) -> int:
     return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
 
 
-def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of one block, the values of its heads, the table of scores and the output."""
     needed = partial(_needed, layer, batch, grid, layer.has_content())
     return needed(heads_per_block(layer, needed))
 
 
-def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
+def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
     """As :func:`memory`, with so many heads at once."""
     size = 8 if layer.w_val.dtype == torch.float64 else 4
     rows = _queries_per_block(batch, grid, content)
@@ -140,6 +135,6 @@ def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int)
     return max(total - before, first)
 
 
-EXECUTIONS["chunked"] = Execution(
+EXECUTION = Execution(
     run, memory, "the same numbers, a block of queries at a time, of one head, or of several small ones", products
 )

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
-from construct.attention import EXECUTIONS, MHSA, Execution, Scores, working_dtype
+from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.memory import of_offsets, operands, products
+from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
 
 
-def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
@@ -32,7 +33,7 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     return y.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
     size = 8 if layer.w_val.dtype == torch.float64 else 4
     content = layer.has_content()
@@ -50,4 +51,4 @@ def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return attention + lookup + beside + values + output
 
 
-EXECUTIONS["dense"] = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)
+EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding.encodings import Encoding
-from construct.execution.layout import pieces
+from construct.execution.kernels.blocks import pieces
 from construct.tokens import TokenGrid
 
 AT_ONCE = 2**16

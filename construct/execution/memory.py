@@ -2,12 +2,12 @@
 
 import torch
 
-from construct.attention import MHSA
 from construct.encoding.encodings import Relative
+from construct.execution.protocol import Layer
 from construct.tokens import TokenGrid
 
 
-def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
+def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
     """Bytes of the tokens, as they are gathered and in the working type, and of what batched products make of their operands:
     tokens and weights, cast and laid out anew, and projections.
 
@@ -31,7 +31,7 @@ def operands(layer: MHSA, batch: int, rows: int, keys: int, heads: int, content:
     return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
 
 
-def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
+def of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
     """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
 
     Args:
@@ -56,7 +56,7 @@ def of_offsets(layer: MHSA, maps: int, rows: int, heads: int, grid: TokenGrid, c
     return needed
 
 
-def products(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def products(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the scores of content."""
     heads, groups, channels, head_dim = layer.w_val.shape
     pairs, width = grid.asked * grid.keys, layer.w_out.shape[3]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from construct.execution.transforms import transformed
+
 AT_ONCE = 2**16
 """Bytes of identities that are compared at a time, as they lie: what they are compared with stays in a core's cache."""
 
@@ -33,10 +35,10 @@ def as_bits(blocks: Tensor) -> np.ndarray:
 
 def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
     """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit."""
-    return all(like == part for like, part in beside_identities(bits, rows, dtype))
+    return all(like == part for like, part in identity_parts(bits, rows, dtype))
 
 
-def beside_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
+def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
     """Matrices in memory, part by part beside what identities are: a bytearray compares itself with what lies in memory.
 
     Small identities are compared several at a time.  In a large one, a one and n zeros come n − 1 times: so many of these are
@@ -78,7 +80,8 @@ class Merge(torch.autograd.Function):
     def forward(ctx, w_val: Tensor, w_out: Tensor) -> Tensor:  # type: ignore[override]
         """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D)."""
         ctx.save_for_backward(w_val, w_out)
-        return merged(w_val, w_out)  # torch makes a view of what is returned as it came
+        # torch makes a view of what is returned as it came
+        return w_val if is_identity(w_out) else w_out if is_identity(w_val) else w_val @ w_out
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -94,17 +97,16 @@ class Merge(torch.autograd.Function):
 
 
 def merged(w_val: Tensor, w_out: Tensor) -> Tensor:
-    """The product without derivatives; one of the factors itself where the other is the identity."""
-    if is_identity(w_out):
-        return w_val
-    return w_out if is_identity(w_val) else w_val @ w_out
+    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself where the other is the identity.
 
-
-def learned(w_val: Tensor, w_out: Tensor) -> Tensor:
-    """The product for autograd; the factor that learns itself where the other is the identity and learns nothing."""
+    Where derivatives are wanted, that is so only if the identity learns nothing.
+    """
+    if transformed():
+        return w_val @ w_out
+    recorded = torch.is_grad_enabled() and (w_val.requires_grad or w_out.requires_grad)
     for whole, other in ((w_val, w_out), (w_out, w_val)):
-        if not other.requires_grad and is_identity(other):
+        if not (recorded and other.requires_grad) and is_identity(other):
             return whole
-    both = Merge.apply(w_val, w_out)
+    both = Merge.apply(w_val, w_out) if recorded else w_val @ w_out
     assert isinstance(both, Tensor)
     return both

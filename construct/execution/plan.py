@@ -1,5 +1,6 @@
 """Which heads are pure shifts on a grid, and between which tokens: read off ``v`` and ``w_key_pos``, in every call."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -8,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.attention import MHSA
 from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
-from construct.execution.layout import Shifts
+from construct.execution.kernels.windows import Shifts
+from construct.execution.protocol import Layer
+from construct.execution.transforms import common, eagerly, plain, transformed
 from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
@@ -39,20 +41,25 @@ MOST_KEPT = 1024
 """Plans are kept by what they were made from; so many."""
 
 
-def axial_plan(layer: MHSA, grid: TokenGrid) -> Plan | None:
+def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
     """What each head does, if the attention factorises, or is established to be a shift, for every head; else None."""
     if layer.has_content():
         return None
+    if transformed() and (layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None):
+        return None  # learned tables are not unwrapped, and members of a mapped call may look elsewhere each
     plan = plan_for(layer, grid)
     return plan if layer.encoding.factorises or not plan.soft else None
 
 
-def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
+def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    v, w_key_pos, kind = layer.v, layer.w_key_pos, layer.encoding
+    v, w_key_pos, kind = common(layer.v), common(layer.w_key_pos), layer.encoding
+    assert v is not None
+    assert w_key_pos is not None
+    with nullcontext() if plain() else eagerly():
+        bits = _bytes(v), _bytes(w_key_pos)
     asked: tuple[Any, ...] = (
-        _bytes(v),
-        _bytes(w_key_pos),
+        *bits,
         v.dtype,
         w_key_pos.dtype,
         layer.heads,
@@ -73,15 +80,17 @@ def plan_for(layer: MHSA, grid: TokenGrid) -> Plan:
     if kept is None:
         if len(_KEPT) >= MOST_KEPT:
             _KEPT.clear()
-        c = layer.position_vector().detach().cpu().numpy()
-        kept = _KEPT[asked] = _plan(c, kind, grid)
+        c = common(layer.position_vector())
+        assert c is not None
+        with eagerly():
+            kept = _KEPT[asked] = _plan(c.cpu().numpy(), kind, grid)
     return kept
 
 
 def _bytes(t: Tensor) -> bytes:
     if t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64):
-        t = t.detach().cpu().view(torch.uint8)
-    return t.detach().numpy().tobytes()
+        t = t.cpu().view(torch.uint8)
+    return t.numpy().tobytes()
 
 
 @np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
@@ -165,14 +174,3 @@ class Sight:
             return cls(Shifts(tuple(ahead), grid.step, size, grid.query_shape), padded, False)
         behind = tuple(tuple(-n for n in offset) for offset in ahead)
         return cls(Shifts(behind, tuple(step for _, step in affine), grid.query_shape, size), False, True)
-
-    def tokens(self, x: Tensor, grid: TokenGrid, groups: int) -> Tensor:
-        """What is seen of x (B, D_in, *n): (B, *n, groups, C)."""
-        return tokens_of(grid.padded(x) if self.padded else x, groups)
-
-
-def tokens_of(x: Tensor, groups: int) -> Tensor:
-    """(B, D_in, *n) → (B, *n, groups, C), a view."""
-    if groups == 1:
-        return x.movedim(1, -1).unsqueeze(-2)
-    return x.unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))

@@ -25,9 +25,9 @@ its best shift is certain.
 import torch
 from torch import Tensor
 
-from construct.attention import MHSA
 from construct.encoding import quadratic as encoding
-from construct.tokens import TokenGrid
+from construct.execution.protocol import Layer
+from construct.tokens import TokenGrid, array_of
 
 UNIT = 2.0**-53
 """The unit roundoff of scores."""
@@ -39,13 +39,13 @@ class Coarse(NotImplementedError):
     """The rounding of the scores could turn a head to another key."""
 
 
-def coordinates(layer: MHSA, grid: TokenGrid) -> tuple[Tensor, Tensor]:
+def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     """Positions of keys, (T, D_p − 1), and of queries, (queries, D_p − 1): float64, less the middle of the queries.
 
     Of the parabola, their numbers.
     """
     device = layer.v.device
-    middles = [(int(query.numpy()[0]) + int(query.numpy()[-1])) / 2 for query in grid.queries]
+    middles = [(int(array_of(query)[0]) + int(array_of(query)[-1])) / 2 for query in grid.queries]
 
     def laid_out(axes: list[Tensor]) -> Tensor:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
@@ -56,7 +56,7 @@ def coordinates(layer: MHSA, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     return laid_out(keys), laid_out(queries)
 
 
-def largest_encoding(layer: MHSA, grid: TokenGrid) -> Tensor:
+def largest_encoding(layer: Layer, grid: TokenGrid) -> Tensor:
     """max|r_p| over the shifts that occur: float64 (D_p,)."""
     widest = [float(max(-least, most, 0)) for least, most in grid.box]
     if layer.radix is not None:

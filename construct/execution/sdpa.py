@@ -22,15 +22,17 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from construct.attention import EXECUTIONS, MHSA, Execution, working_dtype
 from construct.encoding import quadratic as encoding
 from construct.errors import require
 from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
+from construct.execution.protocol import Execution, Layer, tensors_of, working_dtype
+from construct.execution.transforms import is_batched
 from construct.heads import require_distinct
 from construct.tokens import TokenGrid
 
@@ -38,7 +40,7 @@ KEYS_PER_BLOCK, QUERIES_PER_BLOCK = 512, 256
 """The most scores that torch's kernel has at once, for each thread."""
 
 
-def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Differentiable once: torch's kernel has no second derivative.
@@ -51,6 +53,8 @@ def run(layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
     """
     if not runs_on(x.device):
         raise NotImplementedError(f"MHSA: sdpa needs torch's fused attention in float64, and {x.device} has none")
+    if forward_ad._current_level >= 0 or any(is_batched(t) for t in (x, *tensors_of(layer))):
+        raise NotImplementedError("MHSA: sdpa has no vmap and no forward mode (the executions dense and chunked have)")
     refusal = refuses(layer)
     if refusal is not None:
         raise NotImplementedError(f"MHSA: sdpa cannot run this layer: {refusal}")
@@ -178,13 +182,13 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def refuses(layer: MHSA) -> str | None:
+def refuses(layer: Layer) -> str | None:
     """Why the scores of a layer are no dot product of known rounding: its encoding; None if they are."""
     kind = layer.encoding
     return None if kind.dot_product else f"scores of the {kind.name} encoding have no bound on their rounding there"
 
 
-def admits(layer: MHSA, grid: TokenGrid) -> bool:
+def admits(layer: Layer, grid: TokenGrid) -> bool:
     """Whether no head is refused as long as content does not move it."""
     if not runs_on(layer.v.device) or refuses(layer) is not None:
         return False
@@ -195,7 +199,7 @@ def admits(layer: MHSA, grid: TokenGrid) -> bool:
     return True
 
 
-def _sizes(layer: MHSA, content: bool) -> tuple[int, int, int]:
+def _sizes(layer: Layer, content: bool) -> tuple[int, int, int]:
     """The rank of the scores, the width of the values, and the common head size."""
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
     rank = pos_dim + (key_dim if content else 0)
@@ -203,13 +207,13 @@ def _sizes(layer: MHSA, content: bool) -> tuple[int, int, int]:
     return rank, width, max(rank, width)
 
 
-def memory(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of the queries, keys, values of a block of heads and what it saw, of the kernel's blocks, and of the output."""
     needed = partial(_needed, layer, batch, grid, layer.has_content())
     return needed(heads_per_block(layer, needed))
 
 
-def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
+def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
     """As :func:`memory`, with so many heads at once."""
     size = working_dtype(layer.w_val.dtype).itemsize
     rank, width, head_size = _sizes(layer, content)
@@ -234,7 +238,7 @@ def _needed(layer: MHSA, batch: int, grid: TokenGrid, content: bool, heads: int)
     )
 
 
-def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
+def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: scores and their product with the values, at the common head size, and the projections."""
     heads, groups, channels, head_dim = layer.w_val.shape
     content = layer.has_content()
@@ -245,7 +249,7 @@ def cost(layer: MHSA, batch: int, grid: TokenGrid) -> int:
     return batch * heads * total
 
 
-EXECUTIONS["sdpa"] = Execution(
+EXECUTION = Execution(
     run,
     memory,
     "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory",

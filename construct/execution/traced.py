@@ -6,24 +6,29 @@ they lie in the input, so that nothing has to be turned on the way in or out.
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from construct.attention import MHSA, TRACING, memory_format, working_dtype
 from construct.encoding.encodings import CLASSICAL
-from construct.execution import narrow
+from construct.execution.autograd import channels_last, shifted
+from construct.execution.kernels.windows import Shifts
 from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
+from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
+from construct.execution.transforms import abstract, eagerly, jit_traced
 from construct.geometry import ConvGeometry
-from construct.tokens import TokenGrid
+from construct.tokens import TokenGrid, output_size
 
 log = logging.getLogger(__name__)
 
 FROZEN = "frozen"
 """The attribute in which the copy of a layer that is to be exported carries what is frozen; no other layer has it."""
+FEW = ((12, 2), (32, 10))
+"""Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""
 EXAMPLE = 64
 """Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
 
@@ -45,7 +50,7 @@ class Frozen:
     whole: str
 
 
-def freeze(layer: MHSA) -> Frozen:
+def freeze(layer: Layer) -> Frozen:
     """Read off where every head looks and which factor is the identity.
 
     Raises:
@@ -70,7 +75,7 @@ def freeze(layer: MHSA) -> Frozen:
     return Frozen(starts, whole)
 
 
-def _frozen_now(layer: MHSA) -> tuple[Starts, str] | None:
+def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
     """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
     try:
         frozen = freeze(layer)
@@ -91,7 +96,7 @@ def _say_once(message: str) -> None:
     log.warning(message)
 
 
-def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
+def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     """Eq. 3 with attention known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; None if it is not.
 
     Raises:
@@ -99,12 +104,13 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     """
     frozen = layer.__dict__.get(FROZEN)
     if frozen is None:
-        if not torch.compiler.is_dynamo_compiling():
+        if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
             raise NotImplementedError(
                 "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
                 "construct.files.export.frozen_copy(network))"
             )
-        now = _frozen_now(layer)
+        with nullcontext() if torch.compiler.is_compiling() else eagerly():
+            now = _frozen_now(layer)
         if now is None:
             return None
         frozen = Frozen(*now)
@@ -113,11 +119,13 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
         w = getattr(layer, frozen.whole).to(dtype)
     else:
         w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
+    with eagerly() if jit_traced() else nullcontext():
+        heads, groups, channels, width = w.shape
     tokens = padded(x.to(dtype), geometry)
     bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
-    if w.shape[2] == w.shape[3] == 1:
+    if channels == width == 1:
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
-    elif w.shape[1] == 1 and set(geometry.query_stride) == {1} and narrow.few(len(w), w.shape[3], w.shape[2]):
+    elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
         y = _products_first(tokens, w, frozen.starts, geometry, bias)
     elif memory_format(x) == torch.contiguous_format:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
@@ -126,10 +134,26 @@ def run(layer: MHSA, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     return y.to(x.dtype)
 
 
+def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
+    """A call of a layer whose tensors have shapes and no numbers, fake or meta: (B, D_in, *n) → (B, D_out, *o), as abstract.
+
+    Raises:
+        RuntimeError: this size has no output.
+    """
+    size = tuple(x.shape[2:])
+    heads = ((0,) * geometry.dims,) * layer.heads
+    shifts = Shifts(heads, (1,) * geometry.dims, size, output_size(geometry, size))
+    y = shifted(x, layer.w_val @ layer.w_out, layer.b_out, shifts, False, x.dtype, channels_last(x))
+    for tensor in tensors_of(layer):
+        if tensor.requires_grad and tensor is not layer.b_out:
+            y = y + 0 * tensor.sum().to(y.dtype)
+    return y
+
+
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
     seen = (_seen(tokens, start, geometry) for start in starts)
-    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w)
+    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w.unbind())
     return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=bias)
 
 
@@ -181,6 +205,11 @@ def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor
     return tokens.movedim(1, -1)[(slice(None), *places)]
 
 
+def _few(heads: int, channels: int, width: int) -> bool:
+    """Whether C output channels out of D = ``width`` are few."""
+    return heads > 1 and any(0 < channels < most and times * channels <= width for most, times in FEW)
+
+
 def _other(factor: str) -> str:
     return "w_out" if factor == "w_val" else "w_val"
 
@@ -207,6 +236,3 @@ def _seen(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Ten
         if step > 1:
             tokens = tokens[(slice(None),) * axis + (slice(None, None, step),)]
     return tokens
-
-
-TRACING.append(run)

@@ -32,6 +32,7 @@ NEEDED = {
     "sharpness",
     "head_width",
     "nasty_inputs",
+    "kernels",
 }
 
 

@@ -1,0 +1,174 @@
+"""The three maps of :mod:`construct.execution.kernels` for autograd: each one's derivatives are the two others.
+
+They take and give images, (B, groups·C, *n), and a bias on the way: a call is a single node, and its gradients lie in memory as
+what they belong to.  All three are linear in each of their tensors, which is all that forward-mode derivatives need.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from construct.execution import kernels
+from construct.execution.kernels.windows import Shifts
+from construct.execution.transforms import abstract, faked, is_batched, nonzero, transformed
+
+
+class _Function(torch.autograd.Function):
+    """A function whose ``apply`` does not look for default arguments, which takes torch longer than a small product."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """As torch's own."""
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)  # what torch calls in the end
+
+
+class Shifted(_Function):
+    """FORWARD or ADJOINT of :func:`kernels.prepare`, with its derivatives, of any order."""
+
+    @staticmethod
+    def forward(
+        images: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        shifts: Shifts,
+        adjoint: bool,
+        dtype: torch.dtype,
+        last: bool,
+    ) -> Tensor:
+        """Images (B, groups·C, *n), w (heads, groups, C, D), bias (groups·D,) → (B, groups·D, *o).
+
+        Of the adjoint, C and D, n and o change places, but not in w.
+
+        Args:
+            images: x, of the adjoint y.
+            w: of the type to compute in.
+            bias: or None.
+            shifts: where the heads look.
+            adjoint: which of the two.
+            dtype: of the result.
+            last: whether its channels are to be last in memory.
+        """
+        if faked() or abstract(images, w):
+            channels, size = w.shape[1] * w.shape[2 if adjoint else 3], shifts.size if adjoint else shifts.output
+            shape = (len(images), *size, channels) if last else (len(images), channels, *size)
+            out = images.new_empty(shape, dtype=dtype)
+            return out.movedim(-1, 1) if last else out
+        kind = kernels.ADJOINT if adjoint else kernels.FORWARD
+        return kernels.prepare(kind, images, w, shifts, dtype, last)(
+            images, bias if bias is not None and nonzero(bias) else None
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """The tensors, for both modes."""
+        images, w, _, *ctx.rest = inputs
+        ctx.save_for_backward(images, w)
+        ctx.save_for_forward(images, w)
+        ctx.shape = output.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """By the two other maps."""
+        (gradient,), (images, w), wants = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        shifts, adjoint, *_ = ctx.rest
+        x, y = (gradient, images) if adjoint else (images, gradient)
+        back = (shifts, not adjoint, images.dtype, channels_last(images))
+        return (
+            Shifted.apply(gradient, w, None, *back) if wants[0] else None,
+            Weights.apply(x, y, w.shape[1], shifts, w.dtype) if wants[1] else None,
+            gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
+            *(None,) * 4,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """d(map(x, w) + b) = map(dx, w) + map(x, dw) + db."""
+        images, w = ctx.saved_tensors
+        given, factor, bias, *_ = tangents
+        total: Any = None if given is None else Shifted.apply(given, w, bias, *ctx.rest)
+        if factor is not None:
+            more: Any = Shifted.apply(images, factor, bias if total is None else None, *ctx.rest)
+            total = more if total is None else total + more
+        if total is None:
+            total = bias.to(ctx.rest[2]).view(-1, *(1,) * (images.dim() - 2)).expand(ctx.shape).contiguous()
+        return total
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Images of all members in one call, or a call for each member's own weights."""
+        if any(axis is not None for axis in axes[1:]):
+            return _each(Shifted, info.batch_size, axes, inputs)
+        images = inputs[0].movedim(axes[0], 0)
+        out: Any = Shifted.apply(images.flatten(0, 1), *inputs[1:])
+        return out.unflatten(0, images.shape[:2]), 0
+
+
+class Weights(_Function):
+    """:func:`kernels.weights` with its derivatives, of any order."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, groups: int, shifts: Shifts, dtype: torch.dtype) -> Tensor:
+        """x (B, groups·C, *n), y (B, groups·D, *o) → (heads, groups, C, D) of ``dtype``."""
+        if faked() or abstract(x, y):
+            shape = len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups
+            return x.new_empty(shape, dtype=dtype)
+        return kernels.weights(x, y, shifts, groups, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """The tensors, for both modes."""
+        x, y, *ctx.rest = inputs
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """By the two other maps."""
+        (w,), (x, y), wants, shifts = gradients, ctx.saved_tensors, ctx.needs_input_grad, ctx.rest[1]
+        return (
+            Shifted.apply(y, w, None, shifts, True, x.dtype, channels_last(x)) if wants[0] else None,
+            Shifted.apply(x, w, None, shifts, False, y.dtype, channels_last(y)) if wants[1] else None,
+            *(None,) * 3,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Of x and of y."""
+        (x, y), (dx, dy) = ctx.saved_tensors, tangents[:2]
+        parts: list[Any] = [
+            Weights.apply(*pair, *ctx.rest) for pair in ((dx, y), (x, dy)) if all(t is not None for t in pair)
+        ]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """A call for each member."""
+        return _each(Weights, info.batch_size, axes, inputs)
+
+
+def shifted(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
+) -> Tensor:
+    """As :meth:`Shifted.forward`, with a node for autograd only where one is needed, for that takes time."""
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias))
+    call = Shifted.apply if recorded or transformed() else Shifted.forward
+    out = call(images, w, bias, shifts, adjoint, dtype, last)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether channels of (B, C, *n) are last in memory."""
+    return not is_batched(x) and x.stride(1) == 1 and x.shape[1] > 1
+
+
+def _each(function: Any, members: int, axes: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
+    """A call for each member of a mapped call, of whose inputs some have a mapped axis."""
+    found = []
+    for member in range(members):
+        own = (value if axis is None else value.select(axis, member) for value, axis in zip(inputs, axes, strict=True))
+        found.append(function.apply(*own))
+    return torch.stack(found), 0

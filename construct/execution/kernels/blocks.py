@@ -1,0 +1,91 @@
+"""Cutting the queries of a call into blocks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, prod
+
+_MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
+
+
+def most_queries() -> int | None:
+    """The limit of :func:`smaller_blocks`; None outside of it."""
+    return _MOST_QUERIES.get()
+
+
+def queries_per_block(fitting: int) -> int:
+    """How many queries an execution that works in blocks takes at once: what fits, or fewer inside of :func:`smaller_blocks`.
+
+    Args:
+        fitting: how many would fit into a block of the execution's usual size.
+
+    Returns:
+        At least 1.
+    """
+    most = _MOST_QUERIES.get()
+    return max(1, fitting if most is None else min(fitting, most))
+
+
+@contextmanager
+def smaller_blocks(queries: int) -> Iterator[None]:
+    """Within, no block holds more than so many queries: so that small inputs take several blocks too, as large ones do."""
+    token = _MOST_QUERIES.set(queries)
+    try:
+        yield
+    finally:
+        _MOST_QUERIES.reset(token)
+
+
+@lru_cache(maxsize=256)
+def pieces(length: int, most: int) -> tuple[slice, ...]:
+    """0 … length in equal pieces of at most so many, but for the last one."""
+    size = ceil(length / max(1, ceil(length / most))) or 1
+    return tuple(slice(start, min(length, start + size)) for start in range(0, length, size))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries of one image that follow each other in row-major order.
+
+    Attributes:
+        box: which, along each axis.
+        first: the row-major number of the first of them.
+    """
+
+    box: tuple[slice, ...]
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many along each axis."""
+        return tuple(part.stop - part.start for part in self.box)
+
+    @property
+    def flat(self) -> slice:
+        """Their row-major numbers."""
+        return slice(self.first, self.first + prod(self.shape))
+
+
+@lru_cache(maxsize=256)
+def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
+    """An image's queries in blocks of at most so many: whole trailing axes, a range of one axis, one place on those before.
+
+    Args:
+        output: the number of queries along each axis.
+        most: queries of a block, at least 1.
+    """
+    axis = len(output)
+    while axis and prod(output[axis - 1 :]) <= most:
+        axis -= 1
+    ranges = [pieces(n, 1) for n in output[: axis - 1]] if axis else []
+    if axis:
+        ranges.append(pieces(output[axis - 1], max(1, most // prod(output[axis:]))))
+    ranges += [(slice(0, n),) for n in output[axis:]]
+    strides = [prod(output[i + 1 :]) for i in range(len(output))]
+    return tuple(
+        Block(box, sum(part.start * stride for part, stride in zip(box, strides, strict=True)))
+        for box in product(*ranges)
+    )

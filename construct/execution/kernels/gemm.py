@@ -1,0 +1,76 @@
+"""Products of matrices, by the quicker one of the two libraries that torch brings for the CPU.
+
+oneDNN's inner product keeps its pace where matrices are larger than a core's cache (97 against 77 GFLOP/s), and where they have few
+columns (18 against 5 for three), and puts what it makes into new memory; the BLAS behind ``torch.mm`` takes less to begin.
+Both add up the same terms, in orders of their own.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from construct.execution.kernels import constants
+
+INNER: Callable[..., Tensor] | None = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+)
+"""oneDNN's inner product, which has no name of its own in torch but this one; None where torch was built without it."""
+
+
+def onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU."""
+    return INNER is not None and dtype == torch.float32 and device.type == "cpu"
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
+    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N).
+
+    Args:
+        a: of any strides.
+        b: of any strides.
+        bias: or None.
+        out: or None.
+        quick: whether oneDNN may be asked, see :func:`onednn`.
+    """
+    if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
+        if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
+            assert INNER is not None
+            made = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
+            return made if out is None else out.copy_(made)
+    if out is None:
+        return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def products(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, quick: bool) -> None:
+    """As :func:`product` for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N)."""
+    if a.shape[0] == 1:
+        product(a[0], b[0], None if bias is None else bias[0], out[0], quick)
+    elif bias is None:
+        out.copy_(torch.bmm(a, b))
+    else:
+        torch.add(torch.bmm(a, b), bias[:, None], out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -> None:
+    """total += a b for each group, or total = a b where it is the first: (groups, M, N), (groups, M, K), (groups, K, N)."""
+    if a.shape[0] > 1:
+        total.baddbmm_(a, b, beta=0 if first else 1)  # 0: whatever was there is not read
+        return
+    one, other = a[0], b[0]
+    heavy = one.numel() * other.shape[1] >= constants.ONEDNN
+    if quick and heavy and torch._C._get_mkldnn_enabled() and _whole(other):
+        if not one.is_contiguous() and one.shape[1] <= constants.SHORT:
+            one = one.contiguous()
+        if one.is_contiguous():
+            assert INNER is not None
+            made = INNER(one, other.mT, None, "none", [], "")
+            total[0].copy_(made) if first else total[0].add_(made)
+            return
+    total[0].addmm_(one, other, beta=0 if first else 1)
+
+
+def _whole(matrix: Tensor) -> bool:
+    """Whether a matrix lies without gaps, by rows or by columns: of any other, oneDNN's product takes a thousand times as long."""
+    return matrix.is_contiguous() or matrix.mT.is_contiguous()

@@ -1,0 +1,134 @@
+"""GEMM and col2im: one product a token with the matrices of all heads, added up where each head looked.
+
+    x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
+
+Nothing is copied side by side, and the weights are read as they lie; what is made is as much as there are heads and channels of x.
+So this is the quick way where x has few channels, for which a product with few columns would be slow, and where weights outnumber
+tokens, for which turning the weights would be.  A forward without a stride is the same with x and y exchanged.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+
+from construct.execution.kernels import constants
+from construct.execution.kernels.blocks import Block, blocks
+from construct.execution.kernels.gemm import product
+from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, stacked
+from construct.execution.kernels.windows import FIRST, LAST, Box, Shifts, clip
+from construct.execution.kernels.workspace import Workspace, bytes_of
+
+
+class GemmScatter:
+    """The kernel for outputs of few channels, and for the adjoint of few tokens."""
+
+    name = "gemm_scatter"
+
+    def plan(self, problem: Problem) -> Task | None:
+        """A task for one group of channels and at least two heads, if fewer numbers are moved here than by im2col."""
+        shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
+        if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
+            return None
+        sent, made = problem.width, problem.channels  # channels of what is read, and of what is written
+        if kind == FORWARD:
+            sent, made = made, sent
+        tokens = problem.images * prod(shifts.output)
+        # The product of a token with all heads has heads·made columns; few columns are slow by themselves.
+        here = heads * tokens * made * constants.SCATTER
+        there = heads * tokens * sent * (constants.COPY + constants.FEW / made)
+        if kind == ADJOINT:
+            there += heads * made * sent * constants.TRANSPOSE
+        return Scattered(problem) if here < there else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one head adds of a block: its number, the queries that see a token, and these tokens."""
+
+    head: int
+    queries: Box
+    tokens: Box
+
+
+class Scattered:
+    """The sum above; of a forward, with x and y exchanged and offsets turned round."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        if problem.kind == FORWARD:
+            self.shifts, self.channels, self.width = problem.shifts.flipped(), problem.width, problem.channels
+            layouts = problem.x_layout, problem.y_layout
+        else:
+            self.shifts, self.channels, self.width = problem.shifts, problem.channels, problem.width
+            layouts = problem.y_layout, problem.x_layout
+        self.given, wanted = layouts
+        self.rows = wanted == LAST and self.channels >= constants.ROWS  # products (queries, heads·C), else turned
+        self.direct = wanted == (LAST if self.rows else FIRST)
+        heads = len(self.shifts.offsets)
+        queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
+        self.blocks = [(block, parts_of(self.shifts, block)) for block in blocks(self.shifts.output, queries)]
+        self.most = max(prod(block.shape) for block, _ in self.blocks)
+        self.made = self.most * heads * self.channels
+        self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
+        matrix = heads * self.channels * self.width
+        new = self.made + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
+        self.workspace = bytes_of(problem.dtype, self.made, self.image, matrix, new)
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """As :class:`~construct.execution.kernels.problem.Task`."""
+        out = self.problem.new(first) if out is None else out
+        heads, channels, size = len(self.shifts.offsets), self.channels, self.shifts.size
+        w = second.mT if self.problem.kind == FORWARD else second
+        matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
+        with Workspace(second, self.made, self.image) as (made, image):
+            image = image[: self.image]
+            for y, target in zip(first, out, strict=True):
+                if self.rows:
+                    target = target.movedim(0, -1)
+                whole = (
+                    target if self.direct else image.view(*size, channels) if self.rows else image.view(channels, *size)
+                )
+                if bias is None:
+                    whole.zero_()
+                else:
+                    whole.copy_(bias if self.rows else bias.view(-1, *(1,) * len(size)))
+                for block, parts in self.blocks:
+                    rows = prod(block.shape)
+                    tokens = self._tokens(y, block, second)  # (queries, D)
+                    flat = made[: rows * heads * channels]
+                    if self.rows:
+                        product(tokens, matrix.mT, None, flat.view(rows, -1), self.problem.onednn)
+                        found = flat.view(*block.shape, heads, channels).movedim(-2, 0)
+                    else:
+                        product(matrix, tokens.mT, None, flat.view(-1, rows), self.problem.onednn)
+                        found = flat.view(heads, channels, *block.shape)
+                    every = () if self.rows else (slice(None),)
+                    for part in parts:
+                        whole[every + part.tokens] += found[part.head][every + part.queries]
+                if not self.direct:
+                    target.copy_(whole)
+        return out
+
+    def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
+        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or turned."""
+        if self.given == FIRST:
+            return y.view(self.width, -1)[:, block.flat].mT
+        if self.given == LAST:
+            return y.movedim(0, -1).view(-1, self.width)[block.flat]
+        return y.movedim(0, -1)[block.box].to(like.dtype).reshape(-1, self.width)
+
+
+def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
+    """What every head adds of a block; those that see nothing are left out."""
+    found = []
+    for head, offset in enumerate(shifts.offsets):
+        queries, tokens = [], []
+        for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
+            start = step * box.start + e
+            low, high = clip(start, step, box.stop - box.start, size)
+            queries.append(slice(low, high))
+            tokens.append(slice(start + step * low, start + step * (high - 1) + 1, step))
+        if all(part.start < part.stop for part in queries):
+            found.append(Part(head, tuple(queries), tuple(tokens)))
+    return tuple(found)

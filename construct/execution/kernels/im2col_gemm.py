@@ -1,0 +1,289 @@
+"""im2col and GEMM: the tokens that all heads see copied side by side into a workspace, and one matrix product a block of queries.
+
+With channels last the columns are (queries, heads·C), and the W_h below each other (heads·C, D); with channels first all of this
+is turned, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
+with the zeros around it first, unless all of it lies in the input; from there a run of heads is one strided view.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from construct.execution.kernels import constants
+from construct.execution.kernels.blocks import Block, blocks, pieces
+from construct.execution.kernels.gemm import add_product, product, products
+from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, View, clip, order_of, runs_of, strides_of
+from construct.execution.kernels.workspace import Workspace, bytes_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of queries, of some images.
+
+    Attributes:
+        block: which queries.
+        rows: how many, of all these images.
+        window: numbers of the tokens that they see.
+        inside: of the window, what is input.
+        source: of the input, what that is: a view, or where it lies otherwise, a box.
+        zeros: what the window has zeros around; None where it has none.
+        copies: for each run, its columns, and its tokens in the window, or in the input if that needs no window.
+        matrix: the columns, (groups, queries, heads·C).
+        result: where the product belongs in an output without gaps, (groups, queries, D), or turned.
+    """
+
+    block: Block
+    rows: int
+    window: int
+    inside: View
+    source: View | Box
+    zeros: object
+    copies: tuple[tuple[View, View], ...]
+    matrix: View
+    result: View
+
+
+class Im2colGemm:
+    """The kernel that takes every shape; in place of an adjoint it is asked for the residues of the stride."""
+
+    name = "im2col_gemm"
+
+    def plan(self, problem: Problem) -> Task | None:
+        """A task for outputs, or one for the gradient of the weights."""
+        if problem.kind == ADJOINT:
+            return None
+        return Weights(problem) if problem.kind == WEIGHTS else Outputs(problem)
+
+
+class _Columns:
+    """What both tasks do: lay out the columns of a block."""
+
+    def __init__(self, problem: Problem):
+        self.problem, shifts = problem, problem.shifts
+        heads, groups, channels = len(shifts.offsets), problem.groups, problem.channels
+        self.depth = heads * channels
+        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(shifts.output) >= constants.SHORT
+        order = order_of(shifts.offsets)
+        self.heads = tuple(problem.heads[head] for head in order)
+        longest = max(max(run.counts) for run in runs_of(shifts.offsets, False))
+        self.runs = runs_of(shifts.offsets, self.turned or longest * groups * channels <= constants.RECTANGLE)
+        ends = [s * (o - 1) + 1 for s, o in zip(shifts.step, shifts.output, strict=True)]
+        self.in_place = problem.x_layout == (FIRST if self.turned else LAST) and all(
+            least >= 0 and least + reach + end <= size
+            for least, reach, end, size in zip(shifts.least, shifts.reach, ends, shifts.size, strict=True)
+        )
+        self.alone = heads == 1 and set(shifts.step) == {1} and not self.in_place  # then the window is the columns
+        self.x_strides = strides_of(problem.x_layout, groups * channels, shifts.size)
+        self.y_strides = strides_of(problem.y_layout, groups * problem.width, shifts.output)
+        queries = problem.block(max(constants.QUERIES, constants.COLUMNS // (groups * self.depth)))
+        parts = blocks(shifts.output, queries)
+        images = 1 if self.turned or len(parts) > 1 else queries // prod(shifts.output)
+        self.images = pieces(problem.images, max(1, images))
+        counts = sorted({part.stop - part.start for part in self.images})
+        self.steps = {count: [self._step(block, count) for block in parts] for count in counts}
+        every = [step for steps in self.steps.values() for step in steps]
+        self.rows = max(step.rows for step in every)
+        self.columns = 0 if self.alone else self.rows * groups * self.depth
+        self.window = 0 if self.in_place else max(step.window for step in every)
+        self.single = len(every) == 1
+
+    def _step(self, block: Block, images: int) -> Step:
+        problem, shifts, channels = self.problem, self.problem.shifts, self.problem.channels
+        every, queries, rows = problem.groups * channels, prod(block.shape), images * prod(block.shape)
+        starts = [s * part.start + e for s, part, e in zip(shifts.step, block.box, shifts.least, strict=True)]
+        lengths = tuple(
+            s * (n - 1) + reach + 1 for s, n, reach in zip(shifts.step, block.shape, shifts.reach, strict=True)
+        )
+        clips = [clip(start, 1, n, size) for start, n, size in zip(starts, lengths, shifts.size, strict=True)]
+        real = tuple(high - low for low, high in clips)
+        own = strides_of(FIRST if self.turned else LAST, every, lengths)
+        inside: View = ((images, *real, every), own, sum(low * n for (low, _), n in zip(clips, own[1:], strict=False)))
+        source: View | Box = tuple(slice(at + low, at + high) for at, (low, high) in zip(starts, clips, strict=True))
+        if problem.x_layout != OTHER:
+            first = sum((at + low) * n for at, (low, _), n in zip(starts, clips, self.x_strides[1:], strict=False))
+            source = (inside[0], self.x_strides, first if all(real) else 0)
+        begin = starts if self.in_place else [0] * len(starts)
+        copies = [
+            self._copy(run.head, run.counts, run.steps, run.offset, block.shape, images, begin, own)
+            for run in self.runs
+        ]
+        depth = self.depth
+        matrix: View = ((problem.groups, rows, depth), (rows * depth, *((1, rows) if self.turned else (depth, 1))), 0)
+        if self.alone:
+            matrix = (matrix[0], (channels * own[-1], *((1, rows) if self.turned else (every, 1))), 0)
+        width, y = problem.width, self.y_strides
+        result = (problem.groups, width, queries) if self.turned else (problem.groups, rows, width)
+        along = (y[-1], y[-2]) if self.turned else (y[-2], y[-1])
+        return Step(
+            block,
+            rows,
+            images * every * prod(lengths),
+            inside,
+            source,
+            (lengths, clips) if real != lengths else None,
+            () if self.alone else tuple(copies),
+            matrix,
+            (result, (width * y[-1], *along), block.first * y[-2]),
+        )
+
+    def _copy(
+        self,
+        head: int,
+        counts: Ints,
+        steps: Ints,
+        offset: Ints,
+        queries: Ints,
+        images: int,
+        begin: list[int],
+        own: Ints,
+    ) -> tuple[View, View]:
+        """The columns of a run and its tokens: (images, *queries, groups, *heads, C)."""
+        shifts, channels, groups = self.problem.shifts, self.problem.channels, self.problem.groups
+        image, *along, channel = self.x_strides if self.in_place else own
+        shape = (images, *queries, groups, *counts, channels)
+        ahead = [e - least + b for e, least, b in zip(offset, shifts.least, begin, strict=True)]
+        tokens: View = (
+            shape,
+            (image, *map(mul, shifts.step, along), channels * channel, *map(mul, steps, along), channel),
+            sum(map(mul, ahead, along)),
+        )
+        rows = images * prod(queries)
+        between = [prod(queries[axis:]) for axis in range(len(queries) + 1)]  # images, queries
+        heads = [prod(counts[axis + 1 :]) * channels for axis in range(len(counts))]
+        row, column = (1, rows) if self.turned else (self.depth, 1)
+        columns: View = (
+            shape,
+            (*(n * row for n in between), rows * self.depth, *(n * column for n in heads), column),
+            head * channels * column,
+        )
+        return columns, tokens
+
+    def laid_out(self, x: Tensor, images: slice, step: Step, columns: Tensor, window: Tensor, before: object) -> Tensor:
+        """The columns of one block, (groups, queries, heads·C).
+
+        Args:
+            x: (B, groups·C, *n).
+            images: which.
+            step: the block.
+            columns: a buffer.
+            window: a buffer, of which this is the last use if the next block has other zeros.
+            before: what the window has zeros around.
+        """
+        ahead = images.start * self.x_strides[0]
+        if self.in_place:
+            tokens = x
+        else:
+            tokens = window
+            if step.zeros is not None and step.zeros != before:
+                window[: step.window].zero_()
+            if self.problem.x_layout == OTHER:
+                seen = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
+            else:
+                seen = at(x, step.source, ahead)  # type: ignore[arg-type]
+            at(window, step.inside).copy_(seen)
+            ahead = 0
+        for into, source in step.copies:
+            at(columns, into).copy_(at(tokens, source, ahead))
+        return at(window if self.alone else columns, step.matrix)
+
+
+class Outputs(_Columns):
+    """y[o] = b + Σ_h x[s·o + e_h] w_h."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        groups = problem.groups
+        # Products are made where they belong, if that is a matrix.
+        self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
+        self.made = 0 if self.direct else self.rows * problem.groups * problem.width
+        self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
+        weights = len(self.heads) * problem.groups * problem.channels * problem.width  # in another order
+        new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.made, weights, new)
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """As :class:`~construct.execution.kernels.problem.Task`."""
+        problem, quick, direct = self.problem, self.problem.onednn, self.direct
+        groups, width = problem.groups, problem.width
+        # For oneDNN the other way round, if products come out turned; as it lies for small ones.
+        matrix = stacked(second, self.heads, self.turned and self.heavy)
+        if self.turned and not self.heavy:
+            matrix = matrix.mT
+        plain = type(first) is Tensor  # else outputs are to be of its type
+        alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
+        if out is None and not alone:
+            out = problem.new(first)
+        with Workspace(second, self.columns, self.window, self.made) as (columns, window, made):
+            zeros: object = None
+            for images in self.images:
+                ahead = images.start * self.y_strides[0]
+                for step in self.steps[images.stop - images.start]:
+                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    zeros = step.zeros
+                    if alone:
+                        return problem.as_images(product(seen[0], matrix[0], bias, None, quick))
+                    assert out is not None
+                    if self.turned:
+                        result = at(out, step.result, ahead)
+                        if groups > 1:
+                            result.copy_(torch.bmm(matrix, seen.mT))
+                        else:
+                            product(matrix[0], seen[0].mT, None, result[0], quick)
+                        if bias is not None:
+                            result += bias.view(groups, width, 1)
+                    elif direct:
+                        product(seen[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
+                    else:
+                        result = made[: groups * step.rows * width].view(groups, step.rows, width)
+                        products(seen, matrix, None if bias is None else bias.view(groups, width), result, quick)
+                        tokens = (
+                            out[images].movedim(1, -1)[(slice(None), *step.block.box)].unflatten(-1, (groups, width))
+                        )
+                        tokens.copy_(result.view(groups, -1, *step.block.shape, width).movedim(0, -2))
+        assert out is not None
+        return out
+
+
+class Weights(_Columns):
+    """w_h = Σ_o x[s·o + e_h]ᵀ y[o]."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.pulled = 0 if self.turned or (problem.groups == 1 and problem.y_layout == LAST) else 1
+        self.pulled *= self.rows * problem.groups * problem.width
+        total = problem.groups * self.depth * problem.width
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.pulled, 2 * total)
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """As :class:`~construct.execution.kernels.problem.Task`."""
+        problem, groups, width = self.problem, self.problem.groups, self.problem.width
+        out = problem.new(first) if out is None else out
+        ordered = groups == 1 and self.heads == tuple(range(len(self.heads)))
+        total = out.view(1, self.depth, width) if ordered else out.new_empty(groups, self.depth, width)
+        with Workspace(out, self.columns, self.window, self.pulled) as (columns, window, pulled):
+            zeros, begun = None, False
+            for images in self.images:
+                ahead = images.start * self.y_strides[0]
+                for step in self.steps[images.stop - images.start]:
+                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    zeros = step.zeros
+                    if self.pulled:
+                        y = pulled[: groups * step.rows * width].view(groups, step.rows, width)
+                        tokens = (
+                            second[images].movedim(1, -1)[(slice(None), *step.block.box)].unflatten(-1, (groups, width))
+                        )
+                        y.view(groups, -1, *step.block.shape, width).copy_(tokens.movedim(-2, 0))
+                    else:
+                        y = at(second, step.result, ahead)
+                        y = y.mT if self.turned else y
+                    add_product(total, seen.mT, y, not begun, problem.onednn)
+                    begun = True
+        if not ordered:
+            found = total.view(groups, len(self.heads), problem.channels, width)
+            for place, head in enumerate(self.heads):
+                out[head].copy_(found[:, place])
+        return out

@@ -1,0 +1,125 @@
+"""A single head that sees its own token: one matrix product over the tokens as they lie."""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from construct.execution.kernels import constants
+from construct.execution.kernels.gemm import add_product, product, products
+from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at
+from construct.execution.kernels.windows import FIRST, LAST
+from construct.execution.kernels.workspace import bytes_of
+
+
+class Pointwise:
+    """The kernel of 1 × 1 convolutions without a stride, where x and y lie alike."""
+
+    name = "pointwise"
+
+    def plan(self, problem: Problem) -> Task | None:
+        """A task, if no copy is needed, or that of one small image."""
+        alike = problem.x_layout == problem.y_layout
+        if (
+            problem.kind == ADJOINT
+            or not problem.shifts.identity
+            or not alike
+            or problem.groups * problem.channels == 1
+        ):
+            return None
+        if problem.x_layout == LAST:
+            return Rows(problem)
+        if problem.x_layout != FIRST:
+            return None
+        return None if prod(problem.shifts.size) < constants.SHORT and problem.images > 1 else Images(problem)
+
+
+class Rows:
+    """Channels last: tokens are the rows of a matrix."""
+
+    def __init__(self, problem: Problem):
+        self.problem, groups = problem, problem.groups
+        rows, channels, width = problem.images * prod(problem.shifts.size), problem.channels, problem.width
+        # Of groups (groups, rows, C), of one group (rows, C).
+        self.x = (groups, rows, channels), (channels, groups * channels, 1), 0
+        self.y = (groups, rows, width), (width, groups * width, 1), 0
+        if groups == 1:
+            self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
+        both = groups * channels * width
+        made = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
+        self.workspace = bytes_of(problem.dtype, made, rows * width, groups * rows * channels * (groups > 1))
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """As :class:`~construct.execution.kernels.problem.Task`."""
+        problem, groups, x = self.problem, self.problem.groups, at(first, self.x)
+        if problem.kind == WEIGHTS:
+            y = at(second, self.y)
+            out = problem.new(second) if out is None else out
+            add_product(out[0], x.mT if groups > 1 else x.mT[None], y if groups > 1 else y[None], True, problem.onednn)
+            return out
+        matrix = second[problem.heads[0]]
+        if groups == 1:
+            if out is None:
+                return problem.as_images(product(x, matrix[0], bias, None, problem.onednn))
+            product(x, matrix[0], bias, at(out, self.y), problem.onednn)
+            return out
+        out = problem.new(first) if out is None else out
+        products(x, matrix, None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
+        return out
+
+
+class Images:
+    """Channels first: tokens are the columns of a matrix for each image."""
+
+    def __init__(self, problem: Problem):
+        self.problem, groups = problem, problem.groups
+        self.tokens = prod(problem.shifts.size)
+        both = groups * problem.channels * problem.width
+        # A small image is quicker with its tokens as rows, there and back.
+        self.small = groups == 1 and self.tokens < constants.SHORT and problem.kind != WEIGHTS
+        large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
+        self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
+        self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
+        made = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
+        more = problem.channels * self.tokens + made if self.small else 0
+        self.workspace = bytes_of(problem.dtype, made, more, both * (problem.kind != WEIGHTS))
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """As :class:`~construct.execution.kernels.problem.Task`."""
+        problem, groups, width = self.problem, self.problem.groups, self.problem.width
+        if out is None and self.alone:
+            seen, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
+            if self.small:
+                made = product(seen.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
+            else:
+                made = torch.mm(matrix.mT, seen) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, seen)
+            return made.view(problem.result_shape)
+        out, images = problem.new(first) if out is None else out, problem.images
+        x = first.view(images, groups, problem.channels, self.tokens)
+        if problem.kind == WEIGHTS:
+            y = second.view(images, groups, width, self.tokens)
+            for number in range(images):
+                add_product(out[0], x[number], y[number].mT, number == 0, problem.onednn)
+            return out
+        matrix, y = second[problem.heads[0]], out.view(images, groups, width, self.tokens)
+        if groups > 1:
+            for number in range(images):
+                products(matrix.mT, x[number], None, y[number], problem.onednn)
+                if bias is not None:
+                    y[number] += bias.view(groups, -1, 1)
+            return out
+        matrix = matrix[0]
+        if self.small:
+            y[0, 0].copy_(product(x[0, 0].mT.contiguous(), matrix, bias, None, problem.onednn).mT)
+            return out
+        matrix = matrix.mT.contiguous() if self.turned else matrix.mT
+        for number in range(images):
+            if self.turned:
+                product(matrix, x[number, 0], None, y[number, 0], True)
+                if bias is not None:
+                    y[number] += bias.view(-1, 1)
+            elif bias is None:
+                torch.mm(matrix, x[number, 0], out=y[number, 0])
+            else:
+                torch.addmm(bias.view(-1, 1), matrix, x[number, 0], out=y[number, 0])
+        return out

@@ -1,0 +1,156 @@
+"""What a kernel is asked for, and what it answers with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, strides_of
+
+FORWARD, ADJOINT, WEIGHTS = "forward", "adjoint", "weights"
+"""The three maps; each is linear in both of its arguments, and the two others are its derivatives:
+
+    forward(x, w)    y[o]  = Σ_h x[s·o + e_h] w_h
+    adjoint(y, w)    x[t]  = Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
+    weights(x, y)    w_h   = Σ_o x[s·o + e_h]ᵀ y[o]
+"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One of the three maps for given shapes, layouts and types.
+
+    Attributes:
+        kind: FORWARD, ADJOINT or WEIGHTS.
+        shifts: where the heads look.
+        heads: which of the weights they have, a number each.
+        images: B.
+        groups: of channels.
+        channels: C, of x in each group.
+        width: D, of y in each group.
+        dtype: to compute in.
+        x_layout: how x lies, the input or what the adjoint makes.
+        y_layout: how y lies.
+        onednn: whether oneDNN multiplies matrices of this type on this device.
+        most: queries of a block, at most; None for any number.
+    """
+
+    kind: str
+    shifts: Shifts
+    heads: Ints
+    images: int
+    groups: int
+    channels: int
+    width: int
+    dtype: torch.dtype
+    x_layout: str
+    y_layout: str
+    onednn: bool
+    most: int | None
+
+    def block(self, fitting: int) -> int:
+        """Queries of a block: what fits, or fewer where fewer are asked for; at least 1."""
+        return max(1, fitting if self.most is None else min(fitting, self.most))
+
+    @cached_property
+    def _result(self) -> tuple[Ints, Ints]:
+        """Shape and strides of what is computed, of the adjoint x, if it lies without gaps."""
+        if self.kind == WEIGHTS:
+            shape = len(self.heads), self.groups, self.channels, self.width
+            return shape, strides_of(FIRST, 1, shape)[1:-1]
+        adjoint = self.kind == ADJOINT
+        channels = self.groups * (self.channels if adjoint else self.width)
+        size, layout = (self.shifts.size, self.x_layout) if adjoint else (self.shifts.output, self.y_layout)
+        image, *along, channel = strides_of(layout, channels, size)
+        return (self.images, channels, *size), (image, channel, *along)
+
+    def new(self, like: Tensor) -> Tensor:
+        """Room for the result, of the type to compute in."""
+        return like.new_empty_strided(*self._result, dtype=self.dtype)
+
+    @property
+    def result_shape(self) -> Ints:
+        """The result's."""
+        return self._result[0]
+
+    def as_images(self, matrix: Tensor) -> Tensor:
+        """The result with channels last, made as a matrix of tokens (B·queries, D)."""
+        return matrix.as_strided(*self._result)
+
+
+class Task(Protocol):
+    """A planned computation, for inputs and outputs of the problem's shapes and layouts."""
+
+    workspace: int
+    """Bytes that ``run`` takes besides its arguments and its result."""
+
+    def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """Compute.
+
+        Args:
+            first: x (B, groups·C, *n), for the adjoint y (B, groups·D, *o): images, of any strides and type.
+            second: w (heads, groups, C, D) in the type to compute in, for the gradient of the weights y.
+            bias: (groups·D,), for the adjoint (groups·C,); None for none.
+            out: y, x or w, to be written to; None for a new one, which the problem's layout is not ``OTHER`` for.
+
+        Returns:
+            ``out``, or the new one.
+        """
+        ...
+
+
+class Kernel(Protocol):
+    """One way to compute."""
+
+    name: str
+
+    def plan(self, problem: Problem) -> Task | None:
+        """The task; None where the shapes are not for this kernel, or another one was measured to be quicker."""
+        ...
+
+
+def layout_of(images: Tensor, dtype: torch.dtype) -> str:
+    """How (B, C, *n) lies."""
+    if images.dtype != dtype:
+        return OTHER
+    if images.is_contiguous():
+        return FIRST
+    return LAST if images.stride(1) == 1 and images.movedim(1, -1).is_contiguous() else OTHER
+
+
+def at(tensor: Tensor, view: View, ahead: int = 0) -> Tensor:
+    """A strided view of what a tensor holds, so many numbers after its first."""
+    shape, strides, offset = view
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + ahead)
+
+
+def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
+    """The matrices of some heads, one below the other: w (heads, groups, C, D) → (groups, heads·C, D).
+
+    Copied head by head, which is several times quicker where they are a turned view, and not at all where they lie so.
+
+    Args:
+        w: of any strides.
+        heads: which, in this order.
+        turned: for (groups, D, heads·C) instead, contiguous.
+    """
+    total, groups, channels, width = w.shape
+    count, first = len(heads), heads[0]
+    if groups == 1 and tuple(heads) == tuple(range(first, first + count)) and w.is_contiguous():
+        matrix = (w if count == total else w[first : first + count]).view(1, count * channels, width)
+        return matrix.mT.contiguous() if turned else matrix
+    if turned:
+        out = w.new_empty(groups, width, count, channels)
+        for place, head in enumerate(heads):
+            out[:, :, place].copy_(w[head].mT)
+        return out.view(groups, width, count * channels)
+    out = w.new_empty(groups, count, channels, width)
+    for place, head in enumerate(heads):
+        if groups == 1:
+            out[0, place].copy_(w[head, 0])  # of two axes: torch has a quick way to turn these
+        else:
+            out[:, place].copy_(w[head])
+    return out.view(groups, count * channels, width)

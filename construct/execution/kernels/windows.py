@@ -1,0 +1,141 @@
+"""Where one-hot heads look: offsets into the input, which of them lie inside it, and heads that one strided view serves."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+Ints = tuple[int, ...]
+View = tuple[Ints, Ints, int]
+"""Shape, strides and offset of a strided view."""
+Box = tuple[slice, ...]
+FIRST, LAST, OTHER = "channels first", "channels last", "other"
+"""How a batch of images lies in memory: without gaps and in the type to compute in, or otherwise."""
+
+
+def strides_of(layout: str, channels: int, size: Ints) -> Ints:
+    """Of images without gaps: from image to image, along each axis, and from channel to channel."""
+    every = prod(size)
+    between = tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
+    if layout == FIRST:
+        return channels * every, *between, every
+    return channels * every, *(channels * n for n in between), 1
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Where one-hot heads look: output o sees input position s·o + e_h, or zeros where that lies outside.
+
+    Attributes:
+        offsets: a head each, e_h, an axis each.
+        step: s, an axis each.
+        size: spatial size of the input, *n.
+        output: spatial size of the output, *o.
+    """
+
+    offsets: tuple[Ints, ...]
+    step: Ints
+    size: Ints
+    output: Ints
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.offsets, self.step, self.size, self.output))
+
+    @cached_property
+    def least(self) -> Ints:
+        """The least offset on each axis."""
+        return tuple(min(axis) for axis in zip(*self.offsets, strict=True))
+
+    @cached_property
+    def reach(self) -> Ints:
+        """The greatest offset less the least, an axis each."""
+        return tuple(max(axis) - min(axis) for axis in zip(*self.offsets, strict=True))
+
+    @cached_property
+    def identity(self) -> bool:
+        """Whether there is one head, and it sees for every output the input at the same place."""
+        return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
+
+    def flipped(self) -> "Shifts":
+        """For stride 1, the same pairs of input and output seen from the input: what o sees at o + e_h is seen by t − e_h."""
+        return Shifts(tuple(tuple(-e for e in offset) for offset in self.offsets), self.step, self.output, self.size)
+
+
+def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
+    """Which of the positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
+
+    Args:
+        start: the first position.
+        step: at least 1.
+        count: how many there are.
+        size: of the axis.
+
+    Returns:
+        Two numbers of 0 … count, equal where there is none.
+
+    >>> clip(-3, 2, 5, 4)  # of −3, −1, 1, 3, 5
+    (2, 4)
+    """
+    low = min(count, max(0, -(start // step)))
+    return low, max(low, min(count, -((start - size) // step)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Heads at evenly spaced offsets, in the order of these: one strided view of the tokens is what they all see.
+
+    Attributes:
+        head: the number of the first one, in the order of offsets.
+        offset: where it looks.
+        counts: heads along each axis.
+        steps: how far apart, along each axis.
+    """
+
+    head: int
+    offset: Ints
+    counts: Ints
+    steps: Ints
+
+
+def order_of(offsets: tuple[Ints, ...]) -> Ints:
+    """The heads in the order of where they look."""
+    return tuple(sorted(range(len(offsets)), key=offsets.__getitem__))
+
+
+@lru_cache(maxsize=1024)
+def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
+    """All heads, in the order of their offsets, in runs along the last axis.
+
+    Args:
+        offsets: a head each.
+        whole: in a single run, if the heads form a rectangle.
+    """
+    offsets = tuple(sorted(offsets))
+    rectangle = _rectangle(offsets) if whole else None
+    if rectangle is not None:
+        return (rectangle,)
+    runs: list[Run] = []
+    for head, offset in enumerate(offsets):
+        last = runs[-1] if runs else None
+        if last is not None and last.offset[:-1] == offset[:-1]:
+            count, step = last.counts[-1], offset[-1] - offsets[head - 1][-1]
+            if step and (count == 1 or step == last.steps[-1]):
+                ones = (1,) * (len(offset) - 1)
+                runs[-1] = Run(last.head, last.offset, (*ones, count + 1), (*ones, step))
+                continue
+        runs.append(Run(head, offset, (1,) * len(offset), (1,) * len(offset)))
+    return tuple(runs)
+
+
+def _rectangle(offsets: tuple[Ints, ...]) -> Run | None:
+    """The heads as a rectangle, evenly spaced along every axis; None if they are none."""
+    axes = [sorted(set(axis)) for axis in zip(*offsets, strict=True)]
+    if prod(map(len, axes)) != len(offsets) or len(set(offsets)) < len(offsets):
+        return None
+    steps = tuple(axis[1] - axis[0] if len(axis) > 1 else 1 for axis in axes)
+    if any(axis != list(range(axis[0], axis[-1] + 1, step)) for axis, step in zip(axes, steps, strict=True)):
+        return None
+    return Run(0, offsets[0], tuple(map(len, axes)), steps)

@@ -1,0 +1,58 @@
+"""The buffer that kernels work in, which later calls of the same thread use again."""
+
+import threading
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from construct.execution.kernels import constants
+
+
+class _Kept(threading.local):
+    """Of each thread its own."""
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+
+
+_KEPT = _Kept()
+
+
+class Workspace:
+    """Flat buffers of at least so many numbers, for a ``with``; what they hold is left over from before.
+
+    New memory has to be handed over by the system page by page, which takes longer than to copy so many numbers.  Where operators
+    are watched it is new nevertheless: a mode may make tensors of its own, or a graph, of which what is kept would be a constant.
+
+    Args:
+        like: of whose type and device they are to be.
+        counts: numbers of each.
+    """
+
+    def __init__(self, like: Tensor, *counts: int):
+        self.like, self.counts = like, [-(-count // 16) * 16 for count in counts]  # aligned as torch aligns new memory
+        self.kept: Tensor | None = None
+
+    def __enter__(self) -> list[Tensor]:
+        like, total = self.like, sum(self.counts)
+        size = total * like.itemsize
+        if not like.is_cpu or size > constants.KEPT or type(like) is not Tensor or is_in_torch_dispatch_mode():
+            flat = like.new_empty(total)
+        else:
+            kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one
+            if kept is None or kept.shape[0] < size:
+                with torch.inference_mode(False):  # a buffer made there could be written to nowhere else
+                    kept = torch.empty(max(size, 2**20), dtype=torch.uint8, device="cpu")
+            self.kept = kept
+            flat = kept[:size].view(like.dtype)
+        return list(flat.split(self.counts)) if len(self.counts) > 1 else [flat]
+
+    def __exit__(self, *raised: object) -> None:
+        if self.kept is not None:
+            _KEPT.buffer = self.kept
+
+
+def bytes_of(dtype: torch.dtype, *counts: int) -> int:
+    """What :class:`Workspace` takes."""
+    return sum(-(-count // 16) * 16 for count in counts) * dtype.itemsize

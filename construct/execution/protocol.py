@@ -1,0 +1,89 @@
+"""What an execution is, and what it reads of the layer whose Eq. 3 it evaluates."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from construct.execution.transforms import is_batched
+from construct.geometry import ConvGeometry
+from construct.tokens import TokenGrid
+
+
+class Layer(Protocol):
+    """The attention layer, as executions see it: :class:`construct.attention.MHSA`."""
+
+    geometry: ConvGeometry
+    heads: int
+    radix: tuple[int, ...] | None
+    w_qry: Tensor
+    w_key: Tensor
+    w_key_pos: Tensor
+    u: Tensor
+    v: Tensor
+    w_val: Tensor
+    w_out: Tensor
+    b_out: Tensor
+    in_channels: Any
+    out_channels: Any
+    groups: Any
+    encoding: Any
+    offsets: Any
+    parameters: Callable[..., Any]
+
+    def has_content(self) -> bool:
+        """Whether scores depend on what tokens hold."""
+        ...
+
+    def position_vector(self) -> Tensor:
+        """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
+        ...
+
+    def encoded(self, grid: TokenGrid) -> Any:
+        """What the encoding r is applied to, for every shift of the grid's box."""
+        ...
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One way to evaluate Eq. 3: the same function by another route.
+
+    Attributes:
+        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working one;
+            raises NotEnoughMemory before it allocates what does not fit.
+        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
+            shapes and from where the heads look.
+        meaning: one line for people.
+        cost: (layer, batch, grid) → multiplications of a call, about.
+        picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.
+        refuses: (layer) → why this execution cannot run a layer whatever the input is, in a few words; None if it can.
+    """
+
+    run: Callable[[Any, Tensor, TokenGrid], Tensor]
+    memory: Callable[[Any, int, TokenGrid], int]
+    meaning: str
+    cost: Callable[[Any, int, TokenGrid], int]
+    picks: Callable[[Any, int, TokenGrid], str] | None = None
+    refuses: Callable[[Any], str | None] = lambda layer: None
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of values and products for a layer of ``dtype``: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def tensors_of(layer: Layer) -> tuple[Tensor, ...]:
+    """Every tensor that a call of the layer may differentiate with respect to."""
+    names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out", *layer.offsets)
+    return tuple(getattr(layer, name) for name in names)
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Channels-last in, channels-last out; else contiguous, so that ``view`` works on the output."""
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if wanted is None or is_batched(x):
+        return torch.contiguous_format
+    last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
+    return wanted if last else torch.contiguous_format

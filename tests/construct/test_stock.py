@@ -1,0 +1,643 @@
+"""The same function inside a stock nn.MultiheadAttention, and the kernel read back out of one."""
+
+import copy
+import io
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+import construct
+from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
+from construct import errors as room
+from construct.errors import NotEnoughMemory
+from construct.stock import layer as stock
+from construct.stock.dot_products import HeadCentre, reach
+from construct.tokens import TokenGrid
+from runs import peak_bytes
+from truths import exact, excess, paper, permuted, random_layer
+from verify.samples.calls import convolution_calls
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+FULL = (torch.float32, torch.float64)
+
+
+def size_of(conv: Any, x: torch.Tensor) -> tuple[int, ...]:
+    return tuple(x.shape[x.dim() - conv.weight.dim() + 2 :])
+
+
+def refused(reason: str) -> Any:
+    return pytest.raises(UnsupportedLayer, match=rf"\A[^\n]*{reason}[^\n]*\Z")  # in one line
+
+
+def small(dims: int = 2, **options: Any) -> tuple[Any, MHSA]:
+    """A small convolution with normal numbers, and its layer; four taps in two dimensions, so an even number of heads."""
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        conv = kind(2, 3, 2, padding=1, **options)
+    return conv, conv_to_mhsa(conv)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def operators(function: Any) -> set[str]:
+    """The names of all operators that are executed."""
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        function()
+    return {event.name for event in record.events() or ()}
+
+
+def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
+    """The attention weights (B, heads, T, T) that torch itself returns."""
+    tokens = module.tokens(x)
+    return module.attention(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)[1]
+
+
+# ---- the same function -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(cases(dtypes=FULL, tokens=80), st.booleans(), st.sampled_from(["quadratic", "parabola"]))
+def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias: bool, encoding: str):
+    """On every geometry: small integers bit for bit, other numbers within the rounding of the attention."""
+    layer = conv_to_mhsa(case.conv, encoding=encoding)
+    module = construct.to_torch_mha(layer, size_of(case.conv, case.x), bias=bias)
+    assert [type(m) for m in module.modules()].count(nn.MultiheadAttention) == 1
+    with torch.no_grad():
+        found = module(case.x)
+    if case.integers:
+        assert torch.equal(found.double(), exact(case.conv, case.x))
+    else:
+        assert excess(case.conv, layer, case.x, found) <= 1
+    back = construct.from_torch_mha(module)
+    assert torch.equal(back.weight, case.conv.weight)
+    assert torch.equal(back.bias, torch.zeros_like(back.bias) if case.conv.bias is None else case.conv.bias)
+    assert back.geometry == layer.geometry
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", FULL, ids=str)
+def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
+    """With weights, through scaled_dot_product_attention (both kernels of it), and on the fast path for inference."""
+    conv, layer = small(dtype=dtype)
+    module = construct.to_torch_mha(layer, (5, 6), bias=bias).eval()
+    x = normal(2, 2, 5, 6, dtype=dtype)
+    attention, tokens = module.attention, module.tokens(x)
+    assert attention.num_heads % 2 == 0
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, *queries: torch.Tensor, **options: Any) -> None:
+        y, weights = attention(*queries, **options)
+        y = y if y.shape[1] == len(module.query_tokens) else y[:, module.query_tokens]
+        found[name] = y[..., :3].transpose(1, 2).unflatten(2, (6, 7))
+        if weights is not None:
+            assert set(weights.unique().tolist()) == {0, 1}
+
+    flash, native = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_native_multi_head_attention"
+    math, softmax = "aten::_scaled_dot_product_attention_math", "aten::softmax"
+    asked = (tokens[:, module.query_tokens], tokens, tokens)
+    with torch.no_grad():
+        seen = operators(lambda: keep("own", *asked, need_weights=False))
+        assert flash in seen
+        assert not {native, math} & seen
+        assert flash in operators(lambda: module(x))
+        with sdpa_kernel(SDPBackend.MATH):
+            assert math in operators(lambda: keep("math", *asked, need_weights=False))
+        for need in (True, False):
+            options: Any = {"need_weights": need, "average_attn_weights": False}
+            seen = operators(lambda options=options: keep(f"fast {options}", tokens, tokens, tokens, **options))
+            assert (native in seen) == bias
+        found["module"] = module(x)
+    seen = operators(lambda: keep("eager", tokens, tokens, tokens, need_weights=True, average_attn_weights=False))
+    assert softmax in seen
+    assert not {native, flash, math} & seen
+    for name, y in found.items():
+        assert excess(conv, layer, x, y) <= 1, name
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_the_weights_are_those_of_the_layer(encoding: str):
+    """For all tokens that ask: one-hot at q + τ, and heads keep their order."""
+    conv, layer = small()
+    layer = permuted(conv_to_mhsa(conv, encoding=encoding), [2, 0, 3, 1])
+    x = normal(1, 2, 5, 4)
+    module = construct.to_torch_mha(layer, (5, 4))
+    expected = layer.attention_probabilities(x)
+    assert torch.equal(scores_of(module, x)[:, :, module.query_tokens].double(), expected)
+    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.25, 3.0, 60.0])
+@pytest.mark.parametrize("dtype", FULL, ids=str)
+def test_soft_heads_are_the_same_soft_heads(alpha: float, dtype: torch.dtype):
+    """Also off the lattice: the head size is then a power of 16, and scores are exact."""
+    geometry = ConvGeometry(2, 3, (2, 2), (2, 1), (1, 2), "reflect", (1, 1), 1)
+    layer = random_layer(geometry, heads=3, key_dim=3, seed=1, dtype=dtype)
+    with torch.no_grad():
+        for tensor in (layer.w_qry, layer.w_key, layer.u):
+            tensor.zero_()
+        layer.w_key_pos.copy_(torch.eye(3).expand(3, 3, 3))
+        layer.v.copy_(-alpha * torch.tensor([[1, -2, 0], [1, -0.5, 1.5], [1, -14, 6.0]]))
+        module = construct.to_torch_mha(layer, (5, 4))
+        assert module.attention.head_dim == 16
+        x = normal(1, 2, 5, 4, dtype=dtype)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            scores_of(module, x)[:, :, module.query_tokens].double(),
+            layer.attention_probabilities(x),
+            rtol=2000 * eps,  # e^−s is off by s roundings of s, and no s that is seen passes a thousand
+            atol=2 * torch.finfo(dtype).tiny,
+        )
+        torch.testing.assert_close(module(x).double().numpy(), paper(layer, x), rtol=1e3 * eps, atol=1e2 * eps)
+    with refused("not surely one-hot|between positions|no tap"):
+        construct.from_torch_mha(module)
+
+
+def test_it_executes_no_convolution():
+    for conv in (nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.ConvTranspose1d(2, 2, 2, stride=2)):
+        x = torch.ones(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), requires_grad=True)
+        module = construct.to_torch_mha(conv_to_mhsa(conv), size_of(conv, x))
+        assert not convolution_calls(lambda module=module, x=x: module(x).sum().backward())
+
+
+def test_its_gradients_are_those_of_the_convolution():
+    conv, layer = small(dtype=torch.float64)
+    module = construct.to_torch_mha(layer, (4, 4))
+    x = normal(2, 2, 4, 4, dtype=torch.float64).requires_grad_()
+    pull = normal(2, 3, 5, 5, dtype=torch.float64)
+    (expected,) = torch.autograd.grad((conv(x) * pull).sum(), [x])
+    found, out_bias = torch.autograd.grad((module(x) * pull).sum(), [x, module.attention.out_proj.bias])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(out_bias[:3], pull.sum((0, 2, 3)), rtol=1e-12, atol=1e-12)
+
+
+# ---- how large a grid ----------------------------------------------------------------------------------------------------
+
+
+def line(length: int, dtype: torch.dtype = torch.float32) -> tuple[Any, MHSA, torch.Tensor]:
+    """A 1-D layer on a long input with few queries."""
+    conv = nn.Conv1d(1, 1, 3, stride=max(1, length // 40), dtype=dtype)
+    return conv, conv_to_mhsa(conv), normal(1, 1, length, dtype=dtype)
+
+
+@pytest.mark.parametrize(("length", "head_dim"), [(1190, 2), (1210, 16), (4725, 16)])
+def test_up_to_the_limit_it_is_one_hot_on_every_path(length: int, head_dim: int):
+    conv, layer, x = line(length)
+    module = construct.to_torch_mha(layer, (length,)).eval()
+    assert module.attention.head_dim == head_dim
+    tokens = module.tokens(x)
+    queries = tokens[:, module.query_tokens]
+    with torch.no_grad():
+        assert excess(conv, layer, x, module(x)) <= 1
+        y, weights = module.attention(queries, tokens, tokens, average_attn_weights=False)
+        assert set(weights.unique().tolist()) == {0, 1}
+        assert torch.equal(weights.double(), layer.attention_probabilities(x))
+        assert excess(conv, layer, x, y[..., :1].transpose(1, 2)) <= 1
+        with sdpa_kernel(SDPBackend.MATH):
+            assert excess(conv, layer, x, module(x)) <= 1
+    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
+
+
+def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.MonkeyPatch):
+    conv, layer, x = line(20000)
+    with refused(r"float32 cannot hold the scores: on a padded grid of \(20000,\) head 0's reach 3e\+08·α"):
+        construct.to_torch_mha(layer, (20000,))
+    conv64, layer64, x64 = line(20000, torch.float64)
+    double = construct.to_torch_mha(layer64, (20000,))
+    with torch.no_grad():
+        assert excess(conv64, layer64, x64, double(x64)) <= 1
+        with refused("float32 cannot hold"):
+            double.float()
+        assert {t.dtype for t in double.parameters()} == {torch.float64}  # nothing was changed
+        monkeypatch.setattr(stock, "head_size", lambda aims, grid, dtype, least: least)
+        wrong = construct.to_torch_mha(layer, (20000,))
+        assert excess(conv, layer, x, wrong(x)) > 1
+    with refused("not surely one-hot"):
+        construct.from_torch_mha(wrong.attention, layer.geometry, (20000,))
+
+
+@given(
+    st.integers(1, 3).flatmap(lambda d: st.lists(st.integers(1, 60), min_size=d, max_size=d)),
+    st.sampled_from([1, 2, 3, 4, 16, 48, 64, 300]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dtype: torch.dtype):
+    """Scores as torch evaluates them lie within the error that is allowed for, in float32 where the bound is largest."""
+    tau = [(-1) ** i * (i + 1) for i in range(len(shape))]
+    aim = HeadCentre(Fraction(1024), tuple(map(Fraction, tau)))
+    widest = tuple(n // 2 for n in shape)
+    axes = [sorted({-(n // 2), 0, (n - 1) // 2, -(n // 3)}) for n in shape]
+    points = torch.cartesian_prod(*(torch.tensor(a) for a in axes)).reshape(-1, len(shape))
+    beta = float(aim.factor(dtype, head_dim))
+    key = torch.cat([(points**2).sum(1, keepdim=True), points], 1).to(dtype)
+    query = torch.cat([-torch.ones(len(points), 1), 2 * (points + torch.tensor(tau))], 1).to(dtype) * beta
+    alpha = beta / head_dim**0.5
+    assert 1024 * (1 - 1e-15) <= alpha < 2048
+    allowed = (len(shape) + 6) * torch.finfo(dtype).eps / 2 * alpha * float(aim.size(widest))
+    truth = (query.double() @ key.double().T) / head_dim**0.5  # integers times β: exact until the division
+    for scores in (
+        (query * head_dim**-0.5) @ key.T,
+        (query * head_dim**-0.25) @ (key * head_dim**-0.25).T,
+        (query @ key.T) * head_dim**-0.5,
+    ):
+        common = (scores.double() - truth).abs() - 4 * torch.finfo(torch.float64).eps * truth.abs()
+        assert bool(
+            (common <= allowed + torch.finfo(dtype).eps * truth.abs()).all()
+        )  # the scale's own is common to all
+
+
+def test_scores_that_would_overflow_are_not_exact():
+    half = (Fraction(1, 2),)
+    assert HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float64, 16)
+    assert not HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
+    assert HeadCentre(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
+    assert not HeadCentre(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
+
+
+# ---- refusals of the way out -------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_such_form_is_refused():
+    conv, layer = small()
+    with refused("Conv2d: not an attention layer"):
+        construct.to_torch_mha(conv, (4, 4))  # pyright: ignore[reportArgumentType]
+    content = copy.deepcopy(layer)
+    with torch.no_grad():
+        content.w_qry.fill_(0.1)
+    with refused("depend on the content"):
+        construct.to_torch_mha(content, (4, 4))
+    for dtype in (torch.float16, torch.bfloat16):
+        with refused(f"{dtype} cannot hold"):
+            construct.to_torch_mha(conv_to_mhsa(copy.deepcopy(conv).to(dtype)), (4, 4))
+    with refused(r"head 0 is not one-hot \(α = 0.7\), and its scores are not exact"):
+        construct.to_torch_mha(conv_to_mhsa(conv, alpha=0.7), (4, 4))
+    with refused("parabola is not one-hot"):
+        construct.to_torch_mha(conv_to_mhsa(conv, alpha=1.0, encoding="parabola"), (4, 4))
+    with refused("meta device"):
+        construct.to_torch_mha(copy.deepcopy(layer).to("meta"), (4, 4))
+    flat = copy.deepcopy(layer)
+    with torch.no_grad():
+        flat.v[1].zero_()
+    with refused(r"head 0 is not one-hot .* not exact"):
+        construct.to_torch_mha(conv_to_mhsa(conv, alpha=2.0**-140), (4, 4))  # 1/√D times that would underflow
+    with refused("head 1 has no centre"):
+        construct.to_torch_mha(flat, (4, 4))
+    with torch.no_grad():
+        flat.w_val[0, 0, 0, 0] = torch.nan
+    with refused("not finite"):
+        construct.to_torch_mha(flat, (4, 4))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_a_parabola_that_looks_off_the_grid_is_refused(order: list[int]):
+    """There the next key by number need not be the next by distance."""
+    parabola = conv_to_mhsa(nn.Conv1d(2, 3, 3, padding=1), encoding="parabola", order=order)
+    weights = MHSAWeights(**{name: tensor.detach() for name, tensor in parabola.named_parameters()})
+    bare = MHSA(ConvGeometry(2, 3, (1,), (1,), (0,), "zeros", (1,), 1), weights, radix=parabola.radix)
+    with refused(r"head 0 of the parabola looks at \(-?1,\), off the padded grid"):
+        construct.to_torch_mha(bare, (4,))
+
+
+def test_a_parabola_that_cannot_number_the_grid_is_refused():
+    layer = conv_to_mhsa(nn.Conv3d(1, 1, 1), encoding="parabola")
+    assert construct.to_torch_mha(layer, (1, 1, 50))
+    with refused("cannot number the shifts"):
+        construct.to_torch_mha(layer, (1, 1, 100))
+
+
+@pytest.mark.parametrize("grid", [(4,), (4, 4, 4), [4, 4], 4, (4, 0), (4.0, 4), (True, 4), None])
+def test_a_grid_that_is_none_is_refused(grid: Any):
+    with pytest.raises(ValueError, match=r"\AMHSA: [^\n]*\Z"):
+        construct.to_torch_mha(small()[1], grid)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch):
+    layer = conv_to_mhsa(nn.Conv2d(128, 128, 5))
+    monkeypatch.setattr(room, "available_bytes", lambda device: 2**20)
+    with pytest.raises(NotEnoughMemory, match=r"a stock attention of 25 heads of size 128 needs 0.2 GiB"):
+        construct.to_torch_mha(layer, (8, 8))
+    with pytest.raises(NotEnoughMemory, match="numbering the padded grid"):
+        construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(1, 1, 1)), (2**40, 2**40))
+    monkeypatch.undo()
+    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv1d(1, 1, 3)), (1000,))
+    monkeypatch.setattr(room, "available_bytes", lambda device: 2**20)
+    with pytest.raises(NotEnoughMemory, match="over 998 queries and 1000 keys"):
+        module(torch.zeros(2**12, 1, 1000))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_its_memory_is_bounded_by_the_estimate(grad: bool, monkeypatch: pytest.MonkeyPatch):
+    conv = nn.Conv2d(8, 8, 3, padding=1, stride=2)
+    module = construct.to_torch_mha(conv_to_mhsa(conv), (24, 24))
+    x = torch.ones(4, 8, 24, 24)
+    asked: list[int] = []
+    monkeypatch.setattr(stock, "require", lambda needed, device, what: asked.append(needed))
+    with torch.set_grad_enabled(grad):
+        module(x)
+        real = peak_bytes(lambda: module(x))
+    assert real <= asked[0] <= 4 * real
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(1, 3, 4, 4), torch.ones(4, 4), torch.ones(1, 2, 4, 5), torch.ones(1, 2, 4, 4).double()],
+    ids=["channels", "rank", "size", "dtype"],
+)
+def test_inputs_that_do_not_fit_are_refused(x: torch.Tensor):
+    with pytest.raises(RuntimeError, match=r"\AMHSA: [^\n]*\Z"):
+        construct.to_torch_mha(small()[1], (4, 4))(x)
+
+
+# ---- a module like any other -------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_module_like_any_other():
+    conv, layer = small()
+    state = torch.get_rng_state()
+    module = construct.to_torch_mha(layer.eval(), (4, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not module.training
+    names = [
+        "attention.in_proj_weight",
+        "attention.in_proj_bias",
+        "attention.out_proj.weight",
+        "attention.out_proj.bias",
+    ]
+    assert list(module.state_dict()) == names
+    x = normal(2, 4, 4)
+    expected = module(x)
+    assert expected.shape == conv(x).shape
+    assert torch.equal(module.train()(x), expected)
+    kept = io.BytesIO()
+    torch.save(module, kept)
+    kept.seek(0)
+    for same in (copy.deepcopy(module), torch.load(kept, weights_only=False), module.double().float()):
+        assert torch.equal(same(x), expected)
+        assert torch.equal(construct.from_torch_mha(same).weight, conv.weight)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for cast in (module.half, module.bfloat16):
+        with refused("cannot hold coordinates"):
+            cast()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(x), expected.bfloat16())
+    assert "grid=(4, 4)" in repr(module)
+
+
+def test_what_was_frozen_stays_frozen():
+    conv, _ = small()
+    conv.weight.requires_grad_(False)
+    module = construct.to_torch_mha(conv_to_mhsa(conv), (4, 4))
+    assert [name for name, p in module.named_parameters() if p.requires_grad] == ["attention.out_proj.bias"]
+    module = construct.to_torch_mha(small()[1], (4, 4))
+    assert [name for name, p in module.named_parameters() if not p.requires_grad] == ["attention.in_proj_bias"]
+
+
+def test_the_tensors_load_into_a_plain_transformer():
+    """And the kernel is read out of that one's attention."""
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    a = module.attention
+    encoder = nn.TransformerEncoderLayer(a.embed_dim, a.num_heads, batch_first=True).eval()
+    plain: Any = encoder.self_attn
+    plain.load_state_dict(a.state_dict())
+    tokens = module.tokens(normal(2, 2, 4, 4))
+    assert torch.equal(plain(tokens, tokens, tokens)[0], a(tokens, tokens, tokens)[0])
+    back = construct.from_torch_mha(plain, layer.geometry, (4, 4))
+    assert torch.equal(back.weight, conv.weight)
+    assert torch.equal(back.bias, conv.bias)
+    assert back.geometry == layer.geometry
+    plain.train()
+    with refused("drops 0.1 of its attention"):
+        construct.from_torch_mha(plain, layer.geometry, (4, 4))
+
+
+# ---- the way back --------------------------------------------------------------------------------------------------------
+
+
+def test_projections_apart_and_other_bases_are_read_too():
+    """Keys and values of their own width; heads in another basis; values scaled by a power of two."""
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    a, g = module.attention, layer.geometry
+    apart: Any = nn.MultiheadAttention(a.embed_dim, 4, kdim=5, vdim=7, batch_first=True)
+    q, k, v = a.in_proj_weight.detach().chunk(3)
+    with torch.no_grad():
+        apart.q_proj_weight.copy_(q)
+        apart.k_proj_weight.copy_(k[:, :5])
+        apart.v_proj_weight.copy_(4 * v[:, :7])
+        apart.out_proj.weight.copy_(a.out_proj.weight / 4)
+        apart.in_proj_bias.copy_(a.in_proj_bias)
+        apart.out_proj.bias.copy_(a.out_proj.bias)
+        turn = torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, -1, 1]])  # its own inverse but for a half
+        for tensor, by in (
+            (apart.q_proj_weight, turn),
+            (apart.k_proj_weight, turn * torch.tensor([[1], [0.5], [0.5]])),
+        ):
+            rows = tensor.view(4, -1, tensor.shape[1])
+            rows[:, :3] = by @ rows[:, :3]
+        rows = apart.in_proj_bias[: a.embed_dim].view(4, -1)
+        rows[:, :3] = rows[:, :3] @ turn.T
+    back = construct.from_torch_mha(apart, g, (4, 4))
+    assert torch.equal(back.weight, conv.weight)
+    assert torch.equal(back.bias, conv.bias)
+
+
+def test_a_constant_value_is_part_of_the_bias():
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    a = module.attention
+    with torch.no_grad():
+        a.in_proj_bias[2 * a.embed_dim] = 3
+    back = construct.from_torch_mha(module)
+    assert torch.equal(back.weight, conv.weight)
+    assert torch.equal(back.bias, (conv.bias.double() + 3 * a.out_proj.weight[:3, 0].double()).float())
+
+
+def test_a_random_attention_is_none():
+    _, layer = small()
+    attention = nn.MultiheadAttention(16, 4)
+    with refused("no kernel can be read: "):
+        construct.from_torch_mha(attention, layer.geometry, (4, 4))
+    with pytest.raises(ValueError, match="needs geometry"):
+        construct.from_torch_mha(attention)
+    with pytest.raises(ValueError, match="has its own"):
+        construct.from_torch_mha(construct.to_torch_mha(layer, (4, 4)), grid=(4, 4))
+    with refused("Linear: neither"):
+        construct.from_torch_mha(nn.Linear(2, 2))
+    with refused("make tokens of 5"):
+        construct.from_torch_mha(nn.MultiheadAttention(4, 4), layer.geometry, (4, 4))
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"dtype": torch.float16}], ids=str)
+def test_other_kinds_of_attention_are_none(options: dict[str, Any]):
+    with refused("no kernel can be read: (it adds a key|its tensors are not all)"):
+        construct.from_torch_mha(nn.MultiheadAttention(16, 4, **options), small()[1].geometry, (4, 4))
+
+
+class Other(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_what_computes_something_else_is_refused():
+    conv, layer = small()
+    fresh = lambda: construct.to_torch_mha(layer, (4, 4))  # noqa: E731
+    a = fresh().attention
+    other = Other(a.embed_dim, a.num_heads, batch_first=True)
+    other.load_state_dict(a.state_dict())
+    with refused("its forward is not torch's"):
+        construct.from_torch_mha(other, layer.geometry, (4, 4))
+    a.register_forward_hook(lambda module, args, out: None)
+    with refused("hooks"):
+        construct.from_torch_mha(a, layer.geometry, (4, 4))
+    doubled = fresh()
+    doubled.register_forward_hook(lambda *_: torch.zeros(()))
+    shadowed: Any = fresh()
+    shadowed.forward = lambda x: x
+    for module in (doubled, shadowed):
+        with refused("it has hooks, or a forward of its own"):
+            construct.from_torch_mha(module)
+    for name in ("positions", "sources", "query_tokens"):
+        moved = fresh()
+        getattr(moved, name)[0] += 1
+        with refused("its tokens are not those of its grid"):
+            construct.from_torch_mha(moved)
+    assert torch.equal(construct.from_torch_mha(fresh()).weight, conv.weight)
+
+
+FAULTS = {
+    "a query's slope": ("in_proj_weight", lambda a: (1, 2), "one fixed shift"),
+    "a query hears content": ("in_proj_weight", lambda a: (0, 0), "one fixed shift"),
+    "a key hears content": ("in_proj_weight", lambda a: (a.embed_dim, 1), "one fixed shift"),
+    "a key's square": ("in_proj_weight", lambda a: (a.embed_dim, 4), "one fixed shift"),
+    "a query's own square": ("in_proj_weight", lambda a: (1, 4), "one fixed shift"),
+    "a value hears positions": ("in_proj_weight", lambda a: (2 * a.embed_dim, 3), "let positions through"),
+    "a shift": ("in_proj_bias", lambda a: (1,), "between positions|no tap"),
+    "a sharpness": ("in_proj_bias", lambda a: (0,), "one fixed shift"),
+}
+
+
+@pytest.mark.parametrize("by", [1.0, "an ulp", float("nan")])
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_a_planted_fault_is_found(name: str, by: Any):
+    _, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    tensor, where, reason = FAULTS[name]
+    with torch.no_grad():
+        entry = getattr(module.attention, tensor)[where(module.attention)]
+        entry.copy_(torch.nextafter(entry, torch.tensor(torch.inf)) if by == "an ulp" else entry + by)
+    with refused("not finite" if by != by else reason):
+        construct.from_torch_mha(module)
+
+
+def test_a_soft_layer_is_no_convolution():
+    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(2, 3, 2), alpha=1.0), (4, 4))
+    with refused(r"head 0 is not surely one-hot on \(4, 4\) tokens in torch.float32: α = 1"):
+        construct.from_torch_mha(module)
+
+
+def test_an_attention_without_scores_is_no_convolution():
+    module = construct.to_torch_mha(small()[1], (4, 4))
+    with torch.no_grad():
+        module.attention.in_proj_bias.zero_()
+        module.attention.in_proj_weight[: module.attention.embed_dim] = 0
+    with refused("head 0 does not look at one fixed shift"):
+        construct.from_torch_mha(module)
+
+
+def test_a_subclass_is_refused():
+    class Odd(stock.StockAttention):
+        pass
+
+    module = construct.to_torch_mha(small()[1], (4, 4))
+    module.__class__ = Odd
+    with refused("its class is not the one"):
+        construct.from_torch_mha(module)
+
+
+def test_groups_that_mix_are_found():
+    layer = conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2))
+    module = construct.to_torch_mha(layer, (4,))
+    with torch.no_grad():
+        module.attention.out_proj.weight[3, 0] = 1e-30
+    with refused("group 1 of 2 hears channels of another"):
+        construct.from_torch_mha(module)
+
+
+def test_heads_that_look_alike_add_up_and_silent_ones_may_look_anywhere():
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    a = module.attention
+    with torch.no_grad():
+        aims = a.in_proj_bias.view(3, 4, -1)[0]
+        aims[1] = aims[0]
+        a.out_proj.weight.view(a.embed_dim, 4, -1)[:, 2] = 0
+        aims[2] = torch.rand_like(aims[2])
+    expected = conv.weight.detach().double().flatten(2)
+    expected[..., 0] += expected[..., 1]
+    expected[..., 1:3] = 0
+    assert torch.equal(construct.from_torch_mha(module).weight, expected.float().view_as(conv.weight))
+
+
+def test_two_heads_that_change_places_are_another_kernel():
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4))
+    with torch.no_grad():
+        aims = module.attention.in_proj_bias.view(3, 4, -1)[0]
+        aims.copy_(aims[[1, 0, 2, 3]])
+    back = construct.from_torch_mha(module)
+    swapped = conv.weight.flatten(2)[..., [1, 0, 2, 3]].view_as(conv.weight)
+    assert torch.equal(back.weight, swapped)
+    assert not torch.equal(back.weight, conv.weight)
+
+
+@given(st.data())
+def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
+    """After any one entry of any tensor was changed: a refusal, or the kernel and bias that are computed now."""
+    case = data.draw(cases(dtypes=FULL, tokens=40, channels=("one", "dense", "grouped")))
+    layer = conv_to_mhsa(case.conv)
+    module = construct.to_torch_mha(layer, size_of(case.conv, case.x), bias=data.draw(st.booleans()))
+    tensor = data.draw(st.sampled_from(list(module.attention.parameters())))
+    place = data.draw(st.integers(0, tensor.numel() - 1))
+    with torch.no_grad():
+        entry = tensor.view(-1)[place]
+        entry.fill_(data.draw(st.sampled_from([0.0, 1.0, -2.0, float(entry) * 2, float(entry) + 0.5])))
+    try:
+        back = construct.from_torch_mha(module)
+    except UnsupportedLayer:
+        return
+    conv = type(case.conv)(
+        case.conv.in_channels,
+        case.conv.out_channels,
+        case.conv.kernel_size,
+        **{name: getattr(case.conv, name) for name in ("stride", "padding", "dilation", "groups", "padding_mode")},
+        **({"output_padding": case.conv.output_padding} if case.conv.transposed else {}),
+        dtype=case.conv.weight.dtype,
+    )
+    with torch.no_grad():
+        conv.weight.copy_(back.weight)
+        assert conv.bias is not None
+        conv.bias.copy_(back.bias)
+        found = module(case.x)
+    bound = 4 * (torch.finfo(found.dtype).eps * found.abs().max() if found.numel() else 0)
+    assert excess(conv, back, case.x, found) <= 1 or bool((found - back(case.x)).abs().max() <= bound)
+
+
+def test_factors_of_low_rank_are_multiplied_out():
+    """Two channels through one value: the kernel is the rounded product."""
+    conv = nn.Conv2d(4, 4, 1)
+    layer = conv_to_mhsa(conv, head_dim=2)
+    back = construct.from_torch_mha(construct.to_torch_mha(layer, (3, 3)))
+    torch.testing.assert_close(back.weight, layer.weight, rtol=1e-6, atol=1e-7)
+    assert reach(TokenGrid.of(layer.geometry, (3, 3))) == (1, 1)

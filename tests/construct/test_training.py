@@ -1,0 +1,130 @@
+"""What a call for autograd computes and leaves: gradients of the convolution, laid out as what they belong to, in one node."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from construct import MHSA, conv_to_mhsa
+from construct.execution.merging import is_identity
+
+LAYERS: dict[str, Any] = {
+    "1x1": lambda: nn.Conv2d(24, 40, 1),
+    "1x1 in groups": lambda: nn.Conv2d(24, 12, 1, groups=3),
+    "1x1 in steps": lambda: nn.Conv2d(24, 40, 1, stride=2),
+    "3x3": lambda: nn.Conv2d(24, 40, 3, padding=1),
+    "3x3 in steps": lambda: nn.Conv2d(24, 16, 3, stride=2, padding=1),
+    "depthwise": lambda: nn.Conv2d(24, 24, 3, padding=1, groups=24),
+    "transposed": lambda: nn.ConvTranspose2d(24, 16, 4, stride=2, padding=1),
+    "transposed, few channels": lambda: nn.ConvTranspose2d(24, 8, 4, stride=2, padding=1),
+    "few outputs": lambda: nn.Conv2d(24, 3, 3, padding=1),
+    "few outputs, many steps": lambda: nn.Conv2d(24, 3, (3, 5), stride=(1, 2), padding=2, dilation=2),
+    "few outputs, transposed": lambda: nn.ConvTranspose2d(24, 3, 5, stride=(3, 2), padding=1, output_padding=1),
+    "reflect": lambda: nn.Conv2d(24, 16, 3, padding=1, padding_mode="reflect"),
+}
+LAYOUTS = {
+    "channels first": lambda x: x.contiguous(),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "all the same": lambda x: x[:1, :1, :1, :1].expand_as(x),
+    "every other": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+}
+
+
+def whole_numbers(name: str, side: int, images: int, alone: bool) -> tuple[Any, MHSA, Tensor]:
+    """A convolution, the layer made of it (``alone``: its identities are not trained), and an input, all in small integers."""
+    conv = LAYERS[name]()
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((16 * p).round())
+    layer = conv_to_mhsa(conv)
+    if alone:
+        (layer.w_val if layer.out_channels > layer.in_channels else layer.w_out).requires_grad_(False)
+    return conv, layer, torch.randint(-3, 4, (images, 24, side, side)).float()
+
+
+def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Tensor]:
+    """The output, and what is pulled back to x and to the parameters."""
+    x = x.detach().requires_grad_()
+    y = run(x)
+    given = pull(torch.arange(y.numel()).view_as(y).remainder(5).float() - 2)
+    return [y, *torch.autograd.grad(y, [x, *learned], given)]
+
+
+def kernel(layer: MHSA, whole: Tensor) -> Tensor:
+    """The gradient of the factor that carries the kernel, as one of the kernel."""
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        (moved.w_val if is_identity(layer.w_out) else moved.w_out).copy_(whole)
+    return moved.weight
+
+
+@pytest.mark.parametrize("pull", LAYOUTS)
+@pytest.mark.parametrize("lying", LAYOUTS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: str, pull: str) -> None:
+    """In integers, of one image and of three, of rows that are short and not."""
+    for side, images in ((6, 1), (6, 3), (12, 1), (9, 2), (25, 1)):
+        conv, layer, x = whole_numbers(name, side, images, alone=False)
+        given, learned = LAYOUTS[lying](x), [layer.w_val, layer.w_out, layer.b_out]
+        ours = gradients(layer, given, learned, LAYOUTS[pull])
+        theirs = gradients(conv, given, list(conv.parameters()), LAYOUTS[pull])
+        whole = ours[2] if is_identity(layer.w_out) else ours[3]
+        value, out = layer.w_val.detach(), layer.w_out.detach()
+        assert torch.equal(value.mT @ ours[2], ours[3] @ out.mT)  # both are W's, through the other factor
+        for a, b in zip((*ours[:2], kernel(layer, whole)), theirs, strict=False):
+            assert torch.equal(a, b)
+        if conv.bias is not None:
+            assert torch.equal(ours[4], theirs[3])
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one factor", "both factors"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
+    """Of how long the gradients are, for the input and the bias: exact in integers."""
+    conv, layer, x = whole_numbers(name, 6, 2, alone)
+    found = []
+    for run, kernels in (
+        (layer, [p for p in (layer.w_val, layer.w_out) if p.requires_grad][:1]),
+        (conv, [conv.weight]),
+    ):
+        given = x.double().requires_grad_()
+        run.double()
+        pulled = torch.autograd.grad(run(given).square().sum() / 2, [given, *kernels], create_graph=True)
+        found.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> None:
+    """Also where what is pulled back lies otherwise, as that of a sum does."""
+    _, layer, x = whole_numbers(name, 9, 2, alone=True)
+    x = x.contiguous(memory_format=form).requires_grad_()
+    y = layer(x)
+    assert y.is_contiguous(memory_format=form)
+    if name != "reflect":  # there the padding has the last word
+        assert torch.autograd.grad(y.sum(), x)[0].is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_call_is_one_node_of_the_graph(name: str) -> None:
+    """From the output to the input and to the one factor that is trained there is nothing else, and nothing is copied."""
+    _, layer, x = whole_numbers(name, 9, 1, alone=True)
+    y = layer(x.requires_grad_())
+    into = {type(node).__name__ for node, _ in y.grad_fn.next_functions if node is not None}
+    assert type(y.grad_fn).__name__ == "ShiftedBackward"
+    padded = {"IndexBackward0", "IndexSelectBackward0"} if name == "reflect" else set()
+    assert into - padded <= {"AccumulateGrad", "TransposeBackward0"}, "a node before, or after"
+
+
+def test_weights_that_change_before_they_are_used_again_are_noticed() -> None:
+    """A factor is its head's whole matrix, and no copy of it."""
+    for alone in (True, False):
+        _, layer, x = whole_numbers("1x1", 6, 1, alone)
+        y = layer(x.requires_grad_())
+        with torch.no_grad():
+            layer.w_out.add_(1)
+        with pytest.raises(RuntimeError, match="modified"):
+            y.sum().backward()

@@ -1,0 +1,243 @@
+"""Attention factorised over the axes: the same function as the paper's, whatever v and w_key_pos say."""
+
+import copy
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct.attention import smaller_blocks
+from construct.execution import axial, merging
+from construct.execution.merging import is_identity
+from construct.execution.plan import plan_for
+from construct.tokens import TokenGrid
+from truths import random_layer
+from verify.samples.calls import convolution_calls
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+
+def without_content(layer: MHSA) -> MHSA:
+    """The same layer, its attention depending on positions alone."""
+    with torch.no_grad():
+        for tensor in (layer.w_qry, layer.w_key, layer.u):
+            tensor.zero_()
+    return layer.requires_grad_(False)
+
+
+def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By ``axial`` and by ``dense``."""
+    found = []
+    for layer.execution in ("axial", "dense"):
+        found.append(layer(x))
+    return found[0], found[1]
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([None, 1, 7]))
+def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries: int | None):
+    """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, and twice at one place."""
+    rng = np.random.default_rng(seed)
+    layer = without_content(conv_to_mhsa(case.conv))
+    with torch.no_grad():
+        d, heads = layer.geometry.dims, layer.heads
+        alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
+        tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
+        aimed = -alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1)
+        keep = rng.random(heads) < 0.5
+        layer.v.copy_(torch.where(torch.from_numpy(keep)[:, None], layer.v, torch.from_numpy(aimed)))
+        x = case.x.double()
+        if not x.numel():
+            return
+        with smaller_blocks(queries) if queries else smaller_blocks(10**9):
+            found, expected = both(layer, x)
+    size = (layer.w_val.abs().sum() * layer.w_out.abs().amax() * x.abs().amax()).item() + 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * size)
+
+
+def test_soft_heads_share_factors_and_are_right_on_long_grids():
+    layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
+    x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
+    with torch.no_grad():
+        found, expected = both(layer, x)
+    assert not plan_for(layer, TokenGrid.of(layer.geometry, (40, 33))).sharp
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
+    """For α up to the limit, and a hair below it; at a border where the key that a head wants is missing."""
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1))
+    grid = TokenGrid.of(layer.geometry, (9,))
+    assert plan_for(layer, grid).deltas == ((-1,), (0,), (1,))
+    with torch.no_grad():
+        layer.v.mul_(747 / 1024)
+        assert plan_for(layer, grid).sharp == (0, 1, 2)
+        layer.v.mul_(745 / 747)
+        assert plan_for(layer, grid).soft == (0, 1, 2)
+        layer.v.mul_(1024 / 745)
+        layer.v[1, 1] = 2 * 1024.0 * 2  # two to the right: the last query would want a key beyond the padding
+    assert plan_for(layer, grid).soft == (1,)
+    with torch.no_grad():
+        layer.v[1, 1] = 1024.0  # halfway between two keys
+    assert plan_for(layer, grid).soft == (1,)
+    with torch.no_grad():
+        layer.v[1, 1] = torch.nan
+    assert plan_for(layer, grid).soft == (1,)
+    assert layer(torch.ones(1, 1, 9)).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["v", "w_key_pos", "w_val", "w_out", "b_out"])
+def test_edits_that_leave_no_trace_are_seen(name: str):
+    """Through ``.data`` and through numpy, between two calls with the same input."""
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    x = torch.randn(1, 3, 6, 6)
+    before = layer(x)
+    tensor = getattr(layer, name)
+    version = tensor._version
+    tensor.data[-1] *= -2
+    tensor.detach().numpy()[0] += 1
+    assert tensor._version == version
+    found, expected = both(layer, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (before - found).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
+def test_training_is_that_of_dense(name: str):
+    """Gradients for values, outputs, bias, α and τ, and for the input; second derivatives too."""
+    conv: Any = {
+        "2-D": nn.Conv2d(2, 3, (2, 3), padding=1),
+        "stride": nn.Conv2d(4, 2, 3, stride=2, padding=2, groups=2, dilation=2),
+        "transposed": nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1),
+        "depthwise": nn.Conv1d(3, 6, 3, padding=1, groups=3),
+        "reflect": nn.Conv1d(2, 2, 3, padding=2, padding_mode="reflect"),
+        "soft": nn.Conv2d(2, 2, 2, padding=1),
+    }[name].double()
+    layer = conv_to_mhsa(conv, alpha=1.5) if name == "soft" else conv_to_mhsa(conv)
+    layer.v.requires_grad_()
+    layer.w_key_pos.requires_grad_()
+    x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
+    names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
+    found, expected = both(layer, x)
+    pull = torch.randn_like(found)
+    wanted = [x, *(getattr(layer, n) for n in names)]
+    ours = torch.autograd.grad((found * pull).sum(), wanted)
+    theirs = torch.autograd.grad((expected * pull).sum(), wanted)
+    for label, a, b in zip(("x", *names), ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, label=label: f"{label}: {text}")
+    layer.execution = "axial"
+
+    def call(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, tensors, strict=True)), (x,))
+
+    inputs = [t.detach().clone().requires_grad_() for t in wanted]
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+
+
+def test_frozen_factors_are_left_alone_and_trained_ones_trained():
+    layer = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1))
+    layer.w_out.requires_grad_(False)
+    layer(torch.randn(1, 4, 5, 5)).sum().backward()
+    assert layer.w_out.grad is None
+    assert layer.v.grad is None
+    assert layer.w_val.grad is not None
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_layout_of_the_output_is_that_of_the_input(layout: Any, grad: bool):
+    conv = nn.Conv2d(8, 6, 3, stride=2, padding=1)
+    x = torch.randn(2, 8, 9, 9).contiguous(memory_format=layout)
+    with torch.set_grad_enabled(grad):
+        y = conv_to_mhsa(conv)(x)
+        assert y.is_contiguous(memory_format=layout)
+        torch.testing.assert_close(y, conv(x), rtol=1e-5, atol=1e-5)
+
+
+def test_it_needs_no_attention_map_and_no_convolution():
+    """A picture of 600 × 600: dense attention would take about ten terabytes."""
+    conv = nn.Conv2d(3, 4, 5, padding=2)
+    layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 600, 600)
+    with torch.no_grad():
+        assert not convolution_calls(lambda: layer(x))
+        torch.testing.assert_close(layer(x), conv(x), rtol=1e-4, atol=1e-5)
+        assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**25
+
+
+@given(st.integers(1, 9), st.integers(0, 3), st.sampled_from(["identity", "one off", "tiny", "minus zero", "diagonal"]))
+@settings(max_examples=EXAMPLES // 2)
+def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
+    blocks = torch.eye(n).repeat(3, 2, 1, 1)
+    rng = np.random.default_rng(seed)
+    h, g, i, j = (int(rng.integers(k)) for k in (3, 2, n, n))
+    assert is_identity(blocks)
+    off = i != j
+    if kind == "one off":
+        blocks[h, g, i, j] = 2.0
+        off = True
+    elif kind == "tiny":
+        blocks[h, g, i, j] += 2.0**-149
+    elif kind == "minus zero":
+        off = False  # −0 is read as no zero here: the product below is taken, and is right
+        blocks[h, g, i, j] *= 1
+    elif kind == "diagonal":
+        blocks[h, g, i, i] = 1 + 2.0**-23
+        off = True
+    else:
+        off = False
+    size = blocks[0, 0].nbytes
+    # All at once, four and two, two at a time, by one period of each and by two.
+    for at_once in (merging.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
+        with mock.patch.object(merging, "AT_ONCE", at_once):
+            assert is_identity(blocks) == (not off)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("at_once", [1, 30, merging.AT_ONCE])
+def test_the_identity_is_known_in_every_type(dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "AT_ONCE", at_once)
+    blocks = torch.eye(5, dtype=dtype).repeat(3, 2, 1, 1)
+    assert is_identity(blocks)
+    for place in ((2, 1, 4, 4), (0, 0, 0, 0), (2, 1, 4, 3), (1, 0, 0, 4)):
+        other = blocks.clone()
+        other[place] = 0.5
+        assert not is_identity(other)
+
+
+def test_a_layer_can_still_be_copied_and_saved_after_it_ran(tmp_path):
+    layer = conv_to_mhsa(nn.Conv2d(2, 2, 3))
+    x = torch.randn(1, 2, 5, 5)
+    expected = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    torch.save(layer, tmp_path / "layer.pt")
+    assert torch.equal(torch.load(tmp_path / "layer.pt", weights_only=False)(x), expected)
+
+
+def test_random_layers_without_content_equal_dense_too():
+    for seed in range(20):
+        geometry = ConvGeometry(4, 6, (2, 3), (2, 1), (1, 2), "circular", (1, 2), 2)
+        layer = without_content(random_layer(geometry, heads=3, head_dim=2, key_dim=5, seed=seed))
+        x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+        with torch.no_grad():
+            torch.testing.assert_close(*both(layer, x), rtol=1e-11, atol=1e-11)
+
+
+def test_what_each_execution_takes_is_told_before_it_runs():
+    layer = conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1))
+    told = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
+    assert {"dense", "chunked", "axial", "auto"} <= set(told)
+    assert f"{64 * 64 * 9 * 224 * 224:.2g} products" in told["axial"]
+    assert told["auto"].split()[1:5] == told["axial"].split()[1:5]
+    assert float(told["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
+    layer.w_qry.requires_grad_()
+    told = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
+    assert told["auto"].split()[1:5] == told["dense"].split()[1:5]

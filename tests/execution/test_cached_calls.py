@@ -1,0 +1,198 @@
+"""Prepared calls that are used again, over every geometry and every way in which an input may lie: in integers, bit for bit."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from construct import MHSA, conv_to_mhsa
+from construct.execution import cache
+from construct.execution.kernels import constants
+from runs import KERNELS, preferring
+from truths import exact
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+
+def from_a_larger_one(x: Tensor) -> Tensor:
+    """Every second number of every axis, after the first."""
+    larger = x.new_full([2 * n + 1 for n in x.shape], torch.nan)
+    inside = larger[tuple(slice(1, 2 * n + 1, 2) for n in x.shape)]
+    return inside.copy_(x)
+
+
+def some_of_its_channels(x: Tensor) -> Tensor:
+    """Channels last, and others between those of one token and of the next."""
+    larger = x.new_full((len(x), *x.shape[2:], 2 * x.shape[1]), torch.nan)
+    inside = larger[..., : x.shape[1]].movedim(-1, 1)
+    return inside.copy_(x)
+
+
+def further_on(x: Tensor) -> Tensor:
+    """From the sixth number of its storage on."""
+    return torch.cat([x.new_full((5,), torch.nan), x.flatten()])[5:].view(x.shape)
+
+
+def with_axis_last(axis: int) -> Callable[[Tensor], Tensor]:
+    """That axis last in memory."""
+    return lambda x: x.movedim(axis, -1).contiguous().movedim(-1, axis)
+
+
+LYING: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x,
+    from_a_larger_one,
+    some_of_its_channels,
+    further_on,
+    lambda x: further_on(x.movedim(1, -1)).movedim(-1, 1),
+    with_axis_last(0),
+    with_axis_last(1),
+    with_axis_last(2),
+    lambda x: x[:, :1].expand(x.shape),  # strides of zero
+    lambda x: x[:1].expand(x.shape),
+    lambda x: x[..., :1].expand(x.shape),
+)
+BATCHED = (1, 2, 3, 5, 17, 33, 70)
+
+
+def edited(layer: MHSA) -> None:
+    """The very same layer, all of its outputs negated; from outside torch."""
+    known = cache.ENTRIES.get(layer)
+    whole = getattr(layer, known.whole if known else "w_out")
+    for tensor in (whole, layer.b_out):
+        tensor.data.neg_()
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(
+    cases(tokens=80, integers=[True], batches=[1, 2]),
+    st.sampled_from(BATCHED),
+    st.lists(st.sampled_from(LYING), min_size=1, max_size=4),
+    st.sampled_from(KERNELS),
+)
+def test_a_prepared_call_is_the_convolution(
+    case: Case, batch: int, layouts: list[Callable[[Tensor], Tensor]], kernel: str | None
+) -> None:
+    """For inputs of one shape that lie in different ways, before and after every number of the factor and the bias was edited;
+    by every kernel."""
+    if not case.x.numel():
+        return
+    layer, sign = conv_to_mhsa(case.conv).requires_grad_(False), 1
+    with preferring(kernel), torch.no_grad():
+        for lie in layouts:
+            x = lie(case.x[torch.arange(batch) % len(case.x)])
+            expected = exact(case.conv, x.contiguous())
+            for _ in range(2):
+                assert torch.equal(layer(x).double(), sign * expected)
+            edited(layer)
+            sign = -sign
+            for _ in range(2):
+                assert torch.equal(layer(x).double(), sign * expected)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_any_number_of_images_is_laid_out_a_few_at_a_time(
+    outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last few are fewer than the others, and zeros are still found around all of them."""
+    conv = nn.Conv2d(3, 4, 3, padding=int(outside))
+    with torch.no_grad():
+        conv.weight.copy_((16 * conv.weight).round())
+        conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
+        layer = conv_to_mhsa(conv).requires_grad_(False)
+        monkeypatch.setattr(constants, "COLUMNS", 5 * 9 * 27)
+        monkeypatch.setattr(constants, "QUERIES", 1)
+        for images in range(1, 41):
+            x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()
+            x = x.contiguous(memory_format=torch.channels_last) if last else x
+            for _ in range(2):
+                assert torch.equal(layer(x), conv(x))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("side", [7, 8, 20])
+@pytest.mark.parametrize("lying", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, lying: torch.memory_format) -> None:
+    """For images of few tokens and of many; after edits that leave no trace, to zeros and back."""
+    conv, generator = nn.Conv2d(3, 4, 1), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randint(1, 9, p.shape, generator=generator))
+        layer = conv_to_mhsa(conv).requires_grad_(False)
+        x = torch.randint(-4, 5, (images, 3, side, side), generator=generator).float().contiguous(memory_format=lying)
+        for change in (1, 2, 0, -3):
+            for bias in (conv.bias, layer.b_out):
+                bias.data.mul_(change).add_(change)  # type: ignore[union-attr]
+            for _ in range(2):
+                assert torch.equal(layer(x), conv(x))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(3, 4, 3, stride=2)],
+    ids=str,
+)
+@pytest.mark.parametrize("numbers", [torch.tensor([3.0]).expand(4), torch.arange(8.0)[::2]], ids=["one", "apart"])
+def test_the_numbers_of_a_bias_need_not_follow_each_other_in_memory(conv: nn.Module, numbers: Tensor) -> None:
+    """As those of one that is worked out from others."""
+    layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, conv.in_channels, 5, 6)  # type: ignore[arg-type]
+    for module, name in ((conv, "bias"), (layer, "b_out")):
+        getattr(module, name).data = numbers
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), conv(x), check_layout=True)
+    for change in (2, 0, -1):
+        for bias in (conv.bias, layer.b_out):
+            bias.data = numbers * change  # type: ignore[union-attr]
+        torch.testing.assert_close(layer(x), conv(x))
+
+
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 2, 1)], ids=str)
+def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable) -> None:
+    layer, x = conv_to_mhsa(conv), torch.randn(2, 3, 5, 6)
+    with first():
+        layer(x)
+        layer(x)
+    for mode in (torch.enable_grad, torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            for _ in range(2):
+                found = layer(x)
+                assert found.requires_grad == torch.is_grad_enabled()
+                assert found.is_inference() == torch.is_inference_mode_enabled()
+                torch.testing.assert_close(found, conv(x))
+    layer(x).sum().backward()
+    assert layer.w_val.grad is not None
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv1d(16, 16, 3)], ids=str)
+def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
+    """With inputs of many shapes, so that what is remembered comes and goes."""
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((8 * p).round())
+    layer, axes = conv_to_mhsa(conv).requires_grad_(False), conv.weight.dim() - 2
+    inputs = [torch.randint(-4, 5, (1 + n % 5, conv.in_channels, *(5 + n % 17,) * axes)).float() for n in range(85)]
+    with torch.no_grad():
+        expected = [conv(x) for x in inputs]
+    wrong: list[object] = []
+
+    def call(thread: int) -> None:
+        try:
+            for n in range(170):
+                number = (n * (thread + 3)) % len(inputs)
+                if not torch.equal(layer(inputs[number]), expected[number]):
+                    wrong.append(number)
+        except Exception as error:  # else it would be lost with the thread
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

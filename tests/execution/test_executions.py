@@ -1,0 +1,358 @@
+"""The contract of an execution.  A new one is covered by entering itself into ``EXECUTIONS``."""
+
+import math
+import re
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import errors as room
+from construct.attention import EXECUTIONS
+from construct.errors import NotEnoughMemory
+from construct.execution import choose, chunked
+from construct.execution.kernels import constants
+from construct.tokens import TokenGrid
+from runs import SMALL, normal, peak_bytes
+from truths import exact, excess, paper, random_layer
+from verify.samples.calls import convolution_calls
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "2-D": (nn.Conv2d, (8, 8, 3, 1, 1), (4, 8, 16, 16)),
+    "depthwise": (nn.Conv2d, (32, 32, 3, 1, 1, 1, 32), (4, 32, 12, 12)),
+    "1x1": (nn.Conv2d, (64, 128, 1), (8, 64, 12, 12)),
+    "many channels": (nn.Conv2d, (512, 64, 1), (8, 512, 12, 12)),
+    "stride": (nn.Conv1d, (4, 64, 5, 8), (2, 4, 2000)),
+    "transposed": (nn.ConvTranspose3d, (2, 3, 2, 2), (2, 2, 3, 3, 4)),
+}
+"""Convolutions with inputs large enough for memory to be a matter of arrays: class, arguments, shape."""
+
+
+CALLED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "2-D": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 4, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (4, 3, 4)),
+    "depthwise": (lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"), (4, 5)),
+}
+"""Convolutions and the channels and sizes of an image, for transforms of a call."""
+
+
+def same(found: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def called_with(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the layer makes of x with these parameters; x, and the parameter that carries the kernel."""
+    parameters = {key: p.detach().requires_grad_() for key, p in parameters.items()}
+    x = x.detach().requires_grad_()
+    return functional_call(layer, parameters, (x,)), x, parameters["w_val"]
+
+
+def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of a number that every output sways, with respect to the input and all eight tensors."""
+    x = x.clone().requires_grad_()
+    y = torch.func.functional_call(layer, parameters, (x,))
+    wanted = {"input": x, **parameters}
+    pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
+    found = torch.autograd.grad((y * pull).sum(), list(wanted.values()))
+    return dict(zip(wanted, found, strict=True))
+
+
+@pytest.fixture(params=["usual blocks", "tiny blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Executions that work in blocks are to be seen with several of them, though the inputs of tests are small."""
+    if request.param == "tiny blocks":
+        monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**10)
+        monkeypatch.setattr(chunked, "HEADS_BYTES", 2**10)
+    return request.param
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("execution", list(EXECUTIONS))
+class TestContract:
+    """What every execution owes."""
+
+    @pytest.mark.usefixtures("blocks")
+    def test_it_computes_the_convolution(self, execution: str):
+        """On every geometry: small integers bit for bit, other numbers within the rounding of the attention."""
+
+        @settings(max_examples=EXAMPLES // 2)
+        @given(cases(tokens=80))
+        def same_function(case: Case) -> None:
+            layer = conv_to_mhsa(case.conv, execution=execution)
+            with torch.no_grad():
+                found = layer(case.x)
+            if case.integers:
+                assert torch.equal(found.double(), exact(case.conv, case.x))
+            else:
+                assert excess(case.conv, layer, case.x, found) <= 1
+
+        same_function()
+
+    @pytest.mark.usefixtures("blocks")
+    @pytest.mark.parametrize("name", list(SMALL))
+    def test_it_computes_equations_3_and_6(self, execution: str, name: str):
+        """All four score terms, heads anywhere and soft, D_k > D_p: against plain loops over the paper's formulas."""
+        geometry, size = SMALL[name]
+        layer = random_layer(geometry, seed=1)
+        layer.execution = execution
+        assert layer.w_key_pos.shape[1] > layer.w_key_pos.shape[2]
+        x = normal(2, geometry.in_channels, *size)
+        with torch.no_grad():
+            found = layer(x)
+        expected = paper(layer, x)
+        # Scores are below 100, so their rounding moves a weight by 1e-14 of itself; a term left out moves it by its whole.
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-11, atol=1e-11)
+
+    @pytest.mark.parametrize("silent", ["w_qry", "w_key", "w_key_pos", "u", "v"])
+    def test_no_term_of_the_scores_is_lost_when_others_are_zero(self, execution: str, silent: str):
+        """Each tensor of the scores in turn is zero; what is left must still be heard."""
+        geometry, size = SMALL["2-D, stride, groups"]
+        layer = random_layer(geometry, seed=2)
+        layer.execution = execution
+        with torch.no_grad():
+            getattr(layer, silent).zero_()
+            x = normal(1, geometry.in_channels, *size)
+            np.testing.assert_allclose(layer(x).numpy(), paper(layer, x), rtol=1e-11, atol=1e-11)
+
+    def test_a_head_looks_where_v_and_w_key_pos_say_and_nowhere_else(self, execution: str):
+        """Shifts beyond the kernel, v and Ŵ_key in another basis: not a hint is taken from kernel_size or dilation."""
+        geometry = ConvGeometry(2, 2, (3, 3), (1, 1), (4, 4), "zeros", (1, 1), 1)
+        layer = random_layer(geometry, heads=5, head_dim=2, key_dim=3, seed=3)
+        layer.execution = execution
+        tau = torch.tensor([[0, 0], [4, -3], [-4, 4], [1, 2], [-2, 0]]).double()
+        basis = torch.tensor([[2.0, 1, 0], [0, 1, 0], [1, 0, -4]]).double()  # v_h Ŵ_key is what counts, exact here
+        aim = torch.cat([torch.full((5, 1), -1024.0), 2048 * tau], 1).double()
+        x = torch.arange(-18.0, 18).view(1, 2, 3, 6).double()
+        with torch.no_grad():
+            for tensor in (layer.w_qry, layer.w_key, layer.u):
+                tensor.zero_()
+            for tensor in (layer.w_val, layer.w_out, layer.b_out):
+                tensor.copy_((8 * tensor).round())
+            layer.v.copy_(aim @ torch.linalg.inv(basis))
+            layer.w_key_pos.copy_(basis.expand(5, 3, 3))
+            assert torch.equal(layer.position_vector(), aim)
+            found = layer(x)
+        padded = nn.functional.pad(x, (4, 4, 4, 4))  # queries are its rows 1 … 9 and columns 1 … 12
+        expected = torch.zeros_like(found)
+        for h, (down, right) in enumerate(tau.int().tolist()):
+            rows, columns = (torch.arange(1, n - 1) + t for n, t in ((11, down), (14, right)))
+            seen = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
+            expected += torch.einsum("bihw,ie,eo->bohw", seen, layer.w_val[h, 0], layer.w_out[h, 0])
+        assert torch.equal(found, expected + layer.b_out[:, None, None])
+
+    @pytest.mark.usefixtures("blocks")
+    @pytest.mark.parametrize("name", list(SMALL))
+    def test_its_gradients_are_those_of_dense(self, execution: str, name: str):
+        """With respect to everything, also when the tensors are lent to the layer for this one call."""
+        geometry, size = SMALL[name]
+        layer, lent = random_layer(geometry, seed=4), random_layer(geometry, seed=5)
+        parameters = {key: tensor.detach().clone().requires_grad_() for key, tensor in lent.named_parameters()}
+        x = normal(2, geometry.in_channels, *size)
+        layer.execution = "dense"
+        expected = gradients(layer, parameters, x)
+        layer.execution = execution
+        found = gradients(layer, parameters, x)
+        assert len(found) == 9
+        for key, gradient in expected.items():
+            assert gradient.abs().amax() > 1e-3, key
+            torch.testing.assert_close(
+                found[key], gradient, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+    @pytest.mark.parametrize("name", list(SMALL))
+    def test_its_gradients_are_the_derivatives(self, execution: str, name: str):
+        """Against finite differences in float64."""
+        geometry, size = SMALL[name]
+        layer = random_layer(geometry, heads=2, seed=6)
+        layer.execution = execution
+        names, tensors = zip(*layer.named_parameters(), strict=True)
+        inputs = [
+            tensor.detach().clone().requires_grad_() for tensor in (normal(1, geometry.in_channels, *size), *tensors)
+        ]
+
+        def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+        assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+
+    def test_it_executes_no_convolution(self, execution: str):
+        """Forward and backward, as a converted layer and with content: no convolution operator, and no FFT."""
+        for conv in (
+            nn.Conv1d(2, 4, 3),
+            nn.Conv2d(4, 4, 3, padding=1, groups=2),
+            nn.ConvTranspose3d(2, 2, 2, stride=2),
+        ):
+            x = torch.ones(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), requires_grad=True)
+            assert convolution_calls(lambda conv=conv, x=x: conv(x).sum().backward()).total() >= 2
+            for content in (False, True):
+                layer = conv_to_mhsa(conv, execution=execution).requires_grad_(content)
+                assert not convolution_calls(lambda layer=layer, x=x: layer(x).sum().backward())
+
+    @pytest.mark.parametrize(
+        "x",
+        [torch.ones(1, 3, 5, 5), torch.ones(5, 5), torch.ones(1, 2, 2, 5), torch.ones(1, 2, 5, 5).double()],
+        ids=["channels", "rank", "too small", "dtype"],
+    )
+    def test_it_refuses_what_a_convolution_refuses(self, execution: str, x: torch.Tensor):
+        conv = nn.Conv2d(2, 2, 3)
+        with pytest.raises(RuntimeError):
+            conv(x)
+        with pytest.raises(RuntimeError, match=r"^MHSA: "):
+            conv_to_mhsa(conv, execution=execution)(x)
+
+    def test_it_refuses_before_allocating_what_does_not_fit(self, execution: str, monkeypatch: pytest.MonkeyPatch):
+        """With both figures in the message."""
+        layer, length = conv_to_mhsa(nn.Conv1d(64, 64, 3), execution=execution), 2**14
+        grid = TokenGrid.of(layer.geometry, (length,))
+        x, needed = torch.ones(16, 64, length), EXECUTIONS[execution].memory(layer, 16, grid)
+        monkeypatch.setattr(room, "available_bytes", lambda device: needed // 2)
+        both, half = re.escape(room.format_bytes(needed)), re.escape(room.format_bytes(needed // 2))
+        message = rf"^MHSA: .* needs {both}, and {half} are free on cpu$"
+
+        def refused() -> torch.Tensor:
+            with pytest.raises(NotEnoughMemory, match=message):
+                EXECUTIONS[execution].run(layer, x, grid)
+            return torch.ones(1)  # something that is seen in any case
+
+        assert 0 < peak_bytes(refused) < 2**16
+
+    @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
+    @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+    @pytest.mark.parametrize("name", list(MIDDLING))
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+    def test_its_memory_is_bounded_by_the_estimate(self, execution, name, dtype, grad, content):
+        """The estimate is above what is really allocated, and not far above."""
+        kind, arguments, shape = MIDDLING[name]
+        layer = conv_to_mhsa(kind(*arguments, dtype=dtype), execution=execution)
+        if content:
+            with torch.no_grad():
+                for tensor in (layer.w_qry, layer.w_key, layer.u):
+                    tensor.fill_(0.01)
+        grid = TokenGrid.of(layer.geometry, shape[2:])
+        x = normal(*shape).to(dtype)
+        with torch.set_grad_enabled(grad):
+            estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
+            EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
+            with mock.patch.object(constants, "KEPT", 0):  # but no buffer, which a first call takes
+                real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
+        assert real <= estimate <= 5 * real
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_torch_func_differentiates_and_maps_it(self, execution: str, name: str):
+        """As the convolution: gradients, Jacobians either way, per sample, and of members with weights of their own."""
+        make, shape = CALLED[name]
+        conv = make().double()
+        layer, x = conv_to_mhsa(conv, execution=execution), normal(2, 2, *shape)
+        ours, theirs = ({key: p.detach() for key, p in m.named_parameters()} for m in (layer, conv))
+        members = {k: torch.stack([p, 2 * p if k in ("w_val", "b_out") else p]) for k, p in ours.items()}
+
+        def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+            return functional_call(module, parameters, (x,)).square().sum()
+
+        def first(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+            return module(x).flatten()[:7]
+
+        same(grad(loss)(ours, x[0], layer)["b_out"], grad(loss)(theirs, x[0], conv)["bias"])
+        same(grad(loss, 1)(ours, x[0], layer), grad(loss, 1)(theirs, x[0], conv))
+        if execution == "sdpa":  # torch has no rules for its fused kernel
+            for call in (lambda: vmap(layer)(x), lambda: jvp(layer, (x[0],), (x[1],))):
+                with pytest.raises(NotImplementedError, match=r"^MHSA: sdpa has no vmap and no forward mode"):
+                    call()
+            return
+        same(jacrev(first)(x[0], layer), jacrev(first)(x[0], conv))
+        same(jacfwd(first)(x[0], layer), jacrev(first)(x[0], conv))
+        for a, b in zip(jvp(layer, (x[0],), (x[1],)), jvp(conv, (x[0],), (x[1],)), strict=True):
+            same(a, b)
+        same(vmap(layer, in_dims=1)(x), vmap(conv, in_dims=1)(x))
+        same(vmap(vmap(layer))(x[:, :, None]), vmap(vmap(conv))(x[:, :, None]))
+        each = vmap(grad(loss), in_dims=(None, 0, None))
+        same(each(ours, x, layer)["b_out"], each(theirs, x, conv)["bias"])
+        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
+        same(found, torch.stack([conv(x[0]), 2 * conv(x[1])]))
+        for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all
+            members[key] = torch.stack([ours[key], ours[key].flip(0)])
+        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(
+            members | {"b_out": torch.stack([layer.b_out] * 2)}, x
+        )
+        same(found, torch.stack([conv(x[0]), conv(x[1])]))
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_it_can_be_traced(self, execution: str, name: str):
+        """By ``torch.jit.trace`` and ``make_fx``; at another size than that of the trace, too."""
+        make, shape = CALLED[name]
+        conv = make()
+        layer, x = conv_to_mhsa(conv, execution=execution).requires_grad_(False), normal(2, *shape).float()
+        wider = normal(2, shape[0], *(n + 2 for n in shape[1:])).float()
+        traced: Any = torch.jit.trace(layer, (x,), check_trace=False)
+        for other in (-x, wider):
+            same(traced(other), conv(other), 1e-5)
+        same(make_fx(layer)(x)(-x), conv(-x), 1e-5)
+
+    @pytest.mark.parametrize("name", list(CALLED))
+    def test_tensors_without_numbers_pass_through(self, execution: str, name: str):
+        """Fake ones and those of the meta device: shape, type, layout and gradients as of the convolution."""
+        make, shape = CALLED[name]
+        conv, x, mode = make(), normal(2, *shape).float(), FakeTensorMode()
+        layer = conv_to_mhsa(conv, execution=execution)
+        fakes = {k: mode.from_tensor(p.detach()).requires_grad_(p.requires_grad) for k, p in layer.named_parameters()}
+        for form in (torch.contiguous_format, torch.channels_last):
+            given = x.contiguous(memory_format=form) if x.dim() == 4 else x
+            expected = conv(given)
+            for y, seen, whole in (
+                called_with(layer, fakes, mode.from_tensor(given)),
+                called_with(layer, {k: p.to("meta") for k, p in layer.named_parameters()}, given.to("meta")),
+            ):
+                assert (y.shape, y.dtype, y.stride()) == (expected.shape, expected.dtype, expected.stride())
+                found = torch.autograd.grad(y.sum(), [seen, whole])
+                assert [g.shape for g in found] == [seen.shape, whole.shape]
+        with pytest.raises(RuntimeError, match=r"^MHSA: "):
+            layer.to("meta")(torch.ones(1, shape[0] + 1, *shape[1:], device="meta"))
+        layer = conv_to_mhsa(conv, execution=execution)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert layer(mode.from_tensor(x)).shape == expected.shape
+        same(layer(x), conv(x), 1e-5)
+
+
+def test_dense_refuses_a_large_image_at_once():
+    """2000 × 2000 pixels would take petabytes of attention: nothing of that size is even begun."""
+    layer, x = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), execution="dense"), torch.zeros(1, 1, 2000, 2000)
+
+    def refused() -> torch.Tensor:
+        with pytest.raises(NotEnoughMemory, match=r"MHSA: dense attention .* needs [\d.]+ GiB") as error:
+            layer(x)
+        needed = float(str(error.value).split("needs ")[1].split()[0])
+        assert needed > 9 * 2000**4 * 8 / 2**30
+        return torch.zeros(1)
+
+    assert peak_bytes(refused) < 2**28  # the tokens, and two indices of each
+
+
+def test_auto_is_axial_where_attention_factorises_and_else_dense_while_small_and_else_sdpa():
+    layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1))
+    small, large = (TokenGrid.of(layer.geometry, (side, side)) for side in (16, 96))
+    assert choose(layer, 1, small) == choose(layer, 1, large) == "axial"
+    with torch.no_grad():
+        layer.u.fill_(1.0)
+        layer.w_key.fill_(1.0)
+    assert choose(layer, 1, small) == "dense"
+    assert choose(layer, 1, large) == "sdpa"
+    assert layer.explain((1, 1, 16, 16)).splitlines()[-1].startswith("auto")
+    assert " dense here: " in layer.explain((1, 1, 16, 16)).splitlines()[-1]
+    assert " sdpa here: " in layer.explain((1, 1, 96, 96)).splitlines()[-1]
+    assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, large))
+    with torch.no_grad():
+        layer.v[0] *= 2.0**40
+        layer.v[0, 1] += layer.v[0, 0]  # half a pixel aside: two keys are the best, and rounding would choose
+    assert choose(layer, 1, small) == "dense"
+    assert choose(layer, 1, large) == "chunked"

@@ -1,0 +1,169 @@
+"""Large products: by oneDNN where it is quicker, the same numbers."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from construct import conv_to_mhsa
+from construct.execution.kernels import constants, gemm
+
+pytestmark = pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
+
+
+class Named(TorchDispatchMode):
+    """Counts every operator by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+INNER = "mkldnn._linear_pointwise.default"
+LARGE = {
+    "1x1": (nn.Conv2d(64, 64, 1), (3, 64, 28, 28)),
+    "1x1 with a stride": (nn.Conv2d(128, 128, 1, stride=2), (1, 128, 48, 48)),
+    "3x3": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 16, 16)),
+    "3x3, several products": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 47, 45)),
+    "3x3, a few images at a time": (nn.Conv2d(32, 32, 3, padding=1), (9, 32, 27, 27)),
+    "5x3 in steps": (nn.Conv2d(32, 64, (5, 3), stride=(2, 1), padding=2, dilation=(1, 2)), (2, 32, 21, 22)),
+    "transposed": (nn.ConvTranspose2d(128, 64, 3, padding=1), (1, 128, 14, 14)),
+    "3-D": (nn.Conv3d(32, 48, 3, padding=1), (1, 32, 6, 7, 8)),
+}
+
+
+def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
+    """The layer and an input, of small integers: sums of their products are exact in float32."""
+    conv, shape = LARGE[name]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randint(-8, 9, p.shape, generator=generator))
+    return conv, torch.randint(-8, 9, shape, generator=generator).float()
+
+
+@given(st.data())
+def test_products_are_what_they_say(data: st.DataObject) -> None:
+    """In integers, against numpy; whatever is large, and however matrices lie."""
+    tokens, channels, width = (data.draw(st.integers(1, 40)) for _ in range(3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    rows, matrix, bias, other = (
+        torch.from_numpy(rng.integers(-9, 10, shape)).float()
+        for shape in ((tokens, channels), (channels, width), (width,), (tokens, width))
+    )
+    apart = torch.stack([bias, -bias], dim=-1)[..., 0]  # every other number in memory
+    added = data.draw(st.sampled_from([None, bias, apart, bias[:1].expand(width)]))
+    turned = [(lambda t: t.mT.contiguous().mT) if data.draw(st.booleans()) else (lambda t: t) for _ in range(3)]
+    rows, matrix, other = (turn(t) for turn, t in zip(turned, (rows, matrix, other), strict=True))
+    expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
+    out, total = torch.full((tokens, width), torch.nan), torch.full((1, channels, width), torch.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, numbers in {"ONEDNN": [1, 10**9], "SHORT": [1, 64], "DEEP": [1, 96]}.items():
+            patch.setattr(constants, name, data.draw(st.sampled_from(numbers)))
+        assert torch.equal(gemm.product(rows, matrix, added, None, True).long(), expected)
+        gemm.product(rows, matrix, added, out, True)
+        for first in (True, False):
+            gemm.add_product(total, rows.mT[None], other[None], first, True)
+    assert torch.equal(out.long(), expected)
+    assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
+
+
+@pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str) -> None:
+    """Bit for bit; in calls that are remembered, that are recorded, and where oneDNN is switched off."""
+    conv, x = whole_numbers(name)
+    last = lying != "channels first"
+    if last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if "larger" in lying:
+        x = nn.functional.pad(x, (0, 1) * (x.dim() - 2), value=torch.nan)[(..., *(slice(n) for n in x.shape[2:]))]
+    layer = conv_to_mhsa(conv)
+    expected = conv(x)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        for _ in range(2):
+            with mode(), Named() as named:
+                found = layer(x)
+            assert torch.equal(found, expected)
+            taken = [operator for operator in named.calls if "conv" in operator]
+            assert not taken
+            if lying == "channels last":
+                assert named.calls[INNER]
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.no_grad(), Named() as named:
+            assert torch.equal(layer(x), expected)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    assert not named.calls[INNER]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_of_large_layers_are_the_convolution_s(name: str) -> None:
+    conv, x = whole_numbers(name)
+    layer = conv_to_mhsa(conv)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+    pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
+    expected = torch.autograd.grad(conv(x), [x, conv.bias], pull)
+    found = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_large_products_round_off_is_bounded(name: str) -> None:
+    """By γ_n Σ |x||w| with n the number of terms, in whatever order they are added."""
+    conv, shape = LARGE[name]
+    torch.manual_seed(1)
+    conv.reset_parameters()
+    x = torch.randn(shape)
+    terms = conv.weight.numel() // conv.out_channels + 1
+    with torch.no_grad():
+        found = conv_to_mhsa(conv)(x).double()
+        both = type(conv)(**{key: getattr(conv, key) for key in GIVEN}).double()
+        both.load_state_dict(conv.state_dict())
+        right = both(x.double())
+        for p in both.parameters():
+            p.abs_()
+        sizes = both(x.double().abs())
+    assert ((found - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
+
+
+GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+
+
+class Marked(torch.Tensor):
+    """A tensor like any other, by another name."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
+    conv, x = whole_numbers(name)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    for lying in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+        for _ in range(2):
+            found = layer(lying.as_subclass(Marked))
+            assert type(found) is Marked
+            assert torch.equal(found.as_subclass(torch.Tensor), conv(x))
+
+
+def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
+    """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
+    conv, x = whole_numbers("3x3")
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    layer(last)
+    graph = make_fx(layer)(last)
+    assert torch.uint8 not in {kept.dtype for kept in graph.buffers()}
+    assert torch.equal(graph(-last), layer(-last))

@@ -1,0 +1,301 @@
+"""Kernels of one-hot heads, bit for bit in integers: the maps against plain sums, and layers against the convolution."""
+
+import copy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from construct import MHSA, conv_to_mhsa
+from construct.attention import smaller_blocks
+from construct.execution import kernels
+from construct.execution.autograd import Shifted, Weights
+from construct.execution.kernels import constants, workspace
+from construct.execution.kernels.problem import Problem, Task, layout_of
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
+from construct.execution.kernels.workspace import Workspace
+from construct.execution.merging import is_identity
+from runs import KERNELS, preferring
+
+EXAMPLES = settings().max_examples
+
+
+@st.composite
+def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
+    """Where heads look: anywhere, or at a rectangle, in any order."""
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(least, most)) for _ in range(dims))
+
+    if draw(st.booleans()):
+        return tuple(vector(-4, 5) for _ in range(draw(st.integers(1, 4))))
+    corner, sizes = vector(-3, 3), vector(1, 3)
+    places = [tuple(c + n for c, n in zip(corner, place, strict=True)) for place in np.ndindex(sizes)]
+    return tuple(draw(st.permutations(places)))
+
+
+def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same images, lying otherwise."""
+    if layout == LAST:
+        return images.movedim(1, -1).contiguous().movedim(-1, 1)
+    return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(st.data())
+def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
+    """In integers, against plain sums over queries; by every kernel, in blocks of any size, however images lie."""
+    d = data.draw(st.integers(1, 4))
+    groups, channels, width, images = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3))
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(data.draw(st.integers(least, most)) for _ in range(d))
+
+    offsets = data.draw(aims(d))
+    shifts, heads = Shifts(offsets, vector(1, 3), vector(1, 6), vector(1, 5 if d < 4 else 3)), len(offsets)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-4, 5, shape)).to(dtype)
+
+    x, y = draw(images, groups * channels, *shifts.size), draw(images, groups * width, *shifts.output)
+    w, bias, back = draw(heads, groups, channels, width), draw(groups * width), draw(groups * channels)
+    ones = (1,) * d
+    forward, backward = torch.zeros_like(y) + bias.view(-1, *ones), torch.zeros_like(x) + back.view(-1, *ones)
+    weights = torch.zeros_like(w)
+    tokens, outputs = x.unflatten(1, (groups, channels)), y.unflatten(1, (groups, width))
+    for o in np.ndindex(shifts.output):
+        for head, offset in enumerate(shifts.offsets):
+            t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
+            if all(0 <= p < n for p, n in zip(t, shifts.size, strict=True)):
+                here, there = (slice(None), slice(None), *o), (slice(None), slice(None), *t)
+                seen, pulled = tokens[(..., *t)], outputs[(..., *o)]
+                forward[here] += torch.einsum("bgc,gcd->bgd", seen, w[head]).flatten(1)
+                backward[there] += torch.einsum("bgd,gcd->bgc", pulled, w[head]).flatten(1)
+                weights[head] += torch.einsum("bgc,bgd->gcd", seen, pulled)
+    layout, last = st.sampled_from([FIRST, LAST, OTHER]), data.draw(st.booleans())
+    x, y = in_layout(x, data.draw(layout)), in_layout(y, data.draw(layout))
+    stored = data.draw(st.sampled_from([dtype, torch.float64, torch.float16]))
+    blocks, kernel = data.draw(st.sampled_from([1, 5, 30, 10**9])), data.draw(st.sampled_from(KERNELS))
+    if data.draw(st.booleans()):  # matrices that lie the other way round
+        w = w.mT.contiguous().mT
+    with preferring(kernel), smaller_blocks(blocks):
+        found_y = kernels.prepare(kernels.FORWARD, x, w, shifts, stored, last)(x, bias)
+        found_x = kernels.prepare(kernels.ADJOINT, y, w, shifts, stored, last)(y, back)
+        found_w = kernels.weights(x, y, shifts, groups, dtype)
+    assert torch.equal(found_y, forward.to(stored))
+    assert torch.equal(found_x, backward.to(stored))
+    assert torch.equal(found_w, weights)
+    assert {layout_of(found_y, stored), layout_of(found_x, stored)} <= {FIRST, LAST}
+
+
+def whole_numbers(conv: Any) -> Any:
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((8 * p).round())
+    return conv
+
+
+def kernel_of(layer: MHSA, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """What the gradients of the two factors say of the kernel: the one of the factor that carries it."""
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        (moved.w_val if is_identity(layer.w_out) else moved.w_out).copy_(value if is_identity(layer.w_out) else out)
+    return moved.weight
+
+
+CONVS = [
+    lambda: nn.Conv1d(16, 24, 5, padding=3, dilation=2),
+    lambda: nn.Conv1d(16, 16, 4, bias=False),
+    lambda: nn.Conv2d(3, 4, 3, padding=1),
+    lambda: nn.Conv2d(2, 3, (2, 5), stride=(2, 3), padding=(1, 4)),
+    lambda: nn.Conv2d(4, 6, (3, 5), padding=2, stride=3, groups=2),
+    lambda: nn.Conv2d(20, 20, 3, padding=1, groups=20),
+    lambda: nn.Conv2d(5, 10, (4, 1), padding=(3, 0), groups=5),
+    lambda: nn.Conv2d(18, 7, 1),
+    lambda: nn.Conv2d(6, 6, 1, groups=3),
+    lambda: nn.Conv2d(4, 6, 1, stride=2),
+    lambda: nn.Conv2d(40, 3, 3, padding=1, padding_mode="reflect"),
+    lambda: nn.ConvTranspose2d(24, 3, 5, stride=(3, 2), padding=1),
+    lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, output_padding=1),
+    lambda: nn.ConvTranspose1d(4, 4, 2, stride=3, groups=4),
+    lambda: nn.Conv3d(8, 8, (2, 3, 3), stride=(1, 2, 2), padding=(0, 1, 2)),
+    lambda: nn.ConvTranspose3d(3, 2, 2, stride=2),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | None):
+    """By every kernel, of no image, and of three in small blocks, whatever the layout and the order of the heads."""
+    conv = whole_numbers(make())
+    layer = conv_to_mhsa(conv, order=torch.randperm(conv.weight[0, 0].numel()).tolist())
+    for images, queries in ((0, 10**9), (1, 10**9), (3, 13)):
+        x = torch.randint(-4, 5, (images, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
+        for layout in (FIRST, LAST, OTHER):
+            given = in_layout(x, layout).requires_grad_()
+            expected = conv(given)
+            pull = in_layout(torch.arange(expected.numel()).view_as(expected).remainder(7).float() - 3, layout)
+            with preferring(kernel), smaller_blocks(queries):
+                found = layer(given)
+                ours = torch.autograd.grad(found, [given, layer.w_val, layer.w_out], pull)
+                with torch.no_grad():
+                    assert torch.equal(layer(given), expected)
+            theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
+            assert torch.equal(found, expected)
+            assert torch.equal(ours[0], theirs[0])
+            assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+
+
+def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
+    shifts = Shifts(((0, 0), (0, 1)), (1, 1), (9, 9), (9, 8))
+    problem = Problem(kernels.FORWARD, shifts, (0, 1), 1, 1, 16, 32, torch.float32, LAST, LAST, True, None)
+    task = kernels.select(problem)
+    device = torch.device("cpu")
+    told = kernels.workspace_of(kernels.FORWARD, shifts, (2, 1, 16, 32), 1, torch.float32, torch.float32, device, None)
+    assert told >= task.workspace > 0
+    names = [kernel.name for kernel in kernels.KERNELS]
+    assert names == ["pointwise", "depthwise", "gemm_scatter", "im2col_gemm"]
+
+
+def test_a_new_kernel_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch):
+    """Forward, adjoint, and gradient of the weights all ask it."""
+    asked = []
+
+    class Noting:
+        name = "noting"
+
+        def plan(self, problem: Problem) -> Task | None:
+            asked.append(problem.kind)
+            return None
+
+    with preferring(None):
+        monkeypatch.setattr(kernels, "KERNELS", (Noting(), *kernels.KERNELS))
+        layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, stride=2)), torch.ones(1, 2, 7, 11, requires_grad=True)
+        layer(x).sum().backward()
+    assert set(asked) == {kernels.FORWARD, kernels.ADJOINT, kernels.WEIGHTS}
+
+
+@given(st.integers(-9, 9), st.integers(1, 4), st.integers(0, 7), st.integers(0, 9))
+def test_clip_keeps_what_lies_inside(start: int, step: int, count: int, size: int):
+    inside = [n for n in range(count) if 0 <= start + step * n < size]
+    low, high = clip(start, step, count, size)
+    assert list(range(low, high)) == inside
+
+
+@given(st.data(), st.booleans())
+def test_runs_are_all_heads_in_order(data: st.DataObject, whole: bool):
+    offsets = data.draw(aims(data.draw(st.integers(1, 3))))
+    found = []
+    for run in runs_of(offsets, whole):
+        places = [
+            tuple(o + n * s for o, n, s in zip(run.offset, at, run.steps, strict=True)) for at in np.ndindex(run.counts)
+        ]
+        assert run.head == len(found)
+        found += places
+    assert found == sorted(offsets)
+
+
+def test_a_buffer_in_use_is_lent_to_nobody_else():
+    like = torch.zeros(1)
+    with Workspace(like, 5, 7) as first:
+        for part in first:
+            part.fill_(1)
+        with Workspace(like, 3) as (second,):
+            second.fill_(2)
+        assert all(part.eq(1).all() for part in first)
+        with pytest.raises(KeyError), Workspace(like, 3):
+            raise KeyError
+    with Workspace(like, 2, 4) as third:
+        assert third[0].data_ptr() == first[0].data_ptr()
+        seen: list[int] = []
+
+        def elsewhere() -> None:
+            with Workspace(like, 2, 4) as other:
+                seen.append(other[0].data_ptr())
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen != [third[0].data_ptr()]
+
+
+def test_a_buffer_of_one_mode_is_good_in_every_other():
+    workspace._KEPT.buffer = None
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode(), Workspace(torch.zeros(1, dtype=torch.float64), 9) as (buffer,):
+            assert buffer.dtype == torch.float64
+            torch.add(torch.ones(len(buffer), dtype=torch.float64), 1, out=buffer)
+
+
+def test_what_is_too_large_is_not_kept():
+    workspace._KEPT.buffer = None
+    with Workspace(torch.zeros(1), constants.KEPT // 4 + 16) as (buffer,):
+        assert len(buffer) == constants.KEPT // 4 + 16
+    assert workspace._KEPT.buffer is None
+    with Workspace(torch.zeros(1), constants.KEPT // 4):
+        pass
+    assert len(workspace._KEPT.buffer) == constants.KEPT  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_nothing_reads_what_memory_held_before(make: Any, monkeypatch: pytest.MonkeyPatch):
+    """Neither new memory nor a buffer: all of it holds NaN here."""
+    conv = whole_numbers(make())
+    layer = conv_to_mhsa(conv)
+    for name in ("new_empty", "new_empty_strided"):
+        new = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda *a, new=new, **o: new(*a, **o).fill_(torch.nan))
+    monkeypatch.setattr(constants, "KEPT", 0)
+    x = torch.randint(-4, 5, (2, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
+    for layout in (FIRST, LAST):
+        x = in_layout(x, layout).detach().requires_grad_()
+        with smaller_blocks(20):
+            ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.w_val, layer.w_out])
+            theirs = torch.autograd.grad(conv(x).square().sum(), [x, conv.weight])
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float):
+    """And not farther: in transposed layers as in all others, with every kernel."""
+    conv = make()
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
+    marked = torch.zeros_like(x, dtype=torch.float64)
+    spot = (0, 0, *(3,) * (x.dim() - 2))
+    x[spot], marked[spot] = value, 1.0
+    with torch.no_grad():
+        conv.weight.abs_().add_(0.1)
+        for factor in (layer.w_val, layer.w_out):
+            if not is_identity(factor):
+                factor.abs_().add_(0.1)
+        counted = copy.deepcopy(conv).double()
+        counted.bias = None
+        seen = counted(marked) > 0
+        for kernel in KERNELS:
+            with preferring(kernel):
+                for given in (x, in_layout(x, LAST)):
+                    assert torch.equal(~layer(given).isfinite(), seen)
+
+
+def test_a_bias_of_halves_is_added_in_single_precision():
+    shifts = Shifts(((-1,), (0,), (50,)), (2,), (7,), (4,))
+    y, w = torch.randint(-3, 4, (2, 32, 4)).half(), torch.randint(-3, 4, (3, 1, 40, 32)).float()
+    bias = torch.randint(-3, 4, (40,)).float()
+    found = Shifted.apply(y, w, bias, shifts, True, torch.float16, False)
+    expected = bias.view(1, 40, 1).repeat(2, 1, 7)
+    for (offset,), matrix in zip(shifts.offsets, w[:, 0], strict=True):
+        for query in range(4):
+            if 0 <= 2 * query + offset < 7:
+                expected[:, :, 2 * query + offset] += y[:, :, query].float() @ matrix.mT
+    assert torch.equal(found, expected.half())
+    assert Weights.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)

@@ -1,0 +1,93 @@
+"""What ``axial`` says that it takes is above what it really takes, whichever way it goes."""
+
+import pytest
+import torch
+from torch import nn
+
+from construct import conv_to_mhsa
+from construct.execution import axial
+from construct.execution.kernels import constants
+from construct.tokens import TokenGrid
+from runs import peak_bytes
+
+SHARP = {
+    "gathered, wide outputs": (lambda: nn.Conv2d(64, 512, 3, padding=1), (9, 64, 14, 14)),
+    "gathered, few tokens": (lambda: nn.Conv2d(8, 8, 3, padding=1), (2, 8, 5, 5)),
+    "gathered, small images": (lambda: nn.Conv1d(4, 4, 3, stride=2), (70, 4, 9)),
+    "gathered, a single product": (lambda: nn.Conv2d(64, 256, 3, padding=1), (1, 64, 14, 14)),
+    "gathered, large products": (lambda: nn.Conv2d(64, 64, 3, padding=1), (3, 64, 30, 31)),
+    "gathered, a large product": (lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 30, 31)),
+    "gathered, more than is kept": (lambda: nn.Conv3d(256, 33, (3, 3, 2), stride=2, padding=1), (9, 256, 9, 9, 11)),
+    "gathered, a few images at a time": (lambda: nn.Conv2d(128, 33, (1, 2), stride=(1, 3)), (9, 128, 28, 31)),
+    "gathered, 1x1 with a stride": (lambda: nn.Conv2d(256, 256, 1, stride=2), (2, 256, 28, 28)),
+    "1x1": (lambda: nn.Conv2d(128, 128, 1), (2, 128, 28, 28)),
+    "few outputs": (lambda: nn.Conv2d(32, 3, 3, padding=1), (2, 32, 100, 100)),
+    "few outputs, many blocks": (lambda: nn.Conv2d(16, 8, 7, padding=3), (1, 16, 90, 90)),
+    "few outputs, transposed": (lambda: nn.ConvTranspose2d(64, 3, 4, stride=2, padding=1), (2, 64, 40, 40)),
+    "products first, for few are in vain": (lambda: nn.ConvTranspose2d(64, 48, 3, stride=2), (2, 64, 28, 28)),
+    "few outputs, 1-D": (lambda: nn.Conv1d(64, 1, 9, padding=4), (2, 64, 3000)),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), (4, 32, 56, 56)),
+    "depthwise, few channels": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (4, 3, 100, 100)),
+    "groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 28, 28)),
+    "groups, a long row": (lambda: nn.Conv1d(128, 256, 5, groups=2), (1, 128, 3000)),
+    "groups, a last block of few": (
+        lambda: nn.Conv3d(256, 96, (4, 1, 1), padding=(2, 0, 0), groups=4),
+        (9, 256, 4, 10, 10),
+    ),
+    "groups, few beside each other": (lambda: nn.Conv2d(32, 512, (5, 1), padding=(2, 0), groups=2), (2, 32, 14, 56)),
+    "groups, no shift": (lambda: nn.Conv2d(16, 256, 1, groups=2), (1, 16, 40, 30)),
+    "columns, or runs of a few heads": (lambda: nn.Conv2d(32, 16, (2, 1), dilation=(2, 1)), (3, 32, 31, 56)),
+    "columns, or a rectangle of heads": (lambda: nn.Conv2d(33, 32, (3, 1), padding=(1, 0)), (3, 33, 14, 56)),
+    "1x1 of short rows": (lambda: nn.Conv2d(64, 64, 1), (40, 64, 5, 5)),
+    "lines": (lambda: nn.Conv1d(64, 64, 3, padding=1), (4, 64, 3000)),
+    "transposed": (lambda: nn.ConvTranspose2d(64, 512, 3, stride=2), (2, 64, 8, 8)),
+    "transposed, all residues at once": (lambda: nn.ConvTranspose2d(16, 32, 4, stride=2), (2, 16, 28, 28)),
+    "transposed, zeros between heads": (lambda: nn.ConvTranspose2d(32, 2, 3, stride=2), (2, 32, 60, 60)),
+    "copied padding": (lambda: nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), (2, 64, 28, 28)),
+}
+SOFT = {
+    "a head": (lambda: nn.Conv1d(1, 1, 1), (1, 1, 1500)),
+    "a long axis": (lambda: nn.Conv1d(2, 2, 9, padding=4), (1, 2, 1000)),
+    "too long an axis": (lambda: nn.Conv1d(1, 32, 5), (1, 1, 3000)),
+    "many heads": (lambda: nn.Conv1d(2, 2, 31, padding=15), (1, 2, 200)),
+    "very many heads": (lambda: nn.Conv1d(1, 1, 256, padding=150), (1, 1, 100)),
+    "stride": (lambda: nn.Conv1d(4, 4, 3, stride=2, padding=1), (2, 4, 1000)),
+    "2-D": (lambda: nn.Conv2d(16, 2, 3), (4, 16, 30, 30)),
+    "wide 2-D": (lambda: nn.Conv2d(2, 48, 3), (2, 2, 30, 30)),
+    "one axis much longer": (lambda: nn.Conv2d(1, 1, 3, padding=1), (1, 1, 4, 900)),
+    "3-D": (lambda: nn.Conv3d(2, 2, 3, padding=1), (1, 2, 9, 9, 9)),
+    "wide 3-D": (lambda: nn.Conv3d(1, 24, 2), (1, 1, 12, 12, 12)),
+    "soft depthwise": (lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16), (2, 16, 20, 20)),
+    "soft groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 20, 20)),
+}
+
+SLOW = {"too long an axis"}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] if name in SLOW else []) for name in (*SHARP, *SOFT)]
+)
+def test_the_estimate_is_above_what_is_taken(
+    name: str, dtype: torch.dtype, grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = (SHARP | SOFT)[name]
+    conv = make().to(dtype)
+    layer = conv_to_mhsa(conv, alpha=0.7) if name in SOFT else conv_to_mhsa(conv)
+    grid = TokenGrid.of(layer.geometry, shape[2:])
+    for x in (torch.randn(shape).to(dtype), torch.randn(shape).to(dtype).movedim(1, -1).contiguous().movedim(-1, 1)):
+        with torch.set_grad_enabled(grad):
+            estimate = axial.memory(layer, len(x), grid)
+            axial.run(layer, x, grid)  # what stays from call to call is there already
+            monkeypatch.setattr(constants, "KEPT", 0)  # but no buffer, which a first call takes
+            real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
+        assert real <= estimate
+        if name in SOFT:
+            assert estimate <= 12 * real + 2**18
+
+
+def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
+    x = torch.randn(1, 2, 5, 6)
+    for conv in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding_mode="reflect")):
+        assert TokenGrid.of(conv_to_mhsa(conv).geometry, (5, 6)).padded(x) is x

@@ -1,0 +1,531 @@
+"""Out into other formats: the same function, at sizes not seen at export, and nothing of this project needed to run it."""
+
+import copy
+import io
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load as load_tensors
+from torch import nn
+
+import verify
+from construct import conv_to_mhsa, convert, load
+from construct.attention import MHSA
+from construct.errors import BadModelFile
+from construct.execution import traced
+from construct.files.export import frozen_copy, to_onnx, to_pt2
+from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
+from construct.from_conv import main
+from truths import excess, permuted
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+
+
+def network() -> nn.Module:
+    """Stride, groups, depthwise, a transposed layer, and padding that copies."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, (1, 3), padding=(0, 2), padding_mode="circular", groups=2),
+        nn.Conv2d(4, 4, 2, padding="same", groups=4),
+        nn.ConvTranspose2d(4, 2, 2, stride=2),
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def pt2() -> bytes:
+    program = to_pt2(convert(network()), (3, 16, 20))
+    assert program.fixed == ()
+    assert program.difference is not None
+    assert program.difference < 1e-5
+    return program.content
+
+
+def fixed() -> nn.Module:
+    """Its linear layer wants one size."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 7, 2)).eval()
+
+
+def within_rounding(found: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=2e-6)
+
+
+def safetensors_of(layer: nn.Module, path: Any) -> tuple[dict[str, torch.Tensor], str]:
+    path.write_bytes(to_safetensors(layer))
+    with safe_open(path, "pt") as file:
+        return load_tensors(path.read_bytes()), file.metadata()[GEOMETRY]
+
+
+def given_back(tensors: dict[str, torch.Tensor], metadata: str) -> nn.Module:
+    return as_network(layers_of(tensors, records_in(tensors, {GEOMETRY: metadata})))
+
+
+def test_pt2_computes_the_network_at_any_size(pt2: bytes):
+    program = torch.export.load(io.BytesIO(pt2)).module()
+    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            within_rounding(program(x), network()(x))
+
+
+@pytest.mark.deep
+def test_onnx_computes_the_network_at_any_size():
+    program = to_onnx(convert(network()), (3, 16, 20))
+    assert program.fixed == ()
+    assert program.difference is not None
+    assert program.difference < 1e-5
+    graph = onnx.load_from_string(program.content).graph
+    assert not {node.op_type for node in graph.node} & {"Conv", "ConvTranspose"}
+    session = onnxruntime.InferenceSession(program.content)
+    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
+        x = torch.randn(shape)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            within_rounding(np.asarray(found), network()(x))
+
+
+def test_axes_that_the_network_fixes_are_named():
+    made = to_pt2(convert(fixed()), (2, 7))
+    assert made.fixed == ("axis 1",)
+    program = torch.export.load(io.BytesIO(made.content)).module()
+    x = torch.randn(5, 2, 7)
+    with torch.no_grad():
+        within_rounding(program(x), fixed()(x))
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=60))
+def test_what_is_traced_computes_the_convolution(case: Case):
+    """Every geometry, within the rounding bound; integers bit for bit.  (Here it runs untraced, as ordinary tensor code.)"""
+    if case.x.dim() != case.conv.weight.dim() or not len(case.x):
+        return
+    layer = conv_to_mhsa(case.conv)
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    with torch.no_grad():
+        found = traced.run_traced(layer, case.x, layer.geometry)
+    assert found is not None
+    assert excess(case.conv, layer, case.x, found) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=60), st.booleans(), st.randoms(use_true_random=False))
+def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, learning: bool, order: random.Random):
+    """As the test before, with heads in any order; recorded for gradients, what heads see is put together in another way."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(case.x.dim())
+    assume(form is not None and case.x.dim() == case.conv.weight.dim() and len(case.x))
+    assert form is not None
+    layer = conv_to_mhsa(case.conv)
+    layer = permuted(layer, order.sample(range(layer.heads), layer.heads))
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    x = case.x.clone(memory_format=form).requires_grad_(learning)
+    with torch.set_grad_enabled(learning):
+        found = traced.run_traced(layer, x, layer.geometry)
+    assert found is not None
+    assert excess(case.conv, layer, case.x, found.detach()) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+    if case.integers and learning:
+        again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
+        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((found, x), (wide(again), again)))
+        assert torch.equal(ours, theirs.to(x.dtype))
+
+
+def test_traced_layers_keep_channels_last():
+    """No copy into another layout at the end: a compiled product writes where its outputs are to lie."""
+    x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+    few = nn.Conv2d(4, 2, 3, padding=1)
+    for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2), few):
+        layer = conv_to_mhsa(conv)
+        setattr(layer, traced.FROZEN, traced.freeze(layer))
+        for seen in (x, x.clone().requires_grad_()):
+            found = traced.run_traced(layer, seen, layer.geometry)
+            assert found is not None
+            assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+FEW_OUTPUTS: dict[str, Any] = {
+    "plain": lambda: nn.Conv2d(6, 2, 3, padding=1),
+    "one output": lambda: nn.Conv2d(6, 1, (2, 3), padding=(0, 2), padding_mode="circular"),
+    "stride": lambda: nn.Conv2d(6, 2, 3, stride=2, padding=1),
+    "dilated": lambda: nn.Conv2d(6, 3, 3, dilation=2, bias=False),
+    "groups": lambda: nn.Conv2d(12, 2, 3, groups=2),
+    "transposed": lambda: nn.ConvTranspose2d(6, 2, 3, stride=2, output_padding=1),
+    "1-D": lambda: nn.Conv1d(6, 2, 4),
+    "3-D": lambda: nn.Conv3d(6, 2, 2),
+}
+
+
+@pytest.mark.parametrize("learning", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", FEW_OUTPUTS)
+def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool, learning: bool):
+    """In integers, bit for bit, and so are their gradients; heads in no order."""
+    conv, generator = FEW_OUTPUTS[name](), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randint(-4, 5, p.shape, generator=generator))
+    layer = conv_to_mhsa(conv)
+    layer = permuted(layer, random.Random(0).sample(range(layer.heads), layer.heads))
+    setattr(layer, traced.FROZEN, traced.freeze(layer))
+    x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    with torch.set_grad_enabled(learning):
+        found = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
+    assert found is not None
+    assert torch.equal(found, conv(x))
+    if learning:
+        ours, theirs = (torch.autograd.grad((y * y.detach()).sum(), x)[0] for y in (found, conv(x)))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.deep
+@settings(max_examples=EXAMPLES // 4)
+@given(cases(tokens=60))
+def test_every_geometry_can_be_exported(case: Case):
+    if case.x.dim() != case.conv.weight.dim() or not len(case.x):
+        return  # unbatched calls and empty batches are not what is exported
+    layer = conv_to_mhsa(case.conv)
+    made = to_pt2(layer, tuple(case.x.shape[1:]))
+    with torch.no_grad():
+        found = torch.export.load(io.BytesIO(made.content)).module()(case.x)
+    assert excess(case.conv, layer, case.x, found) <= 1
+    if case.integers:
+        assert torch.equal(found, case.conv(case.x))
+
+
+def test_a_pt2_file_needs_torch_alone(tmp_path, pt2: bytes):
+    """Loaded and run in a process that cannot import this project."""
+    path = tmp_path / "net.pt2"
+    path.write_bytes(pt2)
+    code = f"""
+import sys
+class No:
+    def find_spec(self, name, *_):
+        if name.split('.')[0] in ('construct', 'verify'):
+            raise ImportError(name)
+sys.meta_path.insert(0, No())
+import torch
+print(tuple(torch.export.load({str(path)!r}).module()(torch.ones(1, 3, 18, 22)).shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.strip().startswith("(1, 2,"), done.stderr
+
+
+def test_a_pt2_file_keeps_all_eight_tensors():
+    """Exported weights can still be certified."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    program = torch.export.load(io.BytesIO(to_pt2(layer, (2, 8, 8)).content))
+    again = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
+    again.load_state_dict(program.state_dict)
+    ours, theirs = (verify.certify(conv, found, grid=(8, 8)) for found in (again, layer))
+    assert ours.verdict.name == "PROVED"
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_safetensors_give_the_layer_back(tmp_path, encoding: str):
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
+    layer = conv_to_mhsa(conv, encoding=encoding)
+    again = given_back(*safetensors_of(layer, tmp_path / "layer.safetensors"))
+    assert isinstance(again, MHSA)
+    x = torch.randn(1, 4, 9, 9).bfloat16()
+    assert torch.equal(again(x), layer(x))
+    ours, theirs = (verify.certify(conv, found, grid=(9, 9)) for found in (again, layer))
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+def test_safetensors_of_a_network_give_every_layer_back_at_its_place(tmp_path):
+    converted = convert(nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv1d(2, 2, 1))))
+    again = given_back(*safetensors_of(converted, tmp_path / "net.safetensors"))
+    x = torch.randn(1, 2, 4)
+    assert [path for path, module in again.named_modules() if isinstance(module, MHSA)] == ["0", "2.0"]
+    assert torch.equal(again.get_submodule("2.0")(x), converted.get_submodule("2.0")(x))
+
+
+@pytest.mark.parametrize("name", ["forward", "training", "_modules", "weight."])
+def test_layers_under_any_name_are_given_back(tmp_path, name: str):
+    network = nn.Module()
+    network._modules[name] = conv_to_mhsa(nn.Conv1d(1, 2, 3))
+    again = given_back(*safetensors_of(network, tmp_path / "net.safetensors"))
+    x = torch.randn(1, 1, 4)
+    ours, theirs = ([m for m in net.modules() if isinstance(m, MHSA)] for net in (network, again))
+    assert torch.equal(theirs[0](x), ours[0](x))
+
+
+def test_geometry_that_is_nested_too_deep_is_refused(tmp_path):
+    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv1d(1, 2, 3)), tmp_path / "layer.safetensors")
+    for deep in ("[" * 100_000, metadata.replace('"groups": 1', '"groups": ' + "[" * 50_000 + "]" * 50_000)):
+        with pytest.raises(BadModelFile, match="nested too deep"):
+            given_back(tensors, deep)
+
+
+def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
+    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv2d(2, 2, 3)), tmp_path / "layer.safetensors")
+    for changed in (
+        metadata.replace('"groups": 1', '"groups": 2'),
+        metadata.replace("MHSA", "Conv2d"),
+        metadata.replace('"transposed": false', '"transposed": []'),
+        "[]",
+        "{",
+        "{}",
+    ):
+        if changed == "{}":
+            assert not list(given_back(tensors, changed).children())
+            continue
+        with pytest.raises(BadModelFile, match=r"do not fit|no JSON"):
+            given_back(tensors, changed)
+    with pytest.raises(BadModelFile, match="do not fit"):
+        given_back({name: t for name, t in tensors.items() if name != "v"}, metadata)
+
+
+def test_what_cannot_be_traced_is_named():
+    net = nn.Sequential(nn.ReLU(), conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=1.0))
+    with pytest.raises(ValueError, match=r"^1: MHSA: a head that is no shift"):
+        to_pt2(net, (1, 9))
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
+    with torch.no_grad():
+        layer.u.fill_(1)
+        layer.w_key.fill_(1)
+    with pytest.raises(ValueError, match=r"^the layer: MHSA: attention to content"):
+        to_pt2(layer, (1, 9))
+
+
+class Returning(nn.Module):
+    """A network that returns what is asked for."""
+
+    def __init__(self, wrap: Any):
+        super().__init__()
+        self.wrap, self.first, self.second = wrap, nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.first(x)
+        return self.wrap(y, self.second(y))
+
+
+RETURNED = {
+    "tuple": lambda y, z: (y, z),
+    "dict": lambda y, z: {"y": y, "more": [z, 3, None]},
+    "mask": lambda y, z: (y > 0, z.flatten(1)),
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("wrap", RETURNED.values(), ids=RETURNED)
+def test_networks_that_return_several_tensors_are_exported(wrap: Any):
+    torch.manual_seed(0)
+    model = Returning(wrap).eval()
+    made = to_pt2(convert(model), (1, 6, 6))
+    assert made.difference is not None
+    assert made.difference < 1e-5
+    again, x = torch.export.load(io.BytesIO(made.content)).module(), torch.randn(3, 1, 8, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.deep
+def test_several_tensors_in_onnx():
+    torch.manual_seed(0)
+    made = to_onnx(convert(Returning(RETURNED["tuple"])), (1, 6, 6))
+    assert made.difference is not None
+    assert made.difference < 1e-5
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [(lambda y, z: (y, 3), r"node return \(.*, 3\)\.$"), (lambda y, z: torch.linalg.svdvals(y), "_linalg_svd")],
+    ids=["a number", "an operation"],
+)
+def test_what_onnx_has_no_form_of_is_told_in_one_line(wrap: Any, what: str):
+    with pytest.raises(ValueError, match=f"^the network cannot be exported: .*{what}") as refusal:
+        to_onnx(convert(Returning(wrap)), (1, 6, 6))
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("step", ["torch.export.export", "torch.onnx.export", "onnxruntime.InferenceSession"])
+def test_want_of_memory_says_nothing_of_the_network(step: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*given: object, **more: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(step, refuse)
+    with pytest.raises(MemoryError, match="no room"):
+        to_onnx(convert(nn.Conv2d(1, 2, 3)), (1, 6, 6))
+
+
+def test_a_network_that_returns_no_tensor_is_no_program():
+    with pytest.raises(ValueError, match="returns no tensor"):
+        to_pt2(convert(Returning(lambda y, z: None)), (1, 6, 6))
+
+
+class Sized(nn.Module):
+    """A network that asks for the size of its output, in a way that takes numbers and no symbols."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x, output_size=[2 * n for n in x.shape[2:]])
+
+
+class Counting(nn.Module):
+    """A network that only works on one example at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * [0.0, 1.0][len(x)]
+
+
+@pytest.mark.parametrize(("net", "fixed"), [(Sized(), {"axis 1", "axis 2"}), (Counting(), {"batch"})])
+def test_what_cannot_be_free_is_as_in_the_example_and_it_is_said(net: nn.Module, fixed: set[str]):
+    made = to_pt2(convert(net), (1, 6, 7))
+    assert fixed <= set(made.fixed)
+    assert any("takes only inputs of the size" in note for note in made.notes())
+    x = torch.randn(1, 1, 6, 7)
+    with torch.no_grad():
+        within_rounding(torch.export.load(io.BytesIO(made.content)).module()(x), net(x))
+
+
+class Printing(nn.Conv1d):
+    """A network that prints, and cannot be traced."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        print("on my way")
+        return super().forward(input) * float(self.weight.data.mul_(1).sum())
+
+
+def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match="cannot be exported"):
+        to_pt2(nn.Sequential(Printing(1, 1, 1), conv_to_mhsa(nn.Conv1d(1, 1, 1))), (1, 4))
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_network_compiles_whole_and_its_gradients_are_right():
+    """No graph break; one trace serves many sizes."""
+    torch._dynamo.reset()
+    layers = nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4), nn.Conv2d(4, 2, 3, padding=1)
+    original = nn.Sequential(*layers)
+    converted = convert(original)
+    compiled = torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=True)
+    for form, learning in ((torch.contiguous_format, True), (torch.channels_last, True), (torch.channels_last, False)):
+        for shape in ((2, 3, 16, 20), (3, 3, 26, 22)):
+            x = torch.randn(shape).contiguous(memory_format=form)
+            with torch.set_grad_enabled(learning):
+                y = compiled(x)
+            assert y.is_contiguous(memory_format=form)
+            within_rounding(y.detach(), original(x).detach())
+    x = torch.randn(2, 3, 16, 20)
+    parameters = [p for p in converted.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(compiled(x).square().sum(), parameters)
+    theirs = torch.autograd.grad(converted(x).square().sum(), parameters)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCaptureFixture):
+    traced._say_once.cache_clear()
+    for alpha, words in ((1024.0, "compile again after editing"), (1.0, "not compiled, run as it is")):
+        torch._dynamo.reset()
+        layer = conv_to_mhsa(nn.Conv1d(2, 2, 3), alpha=alpha)
+        x = torch.randn(1, 2, 9)
+        compiled = torch.compile(layer, backend="eager")
+        torch.testing.assert_close(compiled(x), layer(x))
+        assert words in caplog.text
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """By --format or by the name; twice, because its own output is replaced; and a certificate beside each."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
+    torch.save(conv, "m.pt")
+    x = torch.randn(1, 2, 6, 6)
+    for options in (["--format", "safetensors"], ["-o", "m.pt2"], ["-o", "o.onnx", "--format", "onnx"]):
+        for _ in range(2):
+            assert main(["m.pt", "--input-size", "2", "6", "6", *options]) == 0, capsys.readouterr()
+    assert "differs by at most" in capsys.readouterr().out
+    layer = load("m.mhsa.safetensors").get_submodule("0")
+    program = torch.export.load("m.pt2").module()
+    session = onnxruntime.InferenceSession("o.onnx")
+    with torch.no_grad():
+        for found in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
+            within_rounding(found, conv(x))
+    assert verify.check("m.mhsa.safetensors.json", "m.pt", "m.mhsa.safetensors").verdict.name == "PROVED"
+
+
+@pytest.mark.deep
+def test_every_format_of_a_model_has_a_certificate_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """One written after another leaves the certificate of the first as it was; that of the usual format has the short name."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Conv2d(2, 3, 3)), "m.pt")
+    expected = {"m.pt"}
+    for form in ("pt", "safetensors", "pt2", "onnx"):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert main(["m.pt", "--input-size", "2", "6", "6", "--format", form]) == 0
+        expected |= {f"m.mhsa.{form}", "m.mhsa.json" if form == "pt" else f"m.mhsa.{form}.json"}
+        assert {path.name for path in tmp_path.iterdir()} == expected
+        assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
+    for form, document in (("pt", "m.mhsa.json"), ("safetensors", "m.mhsa.safetensors.json")):
+        assert verify.check(document, "m.pt", f"m.mhsa.{form}").verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--format", "pt2"], "takes the size of an input"),
+        (["-o", "x.onnx", "--format", "pt"], "make them agree"),
+        (["--format", "hdf5"], "invalid choice"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Conv1d(1, 1, 1), "m.pt")
+    assert main(["m.pt", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pt"]
+
+
+def test_torch_s_own_export_takes_a_converted_network() -> None:
+    """Strictly as it is, else a copy that carries where its heads look; otherwise refused, and told how."""
+    net = convert(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 3, 3, groups=3))).eval()
+    x = torch.randn(1, 2, 7, 8)
+    with torch.no_grad():
+        expected = net(x)
+        with pytest.raises(NotImplementedError, match=r"strict=True, or construct\.files\.export\.frozen_copy"):
+            torch.export.export(net, (x,))
+        for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
+            torch.testing.assert_close(program.module()(x), expected)
+        assert torch.equal(net(x), expected)

@@ -1,0 +1,63 @@
+"""What tests of executions share: small geometries, inputs, and the memory that a call takes."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from construct import ConvGeometry
+from construct.execution import kernels
+from construct.execution.kernels import constants
+
+SMALL = {
+    "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (5,)),
+    "2-D, stride, groups": (ConvGeometry(4, 2, (2, 3), (2, 1), (1, 2), "reflect", (1, 1), 2), (3, 3)),
+    "3-D": (ConvGeometry(2, 2, (1, 2, 2), (1, 1, 1), (0, 0, 0), "zeros", (1, 1, 1), 1), (2, 2, 3)),
+    "transposed": (ConvGeometry(2, 4, (3, 2), (2, 1), (1, 0), "zeros", (1, 2), 2, True, (1, 0)), (2, 3)),
+}
+"""Geometries and input sizes for what is slow: loops, and finite differences."""
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def peak_bytes(function: Any) -> int:
+    """The most that was allocated at once while ``function`` ran, what it returns included, as torch's allocator saw it."""
+    gc.disable()  # what an earlier test left behind, and is let go of meanwhile, would count as memory given back
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            kept = function()
+    finally:
+        gc.enable()
+    assert kept is not None
+    assert record.profiler is not None
+    assert record.profiler.kineto_results is not None
+    events: list[Any] = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert events
+    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
+
+
+KERNELS = [None, *(kernel.name for kernel in kernels.KERNELS)]
+"""Ways to have small inputs computed, for :func:`preferring`."""
+
+
+@contextmanager
+def preferring(name: str | None) -> Iterator[None]:
+    """Within, this kernel is asked first, and works in blocks as of large inputs; None leaves all as it is."""
+    kernels._planned.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            first = [kernel for kernel in kernels.KERNELS if kernel.name == name]
+            patch.setattr(kernels, "KERNELS", (*first, *(k for k in kernels.KERNELS if k not in first)))
+            for constant, number in {"ONEDNN": 1, "COLUMNS": 2**9, "QUERIES": 4, "SHORT": 3, "LOOP": 1}.items():
+                patch.setattr(constants, constant, number)
+            for constant, number in {"ROWS": 1, "SCATTER": 0.0, "DEEP": 1, "RECTANGLE": 2**6, "TURNED": 5}.items():
+                patch.setattr(constants, constant, number)
+        yield
+    kernels._planned.cache_clear()
