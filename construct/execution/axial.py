@@ -37,7 +37,7 @@ from construct.tokens import TokenGrid, array_of
 
 NEGLIGIBLE = 2.0**-100
 """Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
-certificate's bound counts them (:mod:`verify.rounding.budget`)."""
+certificate's bound counts them (:mod:`verify.rounding.model`)."""
 FACTOR_BYTES = 2**25
 """Factors are made in blocks of queries of about this size (32 MiB)."""
 

@@ -33,14 +33,9 @@ from construct.modules.learning import (
     with_key_dim,
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
-<<<<<<< HEAD:tests/test_learnable.py
+from runs import normal, peak_bytes
 from verify.layers.overrides import Unreadable
 from verify.plots.stored_layer import layer_in
-=======
-from runs import normal, peak_bytes
-from verify.layers.own_code import Unreadable
-from verify.plots.stored import layer_in
->>>>>>> kernels:tests/construct/test_learnable.py
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

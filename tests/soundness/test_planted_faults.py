@@ -37,6 +37,12 @@ ENOUGH = 4
 """So many faulty layers of each kind must count."""
 
 
+def forget_grids() -> None:
+    """Empty the caches of token grids."""
+    tokens._small.cache_clear()
+    tokens._large.cache_clear()
+
+
 @contextmanager
 def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]:
     """The layer of a convolution with the fault in it; a fault in the code is there within.
@@ -49,11 +55,11 @@ def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]
     try:
         with pytest.MonkeyPatch.context() as patch:
             layer = conv_to_mhsa(conv) if fault.built else None
-            TokenGrid.of.cache_clear()
+            forget_grids()
             fault.plant(patch)
             yield conv_to_mhsa(conv) if layer is None else layer
     finally:
-        TokenGrid.of.cache_clear()
+        forget_grids()
 
 
 # ---- no fault ------------------------------------------------------------------------------------------------------------

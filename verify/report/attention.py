@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.layers.aims import Aim, aim
+from verify.layers.targets import Target, target
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
 from verify.layers.reading import GridRefused, output_size, query_places, tap_of_shift, tokens_along
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
@@ -142,13 +142,13 @@ def _content_input(layer: ReportLayer, size: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(1, mhsa.in_channels, *size, generator=generator).to(mhsa.w_val)
 
 
-def _centres(mhsa: Any, drawn: int) -> list[Aim | None]:
+def _centres(mhsa: Any, drawn: int) -> list[Target | None]:
     """Where each head looks, from the stored numbers; None without a unique best key."""
     fields = Attention.read(mhsa)
-    return [aim(fields, head) for head in range(drawn)]
+    return [target(fields, head) for head in range(drawn)]
 
 
-def _slider(centres: Sequence[Aim | None]) -> dict[str, Any]:
+def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
     """The factor on the scores at each stop of the slider, and the bound on each head's leakage there.
 
     A stop is named by the α that the softest head then has.  Bounds come from :mod:`verify.rounding.leakage`, rounded up; heads of
