@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-OUT = Path(__file__).resolve().parents[1] / "construct" / "demo" / "digits_cnn.pt"
+OUT = Path(__file__).resolve().parents[1] / "construct" / "command" / "demo" / "digits_cnn.pt"
 
 
 def block(conv: nn.Conv2d, norm: bool = True) -> nn.Sequential:

@@ -22,7 +22,7 @@ class _Function(torch.autograd.Function):
         """As torch's own."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)  # what torch calls in the end
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]  # what torch calls in the end
 
 
 class Shifted(_Function):

@@ -129,7 +129,7 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
 
 def check_trained(path):
     """What the training writes is what ships: the same names and shapes.  (Its bits depend on the machine.)"""
-    trained, ships = (torch.load(p, weights_only=False) for p in (path, ROOT / "construct/demo/digits_cnn.pt"))
+    trained, ships = (torch.load(p, weights_only=False) for p in (path, ROOT / "construct/command/demo/digits_cnn.pt"))
     assert {k: t.shape for k, t in trained.state_dict().items()} == {k: t.shape for k, t in ships.state_dict().items()}
 
 
