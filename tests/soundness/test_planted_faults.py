@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 import exactly
 import faults_code
 import faults_weights
-from construct import MHSA, conv_to_mhsa
+from construct import MHSA, conv_to_mhsa, tokens
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.tokens import TokenGrid
 from faults import ALL, FAULTS, Fault, Inapplicable, problem
 from truths import exact, permuted
 from verify.argument.certification import certify

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.layers.targets import Target, target
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
 from verify.layers.reading import GridRefused, output_size, query_places, tap_of_shift, tokens_along
+from verify.layers.targets import Target, target
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
 from verify.rounding.leakage import leakage
