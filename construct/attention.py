@@ -16,6 +16,7 @@ output is rounded once to the layer's type.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
+from construct.errors import require
 from construct.execution import EXECUTIONS
 from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
@@ -31,6 +33,7 @@ from construct.execution.traced import run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
+from construct.tokens import output_size as output_size_of
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
 
 
@@ -285,6 +288,11 @@ class MHSA(nn.Module):
         if y is None and (faked() or abstract(x, self.w_val)):
             y = run_abstract(self, x, geometry)
         if y is None:
+            output = output_size_of(geometry, size)
+            # Before the grid is numbered and kernels are planned, which takes long where it is vast.
+            require(
+                len(x) * self.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}"
+            )
             y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
         y = y.contiguous(memory_format=memory_format(x))
         return y if batched else y[0]

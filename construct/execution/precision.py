@@ -13,7 +13,7 @@ product with r, one in subtracting the maximum, one to spare.  The term in ‖k�
 
     ρ = γ_n Σ_p s_p max|r_p|,     s_p = Σ_k |v_k Ŵ_kp|,     r over all shifts that occur,
 
-of its exact value: the very bound that a certificate allows for (``verify.layers.targets``), leaks and all.  With content s_p counts
+of its exact value: the bound of a certificate (``verify.layers.targets``), leaks and all.  With content s_p counts
 |X_q W_qry| too, n is 2D_k + D_p + 4 because the product is longer, and the pairs add γ_n |X_q W_qry + u|·|X_k W_key|; exact is
 then relative to the projections as the working type has them.
 
