@@ -410,6 +410,21 @@ def test_the_readme_tells_of_the_report_and_the_plots():
     assert 'pip install ".[viz]"' in text
 
 
+# ---- the two roads of docs/roads.md --------------------------------------------------------------------------------------
+
+
+def test_the_roads_name_files_that_import_each_other_and_functions_that_they_define():
+    text = (ROOT / "docs/roads.md").read_text(encoding="utf-8")
+    for road in text.split("\n## ")[1:]:
+        stops = re.findall(r"^\d\. `([\w/]+\.py)`: `(\w+)`", road, flags=re.M)
+        assert 5 <= len(stops) <= 8
+        imports = [{name for name, _ in imported(tree_of(ROOT / path))} for path, _ in stops]
+        for number, (path, function) in enumerate(stops):
+            names = {node.name for node in ast.walk(tree_of(ROOT / path)) if isinstance(node, ast.FunctionDef)}
+            assert function in names, (path, function)
+            assert not number or any(module_name(ROOT / path) in each for each in imports[:number]), path
+
+
 # ---- what only deep runs show ------------------------------------------------------------------------------------------
 
 
