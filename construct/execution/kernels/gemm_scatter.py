@@ -33,9 +33,13 @@ class GemmScatter:
         sent, made = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
             sent, made = made, sent
+        if constants.PRODUCTS // (heads * made) < constants.SHORT:
+            return None  # blocks of few queries, and an addition for each head of each of them
         tokens = problem.images * prod(shifts.output)
         # The product of a token with all heads has heads·made columns; few columns are slow by themselves.
-        here = heads * tokens * made * constants.SCATTER
+        here = (
+            heads * problem.images * prod(shifts.size if kind == FORWARD else shifts.output) * made * constants.SCATTER
+        )
         there = heads * tokens * sent * (constants.COPY + constants.FEW / made)
         if kind == ADJOINT:
             there += heads * made * sent * constants.TRANSPOSE
