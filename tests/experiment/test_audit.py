@@ -627,6 +627,8 @@ def test_the_command_audits_our_layers_and_stock_ones(tmp_path, capsys):
         assert "padding: zeros" in told.out
         assert "head 8: centre (1, 1)" in told.out
         assert not told.err
+    assert main(["audit", str(ours)]) == 0  # the grid follows from the kernel size that the file states
+    capsys.readouterr()
     assert main(["audit", str(bare), "--grid", "5", "6", "--kernel", "3", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["affine"] is False
 

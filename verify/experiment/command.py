@@ -12,7 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", help="with an attention layer of this project, or a stock one (torch.save)"
     )
-    parser.add_argument("--grid", type=int, nargs="+", required=True, metavar="N", help="the spatial size of the input")
+    parser.add_argument(
+        "--grid",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="the spatial size of the input (default: four more than the kernel)",
+    )
     parser.add_argument("--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for")
     parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
     parser.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
@@ -36,4 +42,13 @@ def run(options: argparse.Namespace) -> "Audit":
     kernel = options.kernel
     if kernel is not None and len(kernel) == 1:
         kernel = kernel[0]
-    return audit(layer, tuple(options.grid), kernel_size=kernel, most_channels=options.channels, seed=options.seed)
+    grid = options.grid
+    if grid is None:
+        geometry = getattr(layer, "geometry", None)
+        if geometry is None:
+            raise ValueError(
+                "the file states no kernel size for the layer (give --grid N ..., the spatial size of the input)"
+            )
+        extents = zip(geometry.kernel_size, geometry.dilation, strict=True)
+        grid = [dilation * (kernel_size - 1) + 5 for kernel_size, dilation in extents]
+    return audit(layer, tuple(grid), kernel_size=kernel, most_channels=options.channels, seed=options.seed)
