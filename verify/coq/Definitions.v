@@ -119,17 +119,22 @@ Definition v_quadratic (α : R) (τ : position) : vector :=
 Definition zero_matrix : matrix := fun _ _ => 0.
 Definition identity : matrix := fun i j => if Nat.eqb i j then 1 else 0.
 
-(** The layer that Theorem 1 builds, head h looking at the shift f(h) and carrying the matrix W(h):
+(** A layer whose score is v_h·r_δ alone, with r_δ ∈ R^{d_p}, and whose head h carries the matrix W(h):
     W_qry = W_key = 0, u = 0, Ŵ_key = I, W_val = W(h), W_out = I, so that D_h = D_out. *)
-Definition construction {H} (d d_in d_out : nat) (α : R) (hs : list H) (f : H -> position) (W : H -> matrix)
-    (b : vector) : layer H := {|
-  D_in := d_in; D_k := S d; D_p := S d; D_h := d_out; D_out := d_out;
+Definition positional {H} (d_p d_in d_out : nat) (r_ : position -> vector) (hs : list H) (v_ : H -> vector)
+    (W : H -> matrix) (b : vector) : layer H := {|
+  D_in := d_in; D_k := d_p; D_p := d_p; D_h := d_out; D_out := d_out;
   heads := hs;
   parameters := fun h => {|
     W_qry := zero_matrix; W_key := zero_matrix; W_key_pos := identity;
-    u := fun _ => 0; v := v_quadratic α (f h);
+    u := fun _ => 0; v := v_ h;
     W_val := W h; W_out := identity |};
-  r := r_quadratic;
+  r := r_;
   b_out := b |}.
+
+(** The layer that Theorem 1 builds in dimension d, head h looking at the shift f(h): D_p = d + 1. *)
+Definition construction {H} (d d_in d_out : nat) (α : R) (hs : list H) (f : H -> position) (W : H -> matrix)
+    (b : vector) : layer H :=
+  positional (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) W b.
 
 (** ϑ and the leakage bounds are in Leakage.v, padding and the other fields of torch in Geometry.v. *)
