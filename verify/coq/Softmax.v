@@ -85,6 +85,21 @@ Proof.
   apply (Permutation_in k (Permutation_sym P)); right; apply (Permutation_in k (Permutation_sym P')); right; exact Hk.
 Qed.
 
+(** A key with more than half of the attention scores strictly better than every other. *)
+Lemma majority_scores_best G s k0 k1 : In k0 G -> In k1 G -> k0 <> k1 -> 1 / 2 < softmax G s k0 -> s k1 < s k0.
+Proof.
+  intros I0 I1 D M; destruct (sum_split G k0 (softmax G s) I0) as (G' & P & E).
+  rewrite softmax_sum in E by (intros ->; destruct I0).
+  assert (I : In k1 G') by (destruct (Permutation_in k1 P I1) as [->|I]; [congruence|exact I]).
+  destruct (sum_split G' k1 (softmax G s) I) as (G'' & P' & E').
+  assert (0 <= sum G'' (softmax G s)).
+  { apply sum_nonneg; intros k Hk; left; apply softmax_positive.
+    apply (Permutation_in k (Permutation_sym P)); right; apply (Permutation_in k (Permutation_sym P')); right; exact Hk. }
+  assert (L : softmax G s k1 < softmax G s k0) by lra.
+  apply exp_lt_inv; unfold softmax, Rdiv in L; apply Rmult_lt_reg_r in L; [exact L|].
+  apply Rinv_0_lt_compat, (normaliser_positive G s k0 I0).
+Qed.
+
 (** If Σ_{k ≠ k0} e^{s(k) − s(k0)} is at most x, then the leak is at most x. *)
 Lemma leak_le G s k0 x : In k0 G -> sum G (fun k => exp (s k - s k0)) <= 1 + x -> leak G s k0 <= x.
 Proof.
