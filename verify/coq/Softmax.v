@@ -15,6 +15,9 @@ From Attention Require Import Definitions Sums.
 Import ListNotations.
 Open Scope R_scope.
 
+Lemma exp_monotone x y : x <= y -> exp x <= exp y.
+Proof. intros [L| ->]; [left; apply exp_increasing, L|apply Rle_refl]. Qed.
+
 Section Softmax.
 Context {A : Type}.
 Implicit Types (G : list A) (s : A -> R) (k : A).
@@ -126,7 +129,7 @@ Proof.
   assert (D : k <> k0).
   { intros ->; apply (Permutation_NoDup P) in N; inversion N; contradiction. }
   assert (gap' := gap k (Permutation_in k (Permutation_sym P) (or_intror Hk)) D).
-  destruct (Req_dec (s k - s k0) (- α)) as [->|]; [apply Rle_refl|]; left; apply exp_increasing; lra.
+  apply exp_monotone; lra.
 Qed.
 
 (** e^{−α} tends to 0. *)
