@@ -254,7 +254,7 @@ Proof.
     apply (proj1 (Forall_forall _ _) G); apply filter_In; destruct (Req_EM_T (fst p * snd p) 0); tauto. }
   clear P M l; revert M' B; induction E as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; simpl terms; intros M B;
     assert (Fx := float_exact e _ He M B).
-  - apply rounds_exact; [|exact Fx]; rewrite exact_cons, Rplus_0_r; exact H.
+  - apply (rounds_exact (emin := emin) (prec := prec)); [|exact Fx]; rewrite exact_cons, Rplus_0_r; exact H.
   - rewrite magnitude_cons in B; assert (P := Rabs_pos (w * x)); inversion M; subst.
     rewrite IH in H by (assumption || lra); exact (rounds_exact _ _ H Fx).
   - rewrite magnitude_app in B; assert (P1 := magnitude_nonneg (terms s)); assert (P2 := magnitude_nonneg (terms t)).
