@@ -1,0 +1,255 @@
+(** Theorem 1: a multi-head self-attention layer computes any convolution.
+
+    Statements, for any dimension d, any finite grid G of tokens, any kernel of finite support Δ,
+    and every query q all of whose targets q + τ are tokens of G:
+      theorem1           there is a layer with |Δ| heads, D_h = D_out and D_p = d + 1 that tends
+                         to the convolution as its sharpness α tends to infinity
+      theorem1_limit     the same for heads numbered by any type, f a bijection onto the kernel's taps
+      theorem1_finite    |MHSA(X) − Conv(X)| ≤ 2·B·leak·Σ|W| at channel j, for |X| ≤ B
+      theorem1_count     … with leak = (N − 1) e^{−α}
+      theorem1_theta     … with leak = 1 − ϑ(α)^{−d}
+      theorem1_closed    … with leak = 2 d e^{−α}
+      theorem1_uniform   for every ε and B one layer is within ε of the convolution, for every grid
+                         of every size and every X with |X| ≤ B
+      theorem1_parabola  D_p = 2 is enough in every dimension *)
+
+From Coquelicot Require Import Coquelicot.
+From Coq Require Import Reals ZArith List Lra Lia Permutation.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage.
+Import ListNotations.
+Open Scope R_scope.
+
+(** |X_k,i| ≤ B for every token and input channel. *)
+Definition bounded (d_in : nat) (B : R) (G : list position) (X : image) : Prop :=
+  forall k i, In k G -> (i < d_in)%nat -> Rabs (X k i) <= B.
+
+(** The query q has all its targets on the grid. *)
+Definition targets_on (G : list position) (q : position) (Δ : list position) : Prop :=
+  forall τ, In τ Δ -> In (add q τ) G.
+
+(** The absolute sum of the weights into output channel j: Σ_τ Σ_i |W_τ,ij|. *)
+Definition weight_sum (d_in : nat) (Δ : list position) (W : position -> matrix) (j : nat) : R :=
+  sum Δ (fun τ => sum_below d_in (fun i => Rabs (W τ i j))).
+
+(** * One head *)
+
+(** Attention that leaks moves a bounded value by at most 2·B·leak. *)
+Lemma attended_error {A} (G : list A) s k0 (x : A -> R) B : In k0 G -> (forall k, In k G -> Rabs (x k) <= B) ->
+  Rabs (sum G (fun k => softmax G s k * x k) - x k0) <= 2 * B * leak G s k0.
+Proof.
+  intros I HB; destruct (sum_split G k0 (fun k => softmax G s k * x k) I) as (G' & P & ->).
+  assert (In' : forall k, In k G' -> In k G) by (intros k Hk; apply (Permutation_in k (Permutation_sym P)); right; exact Hk).
+  replace (softmax G s k0 * x k0 + sum G' (fun k => softmax G s k * x k) - x k0) with
+    (sum G' (fun k => softmax G s k * x k) + - (leak G s k0 * x k0)) by (unfold leak; ring).
+  eapply Rle_trans; [apply Rabs_triang|]; rewrite Rabs_Ropp, Rabs_mult, (Rabs_pos_eq (leak G s k0)) by (apply leak_nonneg, I).
+  pose proof (leak_nonneg G s k0 I); pose proof (HB k0 I).
+  assert (Rabs (sum G' (fun k => softmax G s k * x k)) <= leak G s k0 * B); [|nra].
+  eapply Rle_trans; [apply sum_abs|]; rewrite (leak_others _ _ _ _ P), <- sum_scal_r; apply sum_le; intros k Hk.
+  pose proof (softmax_positive G s k (In' k Hk)); rewrite Rabs_mult, Rabs_pos_eq by lra.
+  apply Rmult_le_compat_l; [lra|]; apply HB, In', Hk.
+Qed.
+
+(** Eq. 3 for a layer whose W_out is the identity. *)
+Lemma attend_positional {H} d_p d_in d_out r_ (hs : list H) v_ W b G X q j : (j < d_out)%nat ->
+  let L := positional d_p d_in d_out r_ hs v_ W b in
+  attend L G X q j =
+  b j + sum hs (fun h => row_times d_in (fun i => sum G (fun k => attention L G h X q k * X k i)) (W h) j).
+Proof.
+  intros Hj L; unfold attend; f_equal; apply sum_ext; intros h _; simpl.
+  rewrite row_times_identity by exact Hj; reflexivity.
+Qed.
+
+(** Whatever the encoding: where every head leaks at most λ, the layer's error is at most 2·B·λ·Σ|W|. *)
+Lemma positional_error {H} d_p d_in d_out r_ (hs : list H) v_ W b (f : H -> position) G X q j B λ :
+  (j < d_out)%nat -> bounded d_in B G X -> (forall h, In h hs -> In (add q (f h)) G) ->
+  let L := positional d_p d_in d_out r_ hs v_ W b in
+  (forall h, In h hs -> 1 - attention L G h X q (add q (f h)) <= λ) ->
+  Rabs (attend L G X q j - (b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j))) <=
+  2 * B * λ * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+Proof.
+  intros Hj HB T L Hλ; unfold L; rewrite attend_positional by exact Hj; fold L.
+  match goal with |- Rabs (?b + ?x - (?b + ?y)) <= _ => replace (b + x - (b + y)) with (x - y) by ring end.
+  rewrite <- sum_minus, <- sum_scal; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih.
+  unfold row_times, sum_below; rewrite <- sum_minus, <- sum_scal; eapply Rle_trans; [apply sum_abs|].
+  apply sum_le; intros i Hi; apply in_seq in Hi; rewrite <- Rmult_minus_distr_r, Rabs_mult.
+  apply Rmult_le_compat_r; [apply Rabs_pos|].
+  eapply Rle_trans; [apply (attended_error G _ (add q (f h)) (fun k => X k i) B (T h Ih))|].
+  - intros k Ik; apply HB; [exact Ik|lia].
+  - apply Rmult_le_compat_l; [|apply Hλ, Ih].
+    assert (0 <= B); [|lra]; eapply Rle_trans; [apply Rabs_pos|apply (HB _ i (T h Ih))]; lia.
+Qed.
+
+(** With a bijection f of the heads onto the taps, the heads' sum is the convolution (Eq. 5). *)
+Lemma heads_conv {H} d_in (hs : list H) (f : H -> position) Δ W b X q j : Permutation (map f hs) Δ ->
+  b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W (f h)) j) = conv d_in Δ W b X q j.
+Proof.
+  intros P; unfold conv; f_equal; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity.
+Qed.
+
+Lemma heads_weight_sum {H} d_in (hs : list H) (f : H -> position) Δ W j : Permutation (map f hs) Δ ->
+  sum hs (fun h => sum_below d_in (fun i => Rabs (W (f h) i j))) = weight_sum d_in Δ W j.
+Proof. intros P; unfold weight_sum; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity. Qed.
+
+(** Where every head's attention to its target tends to 1, the layer tends to the convolution. *)
+Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vector) W b (f : H -> position) Δ G X q j :
+  (j < d_out)%nat -> Permutation (map f hs) Δ -> targets_on G q Δ ->
+  let L := fun α => positional d_p d_in d_out r_ hs (v_ α) (fun h => W (f h)) b in
+  (forall h, In h hs -> forall k, In k G ->
+     is_lim (fun α => attention (L α) G h X q k) p_infty (Finite (if position_eq_dec k (add q (f h)) then 1 else 0))) ->
+  NoDup G ->
+  is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
+Proof.
+  intros Hj P T L lim N; rewrite <- (heads_conv d_in hs f Δ W b X q j P).
+  assert (S : forall A (l : list A) (F : R -> A -> R) (y : A -> R),
+    (forall x, In x l -> is_lim (fun α => F α x) p_infty (y x)) ->
+    is_lim (fun α => sum l (F α)) p_infty (sum l y)).
+  { induction l as [|a l IH]; intros F y E; [exact (is_lim_const 0 p_infty)|].
+    apply (is_lim_plus (fun α => F α a) (fun α => sum l (F α)) p_infty (y a) (sum l y)); [| |reflexivity].
+    - apply E; left; reflexivity.
+    - apply IH; intros x Hx; apply E; right; exact Hx. }
+  assert (M : forall (F : R -> R) (y c : R), is_lim F p_infty y -> is_lim (fun α => F α * c) p_infty (y * c)).
+  { intros F y c E; apply (is_lim_scal_r F c p_infty y E). }
+  apply is_lim_ext with (fun α => b j + sum hs (fun h =>
+    row_times d_in (fun i => sum G (fun k => attention (L α) G h X q k * X k i)) (W (f h)) j)).
+  { intros α; unfold L; rewrite attend_positional by exact Hj; reflexivity. }
+  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (add q (f h))) (W (f h)) j)));
+    [apply is_lim_const| |reflexivity].
+  apply S; intros h Ih; unfold row_times, sum_below; apply S; intros i _; apply M.
+  assert (I0 : In (add q (f h)) G) by (apply T, (Permutation_in _ P), in_map, Ih).
+  replace (X (add q (f h)) i) with
+    (sum G (fun k => (if position_eq_dec k (add q (f h)) then 1 else 0) * X k i)).
+  - apply (S _ G (fun α k => attention (L α) G h X q k * X k i)); intros k Ik; apply M; apply (lim h Ih k Ik).
+  - rewrite (sum_single G (add q (f h))); [|exact N|exact I0|].
+    + destruct (position_eq_dec (add q (f h)) (add q (f h))); [ring|congruence].
+    + intros k _ D; destruct (position_eq_dec k (add q (f h))); [congruence|ring].
+Qed.
+
+(** * Theorem 1 *)
+
+Section Theorem1.
+Context {H : Type}.
+Variables (d d_in d_out : nat) (hs : list H) (f : H -> position).
+Variables (Δ : list position) (W : position -> matrix) (b : vector).
+Variables (G : list position) (X : image) (q : position) (j : nat).
+(** The heads stand for the taps, one to one. *)
+Hypotheses (Δ_d : positions d Δ) (bijection : Permutation (map f hs) Δ).
+Hypotheses (G_d : positions d G) (q_d : length q = d) (targets : targets_on G q Δ) (j_out : (j < d_out)%nat).
+
+Let L α : layer H := construction d d_in d_out α hs f (fun h => W (f h)) b.
+
+Let target h : In h hs -> In (add q (f h)) G.
+Proof. intros Ih; apply targets, (Permutation_in _ bijection), in_map, Ih. Qed.
+
+Let length_f h : In h hs -> length (f h) = d.
+Proof.
+  intros Ih; destruct Δ_d as [_ F]; rewrite Forall_forall in F; apply F, (Permutation_in _ bijection), in_map, Ih.
+Qed.
+
+(** The limit α → ∞: MHSA(X)_q = Conv(X)_q. *)
+Theorem theorem1_limit : is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
+Proof.
+  apply (positional_limit (S d) d_in d_out r_quadratic hs (fun α h => v_quadratic α (f h)) W b f Δ);
+    try assumption; [|apply G_d].
+  intros h Ih k Ik.
+  destruct (softmax_limit G (fun α k => score (L α) h X q k) (add q (f h))) as [L1 L0]; [apply G_d|apply target, Ih| |].
+  - intros α k' Hα Ik' D; apply target_gap with (G := G); auto; lra.
+  - destruct (position_eq_dec k (add q (f h))) as [->|D]; [exact L1|apply L0; assumption].
+Qed.
+
+(** Finite α: where every head leaks at most λ, |MHSA(X) − Conv(X)| ≤ 2·B·λ·Σ|W|. *)
+Theorem theorem1_finite α B λ : bounded d_in B G X ->
+  (forall h, In h hs -> 1 - attention (L α) G h X q (add q (f h)) <= λ) ->
+  Rabs (attend (L α) G X q j - conv d_in Δ W b X q j) <= 2 * B * λ * weight_sum d_in Δ W j.
+Proof.
+  intros HB Hλ; rewrite <- (heads_conv d_in hs f Δ W b X q j bijection), <- (heads_weight_sum d_in hs f Δ W j bijection).
+  apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) (fun h => W (f h)) b f);
+    [exact j_out|exact HB|exact target|exact Hλ].
+Qed.
+
+(** The leak by the number N of tokens, by ϑ, and in closed form. *)
+Corollary theorem1_count α B : 0 <= α -> bounded d_in B G X ->
+  Rabs (attend (L α) G X q j - conv d_in Δ W b X q j) <=
+  2 * B * ((INR (length G) - 1) * exp (- α)) * weight_sum d_in Δ W j.
+Proof. intros Hα HB; apply theorem1_finite; [exact HB|]; intros h Ih; apply leak_count; auto. Qed.
+
+Corollary theorem1_theta α B : 0 < α -> bounded d_in B G X ->
+  Rabs (attend (L α) G X q j - conv d_in Δ W b X q j) <= 2 * B * (1 - / theta α ^ d) * weight_sum d_in Δ W j.
+Proof. intros Hα HB; apply theorem1_finite; [exact HB|]; intros h Ih; apply leak_theta; auto. Qed.
+
+Corollary theorem1_closed α B : 0 < α -> bounded d_in B G X ->
+  Rabs (attend (L α) G X q j - conv d_in Δ W b X q j) <= 2 * B * (2 * INR d * exp (- α)) * weight_sum d_in Δ W j.
+Proof. intros Hα HB; apply theorem1_finite; [exact HB|]; intros h Ih; apply leak_closed; auto. Qed.
+
+End Theorem1.
+
+(** Theorem 1 of the paper: for every kernel there is a layer (one for every sharpness α) with as many
+    heads as taps, D_h = D_out and a relative positional encoding of D_p = d + 1 components, that
+    computes the convolution in the limit α → ∞: for every grid, image, query and output channel. *)
+Theorem theorem1 d d_in d_out Δ W b : positions d Δ ->
+  exists L : R -> layer position,
+    (forall α, length (heads (L α)) = length Δ /\ D_in (L α) = d_in /\ D_out (L α) = d_out /\
+               D_h (L α) = D_out (L α) /\ D_p (L α) = S d) /\
+    forall G X q j, positions d G -> length q = d -> targets_on G q Δ -> (j < d_out)%nat ->
+    is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
+Proof.
+  intros Δ_d; exists (fun α => construction d d_in d_out α Δ (fun τ => τ) W b); split.
+  - intros α; repeat split.
+  - intros G X q j G_d q_d T Hj.
+    apply (theorem1_limit d d_in d_out Δ (fun τ => τ)); try assumption; rewrite map_id; apply Permutation_refl.
+Qed.
+
+(** One layer for all grids: for every ε > 0 and B there is a sharpness from which on the layer is within
+    ε of the convolution, whatever the size of the grid, for every X with |X| ≤ B. *)
+Theorem theorem1_uniform d d_in d_out Δ W b ε B : positions d Δ -> 0 < ε -> 0 <= B ->
+  exists α0, forall α, α0 <= α -> forall G X q j,
+    positions d G -> length q = d -> targets_on G q Δ -> (j < d_out)%nat -> bounded d_in B G X ->
+    Rabs (attend (construction d d_in d_out α Δ (fun τ => τ) W b) G X q j - conv d_in Δ W b X q j) <= ε.
+Proof.
+  intros Δ_d Hε HB.
+  set (S := sum_below d_out (weight_sum d_in Δ W)); set (C := 1 + 4 * B * INR d * S).
+  assert (W0 : forall j, 0 <= weight_sum d_in Δ W j).
+  { intros j; unfold weight_sum, sum_below; repeat (apply sum_nonneg; intros); apply Rabs_pos. }
+  assert (S0 : 0 <= S) by (apply sum_nonneg; intros; apply W0).
+  pose proof (pos_INR d) as Hd.
+  assert (P1 : 0 <= B * INR d) by (apply Rmult_le_pos; assumption).
+  assert (P2 : 0 <= B * INR d * S) by (apply Rmult_le_pos; assumption).
+  assert (C0 : 0 < C) by (unfold C; lra).
+  exists (Rmax 1 (ln (C / ε))); intros α Hα G X q j G_d q_d T Hj HX.
+  pose proof (Rmax_l 1 (ln (C / ε))); pose proof (Rmax_r 1 (ln (C / ε))).
+  eapply Rle_trans.
+  - apply (theorem1_closed d d_in d_out Δ (fun τ => τ)); try eassumption; [|lra].
+    rewrite map_id; apply Permutation_refl.
+  - assert (E : exp (- α) <= ε / C).
+    { replace (ε / C) with (exp (- ln (C / ε))); [apply exp_monotone; lra|].
+      rewrite exp_Ropp, exp_ln by (apply Rdiv_lt_0_compat; assumption); field; lra. }
+    assert (Wj : weight_sum d_in Δ W j <= S).
+    { unfold S, sum_below; destruct (sum_split (seq 0 d_out) j (weight_sum d_in Δ W)) as (l & _ & ->); [apply in_seq; lia|].
+      assert (0 <= sum l (weight_sum d_in Δ W)) by (apply sum_nonneg; intros; apply W0); lra. }
+    pose proof (exp_pos (- α)) as E0.
+    replace (2 * B * (2 * INR d * exp (- α)) * weight_sum d_in Δ W j) with
+      (exp (- α) * (4 * (B * INR d) * weight_sum d_in Δ W j)) by ring.
+    apply Rle_trans with (ε / C * C); [|right; field; lra].
+    specialize (W0 j); assert (B * INR d * weight_sum d_in Δ W j <= B * INR d * S) by (apply Rmult_le_compat_l; assumption).
+    assert (0 <= B * INR d * weight_sum d_in Δ W j) by (apply Rmult_le_pos; assumption).
+    apply Rmult_le_compat; try lra; unfold C; lra.
+Qed.
+
+(** D_p = 2: with the parabola on a mixed radix number that has room for the grid, the same limit. *)
+Theorem theorem1_parabola d d_in d_out Δ W b m G X q j : positions d Δ -> positions d G -> length q = d ->
+  targets_on G q Δ -> (j < d_out)%nat ->
+  (forall k τ, In k G -> In τ Δ -> room m (sub (sub k q) τ)) ->
+  is_lim (fun α => attend (positional 2 d_in d_out (r_parabola m) Δ (v_parabola α m) W b) G X q j)
+    p_infty (conv d_in Δ W b X q j).
+Proof.
+  intros Δ_d G_d q_d T Hj R.
+  apply (positional_limit 2 d_in d_out (r_parabola m) Δ (fun α => v_parabola α m) W b (fun τ => τ) Δ);
+    try assumption; [rewrite map_id; apply Permutation_refl| |apply G_d].
+  intros τ Iτ k Ik; destruct Δ_d as [_ Fτ], G_d as [N FG]; rewrite Forall_forall in Fτ, FG.
+  destruct (softmax_limit G (fun α k => score (positional 2 d_in d_out (r_parabola m) Δ (v_parabola α m) W b) τ X q k)
+    (add q τ)) as [L1 L0]; [exact N|apply T, Iτ| |].
+  - intros α k' Hα Ik' D; rewrite !score_positional, (sub_add τ q) by (rewrite (Fτ τ Iτ); congruence).
+    apply parabola_score_gap; [lra| |apply R; assumption|].
+    + rewrite length_sub, (FG _ Ik'), (Fτ _ Iτ) by (rewrite (FG _ Ik'); congruence); reflexivity.
+    + intros E; apply D; rewrite <- E, add_sub by (rewrite (FG _ Ik'); congruence); reflexivity.
+  - destruct (position_eq_dec k (add q τ)) as [->|D]; [exact L1|apply L0; assumption].
+Qed.
