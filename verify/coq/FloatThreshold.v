@@ -96,9 +96,12 @@ Hypothesis above : IZR (1 - emin) * ln 2 < IZR n0.
 Let half : IZR (emin - 1) * ln 2 = - (IZR (1 - emin) * ln 2).
 Proof. rewrite !minus_IZR; ring. Qed.
 
+Lemma below_half_eta α : IZR n0 <= α -> exp (- α) < bpow radix2 (emin - 1).
+Proof. intros H; rewrite bpow_as_exp, half; apply exp_increasing; lra. Qed.
+
 Lemma sharpness choice α : IZR n0 <= α -> nearest choice emin prec (exp (- α)) = 0.
 Proof.
-  intros H; assert (L : exp (- α) < bpow radix2 (emin - 1)) by (rewrite bpow_as_exp, half; apply exp_increasing; lra).
+  intros H; assert (L := below_half_eta α H).
   apply exp_rounds_to_zero; [exact prec_positive| |exact L]; apply Rlt_not_eq; exact L.
 Qed.
 
@@ -113,6 +116,19 @@ Qed.
 End Threshold.
 
 Ltac by_ln2 := assert (L := ln2_enclosed); try lia; simpl Z.sub; lra.
+
+(** e^−α < η/2 from the threshold on. *)
+Lemma float32_below α : 104 <= α -> exp (- α) < bpow radix2 (-149 - 1).
+Proof. apply (below_half_eta (-149) 104); by_ln2. Qed.
+
+Lemma float64_below α : 746 <= α -> exp (- α) < bpow radix2 (-1074 - 1).
+Proof. apply (below_half_eta (-1074) 746); by_ln2. Qed.
+
+Lemma float16_below α : 18 <= α -> exp (- α) < bpow radix2 (-24 - 1).
+Proof. apply (below_half_eta (-24) 18); by_ln2. Qed.
+
+Lemma bfloat16_below α : 93 <= α -> exp (- α) < bpow radix2 (-133 - 1).
+Proof. apply (below_half_eta (-133) 93); by_ln2. Qed.
 
 (** float32 (p = 24, η = 2^−149). *)
 Theorem float32_threshold choice n : nearest choice (-149) 24 (exp (- IZR n)) = 0 <-> (104 <= n)%Z.

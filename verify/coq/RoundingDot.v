@@ -5,6 +5,7 @@
       dot_rounding   |fl(Σ w_i x_i) − Σ w_i x_i| ≤ n·u·Σ|w_i x_i| + n·η/2·(1 + n·u)
       sum_exact      if every product is a multiple of 2^e ≥ η and Σ|w_i x_i| ≤ 2^(p + e), nothing is rounded
       single_exact   if one product alone is not zero, and is a float, the tree returns it
+      one_hot_exact  so attention with one-hot weights returns the value that it attends to
     n·u is the bound of Jeannerod and Rump (SIAM J. Matrix Anal. Appl. 34, 2013), valid for every n, where
     the textbook has γ_n = n·u/(1 − n·u).  The factor 1 + n·u stands where products that underflowed are
     added up like any other. *)
@@ -207,6 +208,28 @@ Proof.
       exact (rounds_exact _ _ H Fx).
     + rewrite (nothing_computed _ _ (evaluation_steps t b E2)), Rplus_0_r, (IH1 P1) in H by (rewrite P2; reflexivity).
       exact (rounds_exact _ _ H Fx).
+Qed.
+
+(** A sum over keys G of which k0 alone has a product that is not zero: attention with one-hot weights. *)
+Theorem one_hot_exact {A} (G : list A) (w x : A -> R) k0 v : NoDup G -> In k0 G ->
+  (forall k, In k G -> k <> k0 -> w k * x k = 0) -> F (w k0 * x k0) ->
+  computes emin prec (map (fun k => (w k, x k)) G) v -> v = w k0 * x k0.
+Proof.
+  intros N I Z Fx C.
+  assert (None : forall G', (forall k, In k G' -> w k * x k = 0) -> nonzero (map (fun k => (w k, x k)) G') = []).
+  { induction G' as [|k G' IH]; intros Z'; [reflexivity|]; simpl map; rewrite nonzero_zero by (apply Z'; left; reflexivity).
+    apply IH; intros k' I'; apply Z'; right; exact I'. }
+  destruct (Req_EM_T (w k0 * x k0) 0) as [E|E].
+  - destruct C as (t & P & V); rewrite E; apply (nothing_computed (terms t) v (evaluation_steps t v V)).
+    unfold adds in P; rewrite None in P; [apply Permutation_length in P; exact P|].
+    intros k Ik; destruct (Req_EM_T (w k * x k) 0) as [Zk|Zk]; [exact Zk|].
+    apply Z; [exact Ik|]; intros ->; contradiction.
+  - apply (single_exact (map (fun k => (w k, x k)) G)); [|exact Fx|exact C].
+    clear C; induction G as [|k G IH]; [destruct I|]; simpl map; inversion N as [|? ? Nk N']; subst; destruct I as [->|I].
+    + rewrite nonzero_cons by exact E; rewrite None; [reflexivity|]; intros k Ik; apply Z; [right; exact Ik|].
+      intros ->; contradiction.
+    + rewrite nonzero_zero by (apply Z; [left; reflexivity|intros ->; contradiction]).
+      apply IH; try assumption; intros k' Ik; apply Z; right; exact Ik.
 Qed.
 
 (** * Integers *)
