@@ -90,16 +90,15 @@ Lemma heads_weight_sum {H} d_in (hs : list H) (f : H -> position) Δ W j : Permu
   sum hs (fun h => sum_below d_in (fun i => Rabs (W (f h) i j))) = weight_sum d_in Δ W j.
 Proof. intros P; unfold weight_sum; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity. Qed.
 
-(** Where every head's attention to its target tends to 1, the layer tends to the convolution. *)
-Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vector) W b (f : H -> position) Δ G X q j :
-  (j < d_out)%nat -> Permutation (map f hs) Δ -> targets_on G q Δ ->
-  let L := fun α => positional d_p d_in d_out r_ hs (v_ α) (fun h => W (f h)) b in
+(** Where every head's attention to its target tends to 1, the layer tends to the sum over heads. *)
+Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vector) W b (f : H -> position) G X q j :
+  (j < d_out)%nat -> NoDup G -> (forall h, In h hs -> In (add q (f h)) G) ->
+  let L := fun α => positional d_p d_in d_out r_ hs (v_ α) W b in
   (forall h, In h hs -> forall k, In k G ->
      is_lim (fun α => attention (L α) G h X q k) p_infty (Finite (if position_eq_dec k (add q (f h)) then 1 else 0))) ->
-  NoDup G ->
-  is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
+  is_lim (fun α => attend (L α) G X q j) p_infty (b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j)).
 Proof.
-  intros Hj P T L lim N; rewrite <- (heads_conv d_in hs f Δ W b X q j P).
+  intros Hj N T L lim.
   assert (S : forall A (l : list A) (F : R -> A -> R) (y : A -> R),
     (forall x, In x l -> is_lim (fun α => F α x) p_infty (y x)) ->
     is_lim (fun α => sum l (F α)) p_infty (sum l y)).
@@ -110,12 +109,12 @@ Proof.
   assert (M : forall (F : R -> R) (y c : R), is_lim F p_infty y -> is_lim (fun α => F α * c) p_infty (y * c)).
   { intros F y c E; apply (is_lim_scal_r F c p_infty y E). }
   apply is_lim_ext with (fun α => b j + sum hs (fun h =>
-    row_times d_in (fun i => sum G (fun k => attention (L α) G h X q k * X k i)) (W (f h)) j)).
+    row_times d_in (fun i => sum G (fun k => attention (L α) G h X q k * X k i)) (W h) j)).
   { intros α; unfold L; rewrite attend_positional by exact Hj; reflexivity. }
-  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (add q (f h))) (W (f h)) j)));
+  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j)));
     [apply is_lim_const| |reflexivity].
   apply S; intros h Ih; unfold row_times, sum_below; apply S; intros i _; apply M.
-  assert (I0 : In (add q (f h)) G) by (apply T, (Permutation_in _ P), in_map, Ih).
+  assert (I0 : In (add q (f h)) G) by (apply T, Ih).
   replace (X (add q (f h)) i) with
     (sum G (fun k => (if position_eq_dec k (add q (f h)) then 1 else 0) * X k i)).
   - apply (S _ G (fun α k => attention (L α) G h X q k * X k i)); intros k Ik; apply M; apply (lim h Ih k Ik).
@@ -123,6 +122,47 @@ Proof.
     + destruct (position_eq_dec (add q (f h)) (add q (f h))); [ring|congruence].
     + intros k _ D; destruct (position_eq_dec k (add q (f h))); [congruence|ring].
 Qed.
+
+(** * The construction's heads, whatever their shifts *)
+
+Section Heads.
+Context {H : Type}.
+Variables (d d_in d_out : nat) (hs : list H) (f : H -> position) (W : H -> matrix) (b : vector).
+Variables (G : list position) (X : image) (q : position) (j : nat).
+Hypotheses (f_d : forall h, In h hs -> length (f h) = d).
+Hypotheses (G_d : positions d G) (q_d : length q = d) (j_out : (j < d_out)%nat).
+Hypothesis target : forall h, In h hs -> In (add q (f h)) G.
+
+Let L α : layer H := construction d d_in d_out α hs f W b.
+Let heads_sum : R := b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j).
+
+(** α → ∞: MHSA(X)_q = b + Σ_h X_{q+τ_h} W_h. *)
+Theorem heads_limit : is_lim (fun α => attend (L α) G X q j) p_infty heads_sum.
+Proof.
+  apply (positional_limit (S d) d_in d_out r_quadratic hs (fun α h => v_quadratic α (f h)) W b f);
+    [exact j_out|apply G_d|exact target|].
+  intros h Ih k Ik.
+  destruct (softmax_limit G (fun α k => score (L α) h X q k) (add q (f h))) as [L1 L0]; [apply G_d|apply target, Ih| |].
+  - intros α k' Hα Ik' D; apply target_gap with (G := G); auto; lra.
+  - destruct (position_eq_dec k (add q (f h))) as [->|D]; [exact L1|apply L0; assumption].
+Qed.
+
+(** Finite α: where every head leaks at most λ, the error is at most 2·B·λ·Σ|W|. *)
+Theorem heads_finite α B λ : bounded d_in B G X ->
+  (forall h, In h hs -> 1 - attention (L α) G h X q (add q (f h)) <= λ) ->
+  Rabs (attend (L α) G X q j - heads_sum) <= 2 * B * λ * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+Proof.
+  intros HB Hλ.
+  apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) W b f);
+    [exact j_out|exact HB|exact target|exact Hλ].
+Qed.
+
+Corollary heads_closed α B : 0 < α -> bounded d_in B G X ->
+  Rabs (attend (L α) G X q j - heads_sum) <=
+  2 * B * (2 * INR d * exp (- α)) * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+Proof. intros Hα HB; apply heads_finite; [exact HB|]; intros h Ih; apply leak_closed; auto. Qed.
+
+End Heads.
 
 (** * Theorem 1 *)
 
@@ -148,12 +188,8 @@ Qed.
 (** The limit α → ∞: MHSA(X)_q = Conv(X)_q. *)
 Theorem theorem1_limit : is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
 Proof.
-  apply (positional_limit (S d) d_in d_out r_quadratic hs (fun α h => v_quadratic α (f h)) W b f Δ);
-    try assumption; [|apply G_d].
-  intros h Ih k Ik.
-  destruct (softmax_limit G (fun α k => score (L α) h X q k) (add q (f h))) as [L1 L0]; [apply G_d|apply target, Ih| |].
-  - intros α k' Hα Ik' D; apply target_gap with (G := G); auto; lra.
-  - destruct (position_eq_dec k (add q (f h))) as [->|D]; [exact L1|apply L0; assumption].
+  rewrite <- (heads_conv d_in hs f Δ W b X q j bijection).
+  apply (heads_limit d d_in d_out hs f (fun h => W (f h))); assumption.
 Qed.
 
 (** Finite α: where every head leaks at most λ, |MHSA(X) − Conv(X)| ≤ 2·B·λ·Σ|W|. *)
@@ -161,9 +197,8 @@ Theorem theorem1_finite α B λ : bounded d_in B G X ->
   (forall h, In h hs -> 1 - attention (L α) G h X q (add q (f h)) <= λ) ->
   Rabs (attend (L α) G X q j - conv d_in Δ W b X q j) <= 2 * B * λ * weight_sum d_in Δ W j.
 Proof.
-  intros HB Hλ; rewrite <- (heads_conv d_in hs f Δ W b X q j bijection), <- (heads_weight_sum d_in hs f Δ W j bijection).
-  apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) (fun h => W (f h)) b f);
-    [exact j_out|exact HB|exact target|exact Hλ].
+  rewrite <- (heads_conv d_in hs f Δ W b X q j bijection), <- (heads_weight_sum d_in hs f Δ W j bijection).
+  apply (heads_finite d d_in d_out hs f (fun h => W (f h))); assumption.
 Qed.
 
 (** The leak by the number N of tokens, by ϑ, and in closed form. *)
@@ -242,8 +277,8 @@ Theorem theorem1_parabola d d_in d_out Δ W b m G X q j : positions d Δ -> posi
     p_infty (conv d_in Δ W b X q j).
 Proof.
   intros Δ_d G_d q_d T Hj R.
-  apply (positional_limit 2 d_in d_out (r_parabola m) Δ (fun α => v_parabola α m) W b (fun τ => τ) Δ);
-    try assumption; [rewrite map_id; apply Permutation_refl| |apply G_d].
+  apply (positional_limit 2 d_in d_out (r_parabola m) Δ (fun α => v_parabola α m) W b (fun τ => τ));
+    [exact Hj|apply G_d|exact T|].
   intros τ Iτ k Ik; destruct Δ_d as [_ Fτ], G_d as [N FG]; rewrite Forall_forall in Fτ, FG.
   destruct (softmax_limit G (fun α k => score (positional 2 d_in d_out (r_parabola m) Δ (v_parabola α m) W b) τ X q k)
     (add q τ)) as [L1 L0]; [exact N|apply T, Iτ| |].
