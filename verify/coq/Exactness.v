@@ -11,7 +11,7 @@
                           weights are a stochastic matrix, which has the eigenvalue 1 *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Theorem1.
+From Attention Require Import Definitions Sums Softmax Lemma2 Layers Theorem1.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -20,23 +20,17 @@ Definition unit_image (k : position) (i : nat) : image :=
   fun k' i' => if position_eq_dec k' k then if Nat.eq_dec i' i then 1 else 0 else 0.
 Definition zero_image : image := fun _ _ => 0.
 
-(** The matrix W_val W_out of a head, entry (i, j). *)
-Definition value_output {H} (L : layer H) (h : H) (i j : nat) : R :=
-  sum_below (D_h L) (fun a => W_val (parameters L h) i a * W_out (parameters L h) a j).
-
 (** One head on the image 1 at k1: its attention to k1 times its value matrix. *)
 Lemma attend_unit {H} (L : layer H) h G q j k1 i1 : heads L = [h] -> NoDup G -> In k1 G -> (i1 < D_in L)%nat ->
   attend L G (unit_image k1 i1) q j = b_out L j + attention L G h (unit_image k1 i1) q k1 * value_output L h i1 j.
 Proof.
-  intros E N I Hi; unfold attend; rewrite E; unfold sum at 1; simpl fold_right; rewrite Rplus_0_r; f_equal.
-  set (P := attention L G h (unit_image k1 i1) q); unfold value_output, row_times, sum_below.
-  rewrite <- sum_scal; apply sum_ext; intros a _.
-  rewrite (sum_single (seq 0 (D_in L)) i1); [|apply seq_NoDup|apply in_seq; lia|].
+  intros E N I Hi; rewrite attend_heads, E; unfold sum at 1; simpl fold_right; rewrite Rplus_0_r; f_equal.
+  unfold row_times at 1; rewrite (sum_below_single (D_in L) i1); [|exact Hi|].
   - rewrite (sum_single G k1 _ N I).
-    + unfold unit_image; destruct (position_eq_dec k1 k1); [|congruence].
+    + unfold unit_image at 2; destruct (position_eq_dec k1 k1); [|congruence].
       destruct (Nat.eq_dec i1 i1); [ring|congruence].
-    + intros k _ D; unfold unit_image; destruct (position_eq_dec k k1); [congruence|ring].
-  - intros i _ D; rewrite sum_zero; [ring|]; intros k _; unfold unit_image.
+    + intros k _ D; unfold unit_image at 2; destruct (position_eq_dec k k1); [congruence|ring].
+  - intros i _ D; rewrite sum_zero; [ring|]; intros k _; unfold unit_image at 2.
     destruct (Nat.eq_dec i i1); [congruence|]; destruct (position_eq_dec k k1); ring.
 Qed.
 

@@ -15,7 +15,7 @@
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Theorem1.
+From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers Theorem1.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -311,7 +311,7 @@ Theorem geometry_closed α B : 0 < α -> 0 <= B -> bounded (g * in_g) B (input_g
   Rabs (attend (conv_layer axes g in_g out_g weight bias α) (token_grid axes) (padded m axes X) (query axes o) c -
         torch_conv m axes in_g out_g weight bias X o c) <=
   2 * B * (2 * INR (length axes) * exp (- α)) *
-  sum (taps axes) (fun j => sum_below (g * in_g) (fun i => Rabs (block_diagonal in_g out_g weight j i c))).
+  sum (taps axes) (fun j => column_sum (g * in_g) (block_diagonal in_g out_g weight j) c).
 Proof.
   intros Hα HB HX; rewrite (geometry_conv m axes g) by assumption.
   apply (heads_closed (length axes)); try assumption; [apply positions_ranges| |apply padded_bounded; assumption].

@@ -137,6 +137,59 @@ Proof.
     rewrite axis_sum_quadratic, distance2_norm2 by exact Ik; reflexivity.
 Qed.
 
+(** * The leak of a head whose score falls off quadratically *)
+
+Section Quadratic.
+Variables (d : nat) (G : list position) (s : position -> R) (t : position) (α : R).
+Hypotheses (G_d : positions d G) (target : In t G).
+(** Away from the target t the score falls by α‖k − t‖² or more. *)
+Hypothesis falls : forall k, In k G -> s k - s t <= - α * IZR (norm2 (sub k t)).
+
+Let length_G k : In k G -> length k = d.
+Proof. destruct G_d as [_ F]; rewrite Forall_forall in F; apply F. Qed.
+
+(** Every other key scores lower by α or more. *)
+Lemma quadratic_gap k : 0 <= α -> In k G -> k <> t -> α <= s t - s k.
+Proof.
+  intros Hα I D; specialize (falls k I).
+  assert (1 <= IZR (norm2 (sub k t))); [|nra].
+  apply IZR_le, norm2_sub_positive; [|exact D]; rewrite !length_G by assumption; reflexivity.
+Qed.
+
+Lemma quadratic_count : 0 <= α -> leak G s t <= (INR (length G) - 1) * exp (- α).
+Proof. intros Hα; apply softmax_gap; [apply G_d|exact target|]; intros; apply quadratic_gap; assumption. Qed.
+
+Lemma quadratic_theta : 0 < α -> leak G s t <= 1 - / theta α ^ d.
+Proof.
+  intros Hα; unfold leak; rewrite softmax_inverse; apply Rplus_le_compat_l, Ropp_le_contravar.
+  apply Rinv_le_contravar.
+  - apply sum_positive; [intros E; rewrite E in target; destruct target|]; intros; apply exp_pos.
+  - eapply Rle_trans; [|apply (grid_sum_le_theta d α t G Hα G_d), length_G, target].
+    apply sum_le; intros k I; apply exp_monotone, falls, I.
+Qed.
+
+Lemma quadratic_closed : 0 < α -> leak G s t <= 2 * INR d * exp (- α).
+Proof.
+  intros Hα; eapply Rle_trans; [apply quadratic_theta, Hα|].
+  pose proof (exp_opp_lt_1 α Hα); pose proof (exp_pos (- α)) as P; pose proof (theta_closed α Hα) as T.
+  pose proof (theta_ge_1 α Hα); set (e := exp (- α)) in *.
+  (* 1/ϑ ≥ (1−e)/(1+e) ≥ 1 − 2e, and powers by Bernoulli's inequality *)
+  assert (B : 1 - 2 * e <= / theta α).
+  { apply Rle_trans with (/ ((1 + e) / (1 - e))).
+    - replace (/ ((1 + e) / (1 - e))) with ((1 - e) / (1 + e)) by (field; lra).
+      apply Rmult_le_reg_r with (1 + e); [lra|]; unfold Rdiv; rewrite Rmult_assoc, Rinv_l by lra; nra.
+    - apply Rinv_le_contravar; lra. }
+  assert (I1 : 0 < / theta α <= 1).
+  { split; [apply Rinv_0_lt_compat; lra|]; rewrite <- Rinv_1; apply Rinv_le_contravar; lra. }
+  rewrite <- pow_inv; clear - B I1 P; set (x := / theta α) in *.
+  assert (1 - INR d * (2 * e) <= x ^ d); [|nra].
+  induction d as [|m IH]; [simpl; lra|].
+  rewrite S_INR; simpl pow; pose proof (pos_INR m).
+  assert (0 <= x ^ m) by (apply pow_le; lra); assert (x ^ m <= 1) by (rewrite <- (pow1 m); apply pow_incr; lra); nra.
+Qed.
+
+End Quadratic.
+
 (** * The leak of a head of the construction *)
 
 Section Leak.
@@ -149,61 +202,30 @@ Hypothesis target : In (add q (f h)) G.
 Let L α : layer H := construction d d_in d_out α hs f W b.
 
 Lemma score_below_target α k : In k G ->
-  score (L α) h X q k - score (L α) h X q (add q (f h)) = - α * IZR (norm2 (sub k (add q (f h)))).
+  score (L α) h X q k - score (L α) h X q (add q (f h)) <= - α * IZR (norm2 (sub k (add q (f h)))).
 Proof.
   intros I; destruct G_d as [_ F]; rewrite Forall_forall in F.
-  unfold L; rewrite !score_construction by auto; rewrite norm2_sub_diag; ring.
+  unfold L; rewrite !score_construction by auto; rewrite norm2_sub_diag; lra.
 Qed.
 
 Lemma target_gap α k : 0 <= α -> In k G -> k <> add q (f h) ->
   α <= score (L α) h X q (add q (f h)) - score (L α) h X q k.
-Proof.
-  intros Hα I D; pose proof (score_below_target α k I) as E; destruct G_d as [_ F]; rewrite Forall_forall in F.
-  assert (1 <= IZR (norm2 (sub k (add q (f h))))); [|nra].
-  apply IZR_le, norm2_sub_positive; [|exact D]; rewrite (F k I), (F _ target); reflexivity.
-Qed.
+Proof. apply (quadratic_gap d G); [exact G_d|exact target|]; intros; apply score_below_target; assumption. Qed.
 
 (** The leak is at most (N − 1) e^{−α}. *)
 Theorem leak_count α : 0 <= α ->
   1 - attention (L α) G h X q (add q (f h)) <= (INR (length G) - 1) * exp (- α).
-Proof.
-  intros Hα; apply softmax_gap; [apply G_d|exact target|].
-  intros k I D; apply target_gap; assumption.
-Qed.
+Proof. apply (quadratic_count d G (fun k => score (L α) h X q k)); auto; intros; apply score_below_target; assumption. Qed.
 
 (** The leak is at most 1 − ϑ(α)^{−d}, on any grid. *)
 Theorem leak_theta α : 0 < α ->
   1 - attention (L α) G h X q (add q (f h)) <= 1 - / theta α ^ d.
-Proof.
-  intros Hα; unfold attention; rewrite softmax_inverse; apply Rplus_le_compat_l, Ropp_le_contravar.
-  rewrite (sum_ext _ _ (fun k => exp (- α * IZR (norm2 (sub k (add q (f h))))))).
-  - apply Rinv_le_contravar; [|apply grid_sum_le_theta; [exact Hα|exact G_d|]].
-    + apply sum_positive; [intros E; rewrite E in target; destruct target|]; intros; apply exp_pos.
-    + rewrite length_add; congruence.
-  - intros k I; rewrite score_below_target by exact I; reflexivity.
-Qed.
+Proof. apply (quadratic_theta d G (fun k => score (L α) h X q k)); auto; intros; apply score_below_target; assumption. Qed.
 
 (** The leak is at most 2 d e^{−α}, on any grid. *)
 Theorem leak_closed α : 0 < α ->
   1 - attention (L α) G h X q (add q (f h)) <= 2 * INR d * exp (- α).
-Proof.
-  intros Hα; eapply Rle_trans; [apply leak_theta, Hα|].
-  pose proof (exp_opp_lt_1 α Hα); pose proof (exp_pos (- α)) as P; pose proof (theta_closed α Hα) as T.
-  pose proof (theta_ge_1 α Hα); set (e := exp (- α)) in *.
-  (* 1/ϑ ≥ (1−e)/(1+e) ≥ 1 − 2e, and powers by Bernoulli's inequality *)
-  assert (B : 1 - 2 * e <= / theta α).
-  { apply Rle_trans with (/ ((1 + e) / (1 - e))).
-    - replace (/ ((1 + e) / (1 - e))) with ((1 - e) / (1 + e)) by (field; lra).
-      apply Rmult_le_reg_r with (1 + e); [lra|]; unfold Rdiv; rewrite Rmult_assoc, Rinv_l by lra; nra.
-    - apply Rinv_le_contravar; lra. }
-  assert (I1 : 0 < / theta α <= 1).
-  { split; [apply Rinv_0_lt_compat; lra|]; rewrite <- Rinv_1; apply Rinv_le_contravar; lra. }
-  rewrite <- pow_inv; clear - B I1 P; set (t := / theta α) in *.
-  assert (1 - INR d * (2 * e) <= t ^ d); [|nra].
-  induction d as [|m IH]; [simpl; lra|].
-  rewrite S_INR; simpl pow; pose proof (pos_INR m).
-  assert (0 <= t ^ m) by (apply pow_le; lra); assert (t ^ m <= 1) by (rewrite <- (pow1 m); apply pow_incr; lra); nra.
-Qed.
+Proof. apply (quadratic_closed d G (fun k => score (L α) h X q k)); auto; intros; apply score_below_target; assumption. Qed.
 
 (** α → ∞: all attention goes to the target. *)
 Theorem leak_limit : is_lim (fun α => attention (L α) G h X q (add q (f h))) p_infty 1.

@@ -15,41 +15,22 @@
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Leakage.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers.
 Import ListNotations.
 Open Scope R_scope.
 
-(** |X_k,i| ≤ B for every token and input channel. *)
-Definition bounded (d_in : nat) (B : R) (G : list position) (X : image) : Prop :=
-  forall k i, In k G -> (i < d_in)%nat -> Rabs (X k i) <= B.
-
-(** The query q has all its targets on the grid. *)
-Definition targets_on (G : list position) (q : position) (Δ : list position) : Prop :=
-  forall τ, In τ Δ -> In (add q τ) G.
-
 (** The absolute sum of the weights into output channel j: Σ_τ Σ_i |W_τ,ij|. *)
 Definition weight_sum (d_in : nat) (Δ : list position) (W : position -> matrix) (j : nat) : R :=
-  sum Δ (fun τ => sum_below d_in (fun i => Rabs (W τ i j))).
+  sum Δ (fun τ => column_sum d_in (W τ) j).
 
 (** * One head *)
 
-(** Attention that leaks moves a bounded value by at most 2·B·leak. *)
-Lemma attended_error {A} (G : list A) s k0 (x : A -> R) B : In k0 G -> (forall k, In k G -> Rabs (x k) <= B) ->
-  Rabs (sum G (fun k => softmax G s k * x k) - x k0) <= 2 * B * leak G s k0.
-Proof.
-  intros I HB; destruct (sum_split G k0 (fun k => softmax G s k * x k) I) as (G' & P & ->).
-  assert (In' : forall k, In k G' -> In k G) by (intros k Hk; apply (Permutation_in k (Permutation_sym P)); right; exact Hk).
-  replace (softmax G s k0 * x k0 + sum G' (fun k => softmax G s k * x k) - x k0) with
-    (sum G' (fun k => softmax G s k * x k) + - (leak G s k0 * x k0)) by (unfold leak; ring).
-  eapply Rle_trans; [apply Rabs_triang|]; rewrite Rabs_Ropp, Rabs_mult, (Rabs_pos_eq (leak G s k0)) by (apply leak_nonneg, I).
-  pose proof (leak_nonneg G s k0 I); pose proof (HB k0 I).
-  assert (Rabs (sum G' (fun k => softmax G s k * x k)) <= leak G s k0 * B); [|nra].
-  eapply Rle_trans; [apply sum_abs|]; rewrite (leak_others _ _ _ _ P), <- sum_scal_r; apply sum_le; intros k Hk.
-  pose proof (softmax_positive G s k (In' k Hk)); rewrite Rabs_mult, Rabs_pos_eq by lra.
-  apply Rmult_le_compat_l; [lra|]; apply HB, In', Hk.
-Qed.
+(** W_val W_out = W(h) for a layer whose W_out is the identity. *)
+Lemma value_output_positional {H} d_p d_in d_out r_ (hs : list H) v_ W b h i j : (j < d_out)%nat ->
+  value_output (positional d_p d_in d_out r_ hs v_ W b) h i j = W h i j.
+Proof. intros Hj; unfold value_output; apply row_times_identity; exact Hj. Qed.
 
-(** Eq. 3 for a layer whose W_out is the identity. *)
+(** Eq. 3 for such a layer. *)
 Lemma attend_positional {H} d_p d_in d_out r_ (hs : list H) v_ W b G X q j : (j < d_out)%nat ->
   let L := positional d_p d_in d_out r_ hs v_ W b in
   attend L G X q j =
@@ -65,18 +46,17 @@ Lemma positional_error {H} d_p d_in d_out r_ (hs : list H) v_ W b (f : H -> posi
   let L := positional d_p d_in d_out r_ hs v_ W b in
   (forall h, In h hs -> 1 - attention L G h X q (add q (f h)) <= λ) ->
   Rabs (attend L G X q j - (b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j))) <=
-  2 * B * λ * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+  2 * B * λ * sum hs (fun h => column_sum d_in (W h) j).
 Proof.
-  intros Hj HB T L Hλ; unfold L; rewrite attend_positional by exact Hj; fold L.
-  match goal with |- Rabs (?b + ?x - (?b + ?y)) <= _ => replace (b + x - (b + y)) with (x - y) by ring end.
-  rewrite <- sum_minus, <- sum_scal; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih.
-  unfold row_times, sum_below; rewrite <- sum_minus, <- sum_scal; eapply Rle_trans; [apply sum_abs|].
-  apply sum_le; intros i Hi; apply in_seq in Hi; rewrite <- Rmult_minus_distr_r, Rabs_mult.
-  apply Rmult_le_compat_r; [apply Rabs_pos|].
-  eapply Rle_trans; [apply (attended_error G _ (add q (f h)) (fun k => X k i) B (T h Ih))|].
-  - intros k Ik; apply HB; [exact Ik|lia].
-  - apply Rmult_le_compat_l; [|apply Hλ, Ih].
-    assert (0 <= B); [|lra]; eapply Rle_trans; [apply Rabs_pos|apply (HB _ i (T h Ih))]; lia.
+  intros Hj HB T L Hλ; pose proof (layer_error L f G X q j B (fun _ => λ) HB T Hλ) as E.
+  cbv beta in E; rewrite (sum_scal (heads L) λ), <- Rmult_assoc in E.
+  assert (V : forall h, In h hs -> forall i, value_output L h i j = W h i j).
+  { intros h _ i; apply value_output_positional; exact Hj. }
+  rewrite <- (sum_ext hs (fun h => column_sum d_in (value_output L h) j) (fun h => column_sum d_in (W h) j)).
+  - rewrite <- (sum_ext hs (fun h => row_times d_in (X (add q (f h))) (value_output L h) j)
+      (fun h => row_times d_in (X (add q (f h))) (W h) j)); [exact E|].
+    intros h Ih; apply sum_ext; intros i _; rewrite (V h Ih); reflexivity.
+  - intros h Ih; apply sum_ext; intros i _; rewrite (V h Ih); reflexivity.
 Qed.
 
 (** With a bijection f of the heads onto the taps, the heads' sum is the convolution (Eq. 5). *)
@@ -87,7 +67,7 @@ Proof.
 Qed.
 
 Lemma heads_weight_sum {H} d_in (hs : list H) (f : H -> position) Δ W j : Permutation (map f hs) Δ ->
-  sum hs (fun h => sum_below d_in (fun i => Rabs (W (f h) i j))) = weight_sum d_in Δ W j.
+  sum hs (fun h => column_sum d_in (W (f h)) j) = weight_sum d_in Δ W j.
 Proof. intros P; unfold weight_sum; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity. Qed.
 
 (** Where every head's attention to its target tends to 1, the layer tends to the sum over heads. *)
@@ -150,7 +130,7 @@ Qed.
 (** Finite α: where every head leaks at most λ, the error is at most 2·B·λ·Σ|W|. *)
 Theorem heads_finite α B λ : bounded d_in B G X ->
   (forall h, In h hs -> 1 - attention (L α) G h X q (add q (f h)) <= λ) ->
-  Rabs (attend (L α) G X q j - heads_sum) <= 2 * B * λ * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+  Rabs (attend (L α) G X q j - heads_sum) <= 2 * B * λ * sum hs (fun h => column_sum d_in (W h) j).
 Proof.
   intros HB Hλ.
   apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) W b f);
@@ -159,7 +139,7 @@ Qed.
 
 Corollary heads_closed α B : 0 < α -> bounded d_in B G X ->
   Rabs (attend (L α) G X q j - heads_sum) <=
-  2 * B * (2 * INR d * exp (- α)) * sum hs (fun h => sum_below d_in (fun i => Rabs (W h i j))).
+  2 * B * (2 * INR d * exp (- α)) * sum hs (fun h => column_sum d_in (W h) j).
 Proof. intros Hα HB; apply heads_finite; [exact HB|]; intros h Ih; apply leak_closed; auto. Qed.
 
 End Heads.
@@ -243,7 +223,7 @@ Proof.
   intros Δ_d Hε HB.
   set (S := sum_below d_out (weight_sum d_in Δ W)); set (C := 1 + 4 * B * INR d * S).
   assert (W0 : forall j, 0 <= weight_sum d_in Δ W j).
-  { intros j; unfold weight_sum, sum_below; repeat (apply sum_nonneg; intros); apply Rabs_pos. }
+  { intros j; unfold weight_sum, column_sum, sum_below; repeat (apply sum_nonneg; intros); apply Rabs_pos. }
   assert (S0 : 0 <= S) by (apply sum_nonneg; intros; apply W0).
   pose proof (pos_INR d) as Hd.
   assert (P1 : 0 <= B * INR d) by (apply Rmult_le_pos; assumption).

@@ -15,7 +15,7 @@
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Theorem1 Geometry.
+From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers Theorem1 Geometry.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -275,8 +275,7 @@ Theorem transposed_closed α B : 0 < α -> 0 <= B -> bounded (g * in_g) B (trans
           (transposed_query axes o) c -
         torch_conv_transposed axes in_g out_g weight bias X o c) <=
   2 * B * (2 * INR (length axes) * exp (- α)) *
-  sum (transposed_taps axes) (fun j => sum_below (g * in_g) (fun i =>
-    Rabs (transposed_block_diagonal in_g out_g weight j i c))).
+  sum (transposed_taps axes) (fun j => column_sum (g * in_g) (transposed_block_diagonal in_g out_g weight j) c).
 Proof.
   intros Hα HB HX; rewrite (geometry_transposed axes g) by assumption.
   apply (heads_closed (length axes)); try assumption; [apply positions_transposed| |].
