@@ -238,6 +238,43 @@ Qed.
 
 End Layer.
 
+(** * More tokens *)
+
+(** The rounding figure of N tokens covers every smaller grid. *)
+Lemma head_rounding_monotone emin prec o N N' B λ w : (N <= N')%nat -> 0 <= B -> 0 <= λ ->
+  0 <= head_rounding emin prec o N B λ w <= head_rounding emin prec o N' B λ w.
+Proof.
+  intros HN HB Hλ; assert (W := weight_nonneg w); assert (WB : 0 <= weight w * B) by (apply Rmult_le_pos; assumption).
+  assert (M : forall A, 0 <= A -> 0 <= mixing emin prec λ N A <= mixing emin prec λ N' A).
+  { intros A HA; split; [apply mixing_nonneg, HA|]; unfold mixing; destruct (Req_EM_T λ 0); [apply Rle_refl|].
+    apply dot_bound_monotone; [exact HN|exact HA|apply Rle_refl]. }
+  destruct o; unfold head_rounding; cbv zeta.
+  - assert (E := dot_bound_nonneg emin prec (support w) _ WB); assert (0 <= (1 + λ) * dot_bound emin prec (support w) (weight w * B)).
+    { apply Rmult_le_pos; lra. }
+    specialize (M ((1 + λ) * (weight w * B + dot_bound emin prec (support w) (weight w * B)))).
+    destruct M; [apply Rmult_le_pos; lra|lra].
+  - assert (LB : 0 <= (1 + λ) * B) by (apply Rmult_le_pos; lra); destruct (M _ LB) as [M0 M1].
+    assert (A0 : 0 <= weight w * ((1 + λ) * B + mixing emin prec λ N ((1 + λ) * B))) by (apply Rmult_le_pos; lra).
+    assert (weight w * mixing emin prec λ N ((1 + λ) * B) <= weight w * mixing emin prec λ N' ((1 + λ) * B)).
+    { apply Rmult_le_compat_l; assumption. }
+    split; [apply Rplus_le_le_0_compat; [apply Rmult_le_pos; assumption|apply dot_bound_nonneg, A0]|].
+    apply Rplus_le_compat; [assumption|]; apply dot_bound_monotone; [lia|exact A0|lra].
+Qed.
+
+Lemma rounding_figure_monotone emin prec o N N' B b ws b' cols : (N <= N')%nat -> 0 <= B ->
+  (forall c, In c cols -> 0 <= row_leak c) ->
+  rounding_figure emin prec o N B b ws b' cols <= rounding_figure emin prec o N' B b ws b' cols.
+Proof.
+  intros HN HB Hλ; unfold rounding_figure; cbv zeta.
+  assert (M := fun c I => head_rounding_monotone emin prec o N N' B (row_leak c) (in_weights c) HN HB (Hλ c I)).
+  apply Rplus_le_compat; [apply Rplus_le_compat_l, sum_le; intros c I; apply Rmult_le_compat_l; [apply Rabs_pos|apply M, I]|].
+  apply dot_bound_monotone; [lia| |].
+  - apply Rplus_le_le_0_compat; [apply Rabs_pos|]; apply sum_nonneg; intros c I; apply Rmult_le_pos; [apply Rabs_pos|].
+    apply Rplus_le_le_0_compat; [|apply M, I]; specialize (Hλ c I); apply Rmult_le_pos; [lra|].
+    apply Rmult_le_pos; [apply weight_nonneg|exact HB].
+  - apply Rplus_le_compat_l, sum_le; intros c I; apply Rmult_le_compat_l; [apply Rabs_pos|]; destruct (M c I); lra.
+Qed.
+
 (** * Finite sharpness *)
 
 (** λ = 2·leak + ρ for float weights that differ from the real softmax of s by ρ in sum. *)
