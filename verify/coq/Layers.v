@@ -5,7 +5,7 @@
 
     Statements:
       attend_heads    Eq. 3 with W_val^h W_out^h multiplied first: b_out + Σ_h P^h X (W_val^h W_out^h)
-      layer_error     |MHSA(X) − (b_out + Σ_h X_{q+τ_h} W_val^h W_out^h)| ≤ 2·B·Σ_h leak_h·Σ|W_val^h W_out^h|
+      layer_error     |MHSA(X) − (b_out + Σ_h X_{t(h)} W_val^h W_out^h)| ≤ 2·B·Σ_h leak_h·Σ|W_val^h W_out^h|
       layer_within    |MHSA(X) − Conv(X)| ≤ |b_out − b| + leak + taps: the three summands apart
       layer_same      taps and bias equal: the difference is leak alone
       read_back       a head without content terms scores (Ŵ_keyᵀ v)·r_δ
@@ -82,19 +82,19 @@ Proof.
   rewrite <- Rmult_minus_distr_r, Rabs_mult; apply Rmult_le_compat_r; [apply Rabs_pos|apply E; lia].
 Qed.
 
-(** What the heads read at their targets, up to leakage. *)
-Theorem layer_error {H} (L : layer H) (f : H -> position) G X q j B (λ : H -> R) :
-  bounded (D_in L) B G X -> (forall h, In h (heads L) -> In (add q (f h)) G) ->
-  (forall h, In h (heads L) -> 1 - attention L G h X q (add q (f h)) <= λ h) ->
+(** What the heads read at the tokens t(h) that they look at, up to leakage. *)
+Theorem layer_error {H} (L : layer H) (t : H -> position) G X q j B (λ : H -> R) :
+  bounded (D_in L) B G X -> (forall h, In h (heads L) -> In (t h) G) ->
+  (forall h, In h (heads L) -> 1 - attention L G h X q (t h) <= λ h) ->
   Rabs (attend L G X q j -
-        (b_out L j + sum (heads L) (fun h => row_times (D_in L) (X (add q (f h))) (value_output L h) j))) <=
+        (b_out L j + sum (heads L) (fun h => row_times (D_in L) (X (t h)) (value_output L h) j))) <=
   2 * B * sum (heads L) (fun h => λ h * column_sum (D_in L) (value_output L h) j).
 Proof.
   intros HB T Hλ; rewrite attend_heads.
   match goal with |- Rabs (?b + ?x - (?b + ?y)) <= _ => replace (b + x - (b + y)) with (x - y) by ring end.
   rewrite <- sum_minus, <- sum_scal; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih.
   rewrite <- Rmult_assoc; apply row_times_error; intros i Hi.
-  eapply Rle_trans; [apply (attended_error G _ (add q (f h)) (fun k => X k i) B (T h Ih))|].
+  eapply Rle_trans; [apply (attended_error G _ (t h) (fun k => X k i) B (T h Ih))|].
   - intros k Ik; apply HB; [exact Ik|exact Hi].
   - apply Rmult_le_compat_l; [|apply Hλ, Ih].
     assert (0 <= B); [|lra]; eapply Rle_trans; [apply Rabs_pos|apply (HB _ i (T h Ih) Hi)].
@@ -150,8 +150,8 @@ Theorem layer_within {H} (L : layer H) (f : H -> position) Δ W b G X q j B (λ 
   B * sum Δ (fun τ => column_sum (D_in L) (fun i j' => tap L f τ i j' - W τ i j') j).
 Proof.
   intros N I T HB Hλ.
-  pose proof (layer_error L f G X q j B λ HB (fun h Ih => T _ (I h Ih)) Hλ) as E.
-  rewrite (heads_as_taps L f Δ X q j N I) in E.
+  pose proof (layer_error L (fun h => add q (f h)) G X q j B λ HB (fun h Ih => T _ (I h Ih)) Hλ) as E.
+  cbv beta in E; rewrite (heads_as_taps L f Δ X q j N I) in E.
   set (heads_sum := sum Δ _) in E; unfold conv; set (conv_sum := sum Δ _).
   replace (attend L G X q j - (b j + conv_sum)) with
     ((b_out L j - b j) + (attend L G X q j - (b_out L j + heads_sum)) + (heads_sum - conv_sum)) by ring.

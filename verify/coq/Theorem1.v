@@ -41,20 +41,20 @@ Proof.
 Qed.
 
 (** Whatever the encoding: where every head leaks at most λ, the layer's error is at most 2·B·λ·Σ|W|. *)
-Lemma positional_error {H} d_p d_in d_out r_ (hs : list H) v_ W b (f : H -> position) G X q j B λ :
-  (j < d_out)%nat -> bounded d_in B G X -> (forall h, In h hs -> In (add q (f h)) G) ->
+Lemma positional_error {H} d_p d_in d_out r_ (hs : list H) v_ W b (t : H -> position) G X q j B λ :
+  (j < d_out)%nat -> bounded d_in B G X -> (forall h, In h hs -> In (t h) G) ->
   let L := positional d_p d_in d_out r_ hs v_ W b in
-  (forall h, In h hs -> 1 - attention L G h X q (add q (f h)) <= λ) ->
-  Rabs (attend L G X q j - (b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j))) <=
+  (forall h, In h hs -> 1 - attention L G h X q (t h) <= λ) ->
+  Rabs (attend L G X q j - (b j + sum hs (fun h => row_times d_in (X (t h)) (W h) j))) <=
   2 * B * λ * sum hs (fun h => column_sum d_in (W h) j).
 Proof.
-  intros Hj HB T L Hλ; pose proof (layer_error L f G X q j B (fun _ => λ) HB T Hλ) as E.
+  intros Hj HB T L Hλ; pose proof (layer_error L t G X q j B (fun _ => λ) HB T Hλ) as E.
   cbv beta in E; rewrite (sum_scal (heads L) λ), <- Rmult_assoc in E.
   assert (V : forall h, In h hs -> forall i, value_output L h i j = W h i j).
   { intros h _ i; apply value_output_positional; exact Hj. }
   rewrite <- (sum_ext hs (fun h => column_sum d_in (value_output L h) j) (fun h => column_sum d_in (W h) j)).
-  - rewrite <- (sum_ext hs (fun h => row_times d_in (X (add q (f h))) (value_output L h) j)
-      (fun h => row_times d_in (X (add q (f h))) (W h) j)); [exact E|].
+  - rewrite <- (sum_ext hs (fun h => row_times d_in (X (t h)) (value_output L h) j)
+      (fun h => row_times d_in (X (t h)) (W h) j)); [exact E|].
     intros h Ih; apply sum_ext; intros i _; rewrite (V h Ih); reflexivity.
   - intros h Ih; apply sum_ext; intros i _; rewrite (V h Ih); reflexivity.
 Qed.
@@ -70,13 +70,13 @@ Lemma heads_weight_sum {H} d_in (hs : list H) (f : H -> position) Δ W j : Permu
   sum hs (fun h => column_sum d_in (W (f h)) j) = weight_sum d_in Δ W j.
 Proof. intros P; unfold weight_sum; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity. Qed.
 
-(** Where every head's attention to its target tends to 1, the layer tends to the sum over heads. *)
-Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vector) W b (f : H -> position) G X q j :
-  (j < d_out)%nat -> NoDup G -> (forall h, In h hs -> In (add q (f h)) G) ->
+(** Where every head's attention to one token t(h) tends to 1, the layer tends to the sum over heads. *)
+Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vector) W b (t : H -> position) G X q j :
+  (j < d_out)%nat -> NoDup G -> (forall h, In h hs -> In (t h) G) ->
   let L := fun α => positional d_p d_in d_out r_ hs (v_ α) W b in
   (forall h, In h hs -> forall k, In k G ->
-     is_lim (fun α => attention (L α) G h X q k) p_infty (Finite (if position_eq_dec k (add q (f h)) then 1 else 0))) ->
-  is_lim (fun α => attend (L α) G X q j) p_infty (b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j)).
+     is_lim (fun α => attention (L α) G h X q k) p_infty (Finite (if position_eq_dec k (t h) then 1 else 0))) ->
+  is_lim (fun α => attend (L α) G X q j) p_infty (b j + sum hs (fun h => row_times d_in (X (t h)) (W h) j)).
 Proof.
   intros Hj N T L lim.
   assert (S : forall A (l : list A) (F : R -> A -> R) (y : A -> R),
@@ -91,16 +91,16 @@ Proof.
   apply is_lim_ext with (fun α => b j + sum hs (fun h =>
     row_times d_in (fun i => sum G (fun k => attention (L α) G h X q k * X k i)) (W h) j)).
   { intros α; unfold L; rewrite attend_positional by exact Hj; reflexivity. }
-  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (add q (f h))) (W h) j)));
+  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (t h)) (W h) j)));
     [apply is_lim_const| |reflexivity].
   apply S; intros h Ih; unfold row_times, sum_below; apply S; intros i _; apply M.
-  assert (I0 : In (add q (f h)) G) by (apply T, Ih).
-  replace (X (add q (f h)) i) with
-    (sum G (fun k => (if position_eq_dec k (add q (f h)) then 1 else 0) * X k i)).
+  assert (I0 : In (t h) G) by (apply T, Ih).
+  replace (X (t h) i) with
+    (sum G (fun k => (if position_eq_dec k (t h) then 1 else 0) * X k i)).
   - apply (S _ G (fun α k => attention (L α) G h X q k * X k i)); intros k Ik; apply M; apply (lim h Ih k Ik).
-  - rewrite (sum_single G (add q (f h))); [|exact N|exact I0|].
-    + destruct (position_eq_dec (add q (f h)) (add q (f h))); [ring|congruence].
-    + intros k _ D; destruct (position_eq_dec k (add q (f h))); [congruence|ring].
+  - rewrite (sum_single G (t h)); [|exact N|exact I0|].
+    + destruct (position_eq_dec (t h) (t h)); [ring|congruence].
+    + intros k _ D; destruct (position_eq_dec k (t h)); [congruence|ring].
 Qed.
 
 (** * The construction's heads, whatever their shifts *)
@@ -119,7 +119,7 @@ Let heads_sum : R := b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W 
 (** α → ∞: MHSA(X)_q = b + Σ_h X_{q+τ_h} W_h. *)
 Theorem heads_limit : is_lim (fun α => attend (L α) G X q j) p_infty heads_sum.
 Proof.
-  apply (positional_limit (S d) d_in d_out r_quadratic hs (fun α h => v_quadratic α (f h)) W b f);
+  apply (positional_limit (S d) d_in d_out r_quadratic hs (fun α h => v_quadratic α (f h)) W b (fun h => add q (f h)));
     [exact j_out|apply G_d|exact target|].
   intros h Ih k Ik.
   destruct (softmax_limit G (fun α k => score (L α) h X q k) (add q (f h))) as [L1 L0]; [apply G_d|apply target, Ih| |].
@@ -133,7 +133,7 @@ Theorem heads_finite α B λ : bounded d_in B G X ->
   Rabs (attend (L α) G X q j - heads_sum) <= 2 * B * λ * sum hs (fun h => column_sum d_in (W h) j).
 Proof.
   intros HB Hλ.
-  apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) W b f);
+  apply (positional_error (S d) d_in d_out r_quadratic hs (fun h => v_quadratic α (f h)) W b (fun h => add q (f h)));
     [exact j_out|exact HB|exact target|exact Hλ].
 Qed.
 
@@ -257,7 +257,7 @@ Theorem theorem1_parabola d d_in d_out Δ W b m G X q j : positions d Δ -> posi
     p_infty (conv d_in Δ W b X q j).
 Proof.
   intros Δ_d G_d q_d T Hj R.
-  apply (positional_limit 2 d_in d_out (r_parabola m) Δ (fun α => v_parabola α m) W b (fun τ => τ));
+  apply (positional_limit 2 d_in d_out (r_parabola m) Δ (fun α => v_parabola α m) W b (add q));
     [exact Hj|apply G_d|exact T|].
   intros τ Iτ k Ik; destruct Δ_d as [_ Fτ], G_d as [N FG]; rewrite Forall_forall in Fτ, FG.
   destruct (softmax_limit G (fun α k => score (positional 2 d_in d_out (r_parabola m) Δ (v_parabola α m) W b) τ X q k)
