@@ -11,6 +11,7 @@
                            is b + Σ_j X̃_{q+τ_j} W_j, q the query of the output, τ_j = dil·j − a
       geometry_theorem1    so the construction on the padded grid tends to it
       geometry_closed      with error at most 2·B·(2 d e^{−α})·Σ|W| at finite α
+      same_size            padding='same' with stride 1 keeps the size of the input
       paper_shifts         an odd undilated kernel has the paper's Δ_K, −⌊K/2⌋ … ⌊K/2⌋ on every axis *)
 
 From Coquelicot Require Import Coquelicot.
@@ -42,6 +43,28 @@ Definition anchor (a : axis) : Z := (dilation a * ((kernel a - 1) / 2))%Z.
 (** padding='same': the span, halved; the odd pixel comes after. *)
 Definition same_pads (kernel dilation : Z) : Z * Z :=
   let s := (dilation * (kernel - 1))%Z in ((s / 2)%Z, (s - s / 2)%Z).
+
+(** torch's padding field: an integer for each axis, or 'same', or 'valid'. *)
+Inductive padding := integers (p : list Z) | same | valid.
+
+Fixpoint pads (p : padding) (kernel_size dilation : list Z) : list (Z * Z) :=
+  match p, kernel_size, dilation with
+  | integers (x :: p'), _ :: ks, _ :: ds => (x, x) :: pads (integers p') ks ds
+  | same, k :: ks, d :: ds => same_pads k d :: pads same ks ds
+  | valid, _ :: ks, _ :: ds => (0%Z, 0%Z) :: pads valid ks ds
+  | _, _, _ => []
+  end.
+
+Fixpoint zip_axes (kernel_size stride dilation : list Z) (pads : list (Z * Z)) (sizes : list Z) : list axis :=
+  match kernel_size, stride, dilation, pads, sizes with
+  | k :: ks, s :: ss, d :: ds, (p, p') :: ps, n :: ns =>
+      {| kernel := k; stride := s; dilation := d; before := p; after := p'; size := n |} :: zip_axes ks ss ds ps ns
+  | _, _, _, _, _ => []
+  end.
+
+(** The axes of torch's raw fields, for an input of the given sizes. *)
+Definition axes_of (kernel_size stride dilation : list Z) (p : padding) (sizes : list Z) : list axis :=
+  zip_axes kernel_size stride dilation (pads p kernel_size dilation) sizes.
 
 (** The size of the output: ⌊(n + pads − dil (K − 1) − 1) / s⌋ + 1. *)
 Definition out_size (a : axis) : Z := ((size a + before a + after a - span a - 1) / stride a + 1)%Z.
@@ -319,6 +342,13 @@ Proof.
 Qed.
 
 End Layer.
+
+(** padding='same' with stride 1 keeps the size of the input. *)
+Theorem same_size k d n : (let '(p, p') := same_pads k d in
+  out_size {| kernel := k; stride := 1; dilation := d; before := p; after := p'; size := n |} = n)%Z.
+Proof.
+  unfold same_pads, out_size, span; simpl; rewrite Z.div_1_r; ring.
+Qed.
 
 (** An odd undilated kernel of size K = 2r + 1 has on every axis the paper's shifts −r, …, r. *)
 Theorem paper_shifts a half y : kernel a = (2 * half + 1)%Z -> dilation a = 1%Z ->
