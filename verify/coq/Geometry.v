@@ -254,18 +254,6 @@ Qed.
 
 (** * Proofs: groups *)
 
-(** Σ_{i < g·m} f(i) = Σ_{u < g} Σ_{i < m} f(u·m + i) *)
-Lemma sum_below_blocks g m f : sum_below (g * m) f = sum_below g (fun u => sum_below m (fun i => f (u * m + i)%nat)).
-Proof.
-  revert f; induction g as [|g IH]; intros f; [reflexivity|].
-  rewrite sum_below_S; simpl Nat.mul; unfold sum_below at 1; rewrite seq_app, sum_app; f_equal.
-  replace (seq (0 + m) (g * m)) with (map (fun i => (m + i)%nat) (seq 0 (g * m))).
-  - rewrite sum_map; fold (sum_below (g * m) (fun i => f (m + i)%nat)); rewrite IH.
-    apply sum_below_ext; intros u _; apply sum_below_ext; intros i _; f_equal; lia.
-  - generalize (g * m)%nat 0%nat; intros n; induction n as [|n IHn]; intros s; simpl; [reflexivity|].
-    rewrite IHn; f_equal; lia.
-Qed.
-
 (** The block diagonal matrix of a tap does what torch's groups do. *)
 Lemma row_times_block_diagonal g in_g out_g weight j x c : (0 < in_g)%nat -> (c < g * out_g)%nat ->
   row_times (g * in_g) x (block_diagonal in_g out_g weight j) c =

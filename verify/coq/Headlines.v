@@ -1,8 +1,10 @@
 (** The headline theorems of the mathematics and the axioms that each rests on: axioms.txt lists the
     axioms allowed, all of them of Coq's own real numbers. *)
 
-From Attention Require Import Definitions Lemma2 Softmax Factorisation Leakage Theorem1 Exactness Geometry Transposed.
+From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Theorem1 Exactness
+  HeadCount Geometry Transposed Borders.
 
+(** Lemma 2 *)
 Print Assumptions lemma2.
 Print Assumptions score_gap.
 Print Assumptions parabola_score_gap.
@@ -10,7 +12,8 @@ Print Assumptions absolute_score.
 Print Assumptions absolute_attention.
 Print Assumptions no_one_component.
 Print Assumptions no_one_component_attention.
-Print Assumptions two_heads_needed.
+
+(** softmax and leakage *)
 Print Assumptions never_one_hot.
 Print Assumptions softmax_gap.
 Print Assumptions softmax_limit.
@@ -18,6 +21,11 @@ Print Assumptions leak_count.
 Print Assumptions leak_theta.
 Print Assumptions theta_closed.
 Print Assumptions leak_closed.
+Print Assumptions off_lattice_gap.
+Print Assumptions off_lattice_leak.
+Print Assumptions half_way.
+
+(** Theorem 1 *)
 Print Assumptions theorem1.
 Print Assumptions theorem1_limit.
 Print Assumptions theorem1_finite.
@@ -25,14 +33,37 @@ Print Assumptions theorem1_uniform.
 Print Assumptions theorem1_parabola.
 Print Assumptions never_exact.
 Print Assumptions exact_by_accident.
+Print Assumptions two_heads_needed.
+Print Assumptions heads_needed.
+Print Assumptions heads_needed_layer.
+
+(** any layer against any convolution *)
+Print Assumptions attend_concatenated.
+Print Assumptions layer_within.
+Print Assumptions layer_same.
+Print Assumptions read_back.
+Print Assumptions read_back_leak.
+
+(** axis factorisation *)
 Print Assumptions factorisation.
 Print Assumptions factorisation_quadratic.
 Print Assumptions factorisation_attention.
+
+(** geometry *)
 Print Assumptions continued_on_input.
 Print Assumptions conv_targets.
+Print Assumptions conv_shifts.
 Print Assumptions geometry_conv.
 Print Assumptions geometry_theorem1.
 Print Assumptions geometry_closed.
+Print Assumptions same_size.
+Print Assumptions paper_shifts.
+Print Assumptions stuffed_on_input.
+Print Assumptions transposed_targets.
+Print Assumptions transposed_shifts.
 Print Assumptions geometry_transposed.
 Print Assumptions transposed_theorem1.
 Print Assumptions transposed_closed.
+Print Assumptions off_grid_leak.
+Print Assumptions border_replicates.
+Print Assumptions border_not_zeros.

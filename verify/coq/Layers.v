@@ -4,6 +4,7 @@
     W_val W_out that it carries, the shift that it looks at, and how much it leaks.
 
     Statements:
+      attend_concatenated   Eq. 3 with the heads concatenated, as the paper writes it, is the same layer
       attend_heads    Eq. 3 with W_val^h W_out^h multiplied first: b_out + Σ_h P^h X (W_val^h W_out^h)
       layer_error     |MHSA(X) − (b_out + Σ_h X_{t(h)} W_val^h W_out^h)| ≤ 2·B·Σ_h leak_h·Σ|W_val^h W_out^h|
       layer_within    |MHSA(X) − Conv(X)| ≤ |b_out − b| + leak + taps: the three summands apart
@@ -54,6 +55,30 @@ Lemma attend_heads {H} (L : layer H) G X q j :
   b_out L j + sum (heads L) (fun h =>
     row_times (D_in L) (fun i => sum G (fun k => attention L G h X q k * X k i)) (value_output L h) j).
 Proof. unfold attend; f_equal; apply sum_ext; intros h _; apply row_times_assoc. Qed.
+
+(** Eq. 3 as the paper writes it: the heads' results side by side, hcat_h(P^h X W_val^h), a row vector of
+    N_h·D_h entries, times one matrix W_out, the heads' W_out^h on top of each other. *)
+Definition hcat {H} (hs : list H) (d_h : nat) (x : H -> vector) : vector :=
+  fun a => match nth_error hs (a / d_h) with Some h => x h (a mod d_h)%nat | None => 0 end.
+Definition vcat {H} (hs : list H) (d_h : nat) (A : H -> matrix) : matrix :=
+  fun a j => match nth_error hs (a / d_h) with Some h => A h (a mod d_h)%nat j | None => 0 end.
+
+(** MHSA(X) = hcat_h(P^h X W_val^h) W_out + b_out *)
+Theorem attend_concatenated {H} (L : layer H) G X q j : (0 < D_h L)%nat ->
+  attend L G X q j =
+  b_out L j + row_times (length (heads L) * D_h L)
+    (hcat (heads L) (D_h L) (fun h =>
+       row_times (D_in L) (fun i => sum G (fun k => attention L G h X q k * X k i)) (W_val (parameters L h))))
+    (vcat (heads L) (D_h L) (fun h => W_out (parameters L h))) j.
+Proof.
+  intros Hh; unfold attend; f_equal; unfold row_times at 3; rewrite sum_below_blocks.
+  assert (D : forall n a, (a < D_h L)%nat -> ((n * D_h L + a) / D_h L = n /\ (n * D_h L + a) mod D_h L = a)%nat).
+  { intros n a Ha; rewrite Nat.add_comm, Nat.div_add, Nat.mod_add, Nat.div_small, Nat.mod_small; lia. }
+  rewrite sum_as_below; apply sum_below_ext; intros n _.
+  destruct (nth_error (heads L) n) as [h|] eqn:E.
+  - apply sum_below_ext; intros a Ha; unfold hcat, vcat; destruct (D n a Ha) as [-> ->]; rewrite E; reflexivity.
+  - symmetry; apply sum_below_zero; intros a Ha; unfold hcat; destruct (D n a Ha) as [-> _]; rewrite E; ring.
+Qed.
 
 (** Attention that leaks moves a bounded value by at most 2·B·leak. *)
 Lemma attended_error {A} (G : list A) s k0 (x : A -> R) B : In k0 G -> (forall k, In k G -> Rabs (x k) <= B) ->

@@ -138,6 +138,23 @@ Proof.
   intros i Hi; apply E; apply in_seq in Hi; lia.
 Qed.
 
+(** Σ_{i < g·m} f(i) = Σ_{u < g} Σ_{i < m} f(u·m + i) *)
+Lemma sum_below_blocks g m f : sum_below (g * m) f = sum_below g (fun u => sum_below m (fun i => f (u * m + i)%nat)).
+Proof.
+  revert f; induction g as [|g IH]; intros f; [reflexivity|].
+  rewrite sum_below_S; simpl Nat.mul; unfold sum_below at 1; rewrite seq_app, sum_app; f_equal.
+  replace (seq (0 + m) (g * m)) with (map (fun i => (m + i)%nat) (seq 0 (g * m))).
+  - rewrite sum_map; fold (sum_below (g * m) (fun i => f (m + i)%nat)); rewrite IH.
+    apply sum_below_ext; intros u _; apply sum_below_ext; intros i _; f_equal; lia.
+  - generalize (g * m)%nat 0%nat; intros n; induction n as [|n IHn]; intros s; simpl; [reflexivity|].
+    rewrite IHn; f_equal; lia.
+Qed.
+
+(** A sum over a list, by index. *)
+Lemma sum_as_below {A} (l : list A) (f : A -> R) :
+  sum l f = sum_below (length l) (fun n => match nth_error l n with Some x => f x | None => 0 end).
+Proof. induction l as [|a l IH]; [reflexivity|]; simpl length; rewrite sum_cons, sum_below_S, IH; reflexivity. Qed.
+
 (** x I = x and I y = y. *)
 Lemma row_times_identity n x j : (j < n)%nat -> row_times n x identity j = x j.
 Proof.
