@@ -63,16 +63,16 @@ Definition columns_read (heads : list (H * list (nat * head_column))) (j : nat) 
 Definition z_entries (h : H) (j : nat) : list (nat * dyadic) :=
   filter (fun e => negb (z_is_zero (snd e))) (map (fun i => (i, w_out p h i j)) dims).
 
-Definition z_shifts : list position := nodup position_eq_dec (support_of_kernel p ++ map (shift p) (all_heads p)).
+Definition z_shifts : list position := nodup same_position (support_of_kernel p ++ map (shift p) (all_heads p)).
 
 Definition heads_at (τ : position) : list H :=
-  filter (fun h => if position_eq_dec (shift p h) τ then true else false) (all_heads p).
+  filter (fun h => if same_position (shift p h) τ then true else false) (all_heads p).
 
 Definition z_taps (j : nat) : dyadic :=
   z_add (z_abs (z_sub (b_att p j) (b_conv p j)))
     (z_mul (s_bound s) (z_sum z_shifts (fun τ =>
       let carried := map (fun h => (h, z_entries h j)) (heads_at τ) in
-      let in_kernel := if in_dec position_eq_dec τ (support_of_kernel p) then true else false in
+      let in_kernel := if in_dec same_position τ (support_of_kernel p) then true else false in
       z_sum channels (fun c => z_abs (z_sub
         (z_sum carried (fun hw => z_sum (snd hw) (fun e => z_mul (w_val p (fst hw) c (fst e)) (snd e))))
         (if in_kernel then kernel p τ c j else z_of 0)))))).
@@ -208,15 +208,15 @@ Proof.
   unfold sum_below; rewrite value_sum, in_L; apply sum_ext; intros c Ic; apply in_seq in Ic.
   rewrite value_abs, value_sub, value_sum, sum_map; do 2 f_equal.
   - unfold head_tap, heads_at; rewrite heads_L.
-    rewrite <- (sum_filter (all_heads p) (fun h => if position_eq_dec (shift p h) τ then true else false)).
+    rewrite <- (sum_filter (all_heads p) (fun h => if same_position (shift p h) τ then true else false)).
     + apply sum_ext; intros h Ih; apply filter_In in Ih; destruct Ih as [Ih T].
-      destruct (position_eq_dec (shift p h) τ); [|discriminate]; cbn [fst snd]; rewrite value_sum.
+      destruct (same_position (shift p h) τ); [|discriminate]; cbn [fst snd]; rewrite value_sum.
       unfold carried, sum_below, z_entries; rewrite h_L; rewrite sum_filter.
       * rewrite sum_map; apply sum_ext; intros i Ii; apply in_seq in Ii; cbn [fst snd].
         rewrite value_mul, So, Sv by (assumption || lia); reflexivity.
       * intros entry _ K; apply negb_false_iff, value_is_zero in K; rewrite value_mul, K; ring.
-    + intros h _ T; destruct (position_eq_dec (shift p h) τ); [discriminate|reflexivity].
-  - unfold kernel_tap; destruct (in_dec position_eq_dec τ Δ); [symmetry; apply Sk; [assumption|lia]|apply value_of].
+    + intros h _ T; destruct (same_position (shift p h) τ); [discriminate|reflexivity].
+  - unfold kernel_tap; destruct (in_dec same_position τ Δ); [symmetry; apply Sk; [assumption|lia]|apply value_of].
 Qed.
 
 Lemma z_conv_weights_value j : (j < out_channels p)%nat -> map value (z_conv_weights p j) = conv_weights (D_in L) Δ W j.
@@ -233,22 +233,23 @@ Qed.
 Variables (G : list position) (X : image) (q : position) (P : H -> position -> R).
 Hypothesis prec_positive : (0 < s_prec s)%Z.
 Hypothesis tokens : (Z.of_nat (length G) <= s_tokens s)%Z.
-Hypothesis B_nonneg : 0 <= B.
 Hypothesis distinct : NoDup G.
 Hypothesis kernel_distinct : NoDup Δ.
 Hypothesis X_floats : forall k c, In k G -> (c < in_channels p)%nat -> float (s_emin s) (s_prec s) (X k c) /\ Rabs (X k c) <= B.
 Hypothesis kernel_on_grid : forall τ, In τ Δ -> In (add q τ) G.
 Hypothesis heads_on_grid : forall h, In h (all_heads p) -> In (add q (shift p h)) G.
+
+Section Rows.
 Hypothesis rows : forall h, In h (all_heads p) -> near_one_hot (value (row_bound p h)) G (P h) (add q (shift p h)).
 
 (** |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, as computed. *)
-Theorem figures_sound j y z : (j < out_channels p)%nat ->
+Theorem figures_sound j y z : 0 <= B -> (j < out_channels p)%nat ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
   attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
   let f := channel_figures s p (head_columns s p) j in
   Rabs (z - y) <= value (leak_of f) + value (taps_of f) + value (rounding_of f).
 Proof.
-  intros Hj Cy Cz f; subst f; cbn [channel_figures leak_of taps_of rounding_of].
+  intros B_nonneg Hj Cy Cz f; subst f; cbn [channel_figures leak_of taps_of rounding_of].
   assert (Pp : Prec_gt_0 (s_prec s)) by exact prec_positive.
   set (N := Z.to_nat (s_tokens s)); assert (HN : s_tokens s = Z.of_nat N) by (unfold N; lia).
   rewrite (columns_read_cols N j HN), leak_filter, rounding_filter, z_leak_value, z_rounding_value, z_taps_value by exact Hj.
@@ -272,10 +273,29 @@ Theorem check_float_sound T j y z : check_float s p T = true -> (j < out_channel
   attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
   Rabs (z - y) <= value T.
 Proof.
-  intros A Hj Cy Cz; assert (R := figures_sound j y z Hj Cy Cz); cbv zeta in R; eapply Rle_trans; [exact R|].
-  unfold check_float in A; apply andb_prop in A; destruct A as [_ A]; rewrite forallb_forall in A.
+  unfold check_float; rewrite andb_true_iff, forallb_forall; intros [A0 A] Hj Cy Cz.
+  apply value_le in A0; rewrite value_of in A0; eapply Rle_trans; [exact (figures_sound j y z A0 Hj Cy Cz)|].
   specialize (A (channel_figures s p (head_columns s p) j)); rewrite <- !value_add; apply value_le, A.
   unfold all_figures; apply in_map, in_seq; lia.
+Qed.
+
+End Rows.
+
+(** The same for sharp heads: λ_h = 0, and the computed scores of every head have their maximum at q + f(h),
+    a float g > 0 or more above every other, where the exponential is 0 (FloatSoftmax.v). *)
+Theorem check_float_sharp expf g (scores : H -> position -> R) T j y z :
+  (s_emin s <= 0)%Z -> 0 < g -> float (s_emin s) (s_prec s) g -> sharp_exp (s_emin s) (s_prec s) g expf ->
+  (forall h, In h (all_heads p) -> mantissa (row_bound p h) = 0%Z /\ gap g G (scores h) (add q (shift p h)) /\
+     float_softmax (s_emin s) (s_prec s) expf G (scores h) (P h)) ->
+  check_float s p T = true -> (j < out_channels p)%nat ->
+  computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
+  attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
+  Rabs (z - y) <= value T.
+Proof.
+  intros E0 G0 Gf Ex Sh; apply check_float_sound; intros h Ih; destruct (Sh h Ih) as (Z & Sg & Sf).
+  replace (value (row_bound p h)) with 0 by (unfold value; rewrite Z; ring); apply one_hot_near.
+  assert (Pp : Prec_gt_0 (s_prec s)) by exact prec_positive.
+  exact (softmax_one_hot _ _ E0 expf G (scores h) _ g distinct (heads_on_grid h Ih) G0 Gf Ex Sg (P h) Sf).
 Qed.
 
 End Sound.

@@ -10,6 +10,9 @@ From Attention Require Import Definitions Sums.
 Import ListNotations.
 Open Scope R_scope.
 
+(** Equality of positions, as a program that Coq's kernel can run. *)
+Definition same_position (p q : position) : {p = q} + {p <> q} := list_eq_dec Z.eq_dec p q.
+
 Section Taps.
 Context {H : Type}.
 Variables (L : layer H) (f : H -> position) (Δ : list position) (W : position -> matrix) (b : vector) (j : nat).
@@ -20,11 +23,11 @@ Definition carried (h : H) (c : nat) : R :=
 
 (** The tap that the heads at τ add up to, and the convolution's own. *)
 Definition head_tap (τ : position) (c : nat) : R :=
-  sum (heads L) (fun h => if position_eq_dec (f h) τ then carried h c else 0).
-Definition kernel_tap (τ : position) (c : nat) : R := if in_dec position_eq_dec τ Δ then W τ c j else 0.
+  sum (heads L) (fun h => if same_position (f h) τ then carried h c else 0).
+Definition kernel_tap (τ : position) (c : nat) : R := if in_dec same_position τ Δ then W τ c j else 0.
 
 (** The shifts that a head or the kernel reads. *)
-Definition shifts : list position := nodup position_eq_dec (Δ ++ map f (heads L)).
+Definition shifts : list position := nodup same_position (Δ ++ map f (heads L)).
 
 Definition taps_difference (B : R) : R :=
   Rabs (b_out L j - b j)
@@ -52,31 +55,31 @@ Proof.
     + apply sum_ext; intros i _; rewrite <- sum_scal; apply sum_ext; intros; ring.
     + rewrite sum_swap; apply sum_ext; intros c _; apply sum_scal_r.
   - transitivity (sum (heads L) (fun h => sum shifts (fun τ =>
-      if position_eq_dec (f h) τ then sum_below (D_in L) (fun c => carried h c * X (add q τ) c) else 0))).
+      if same_position (f h) τ then sum_below (D_in L) (fun c => carried h c * X (add q τ) c) else 0))).
     + apply sum_ext; intros h I; symmetry; rewrite (sum_single shifts (f h)).
-      * destruct (position_eq_dec (f h) (f h)); congruence.
+      * destruct (same_position (f h) (f h)); congruence.
       * apply NoDup_nodup.
       * apply in_shifts_head, I.
-      * intros τ _ N; destruct (position_eq_dec (f h) τ); congruence.
+      * intros τ _ N; destruct (same_position (f h) τ); congruence.
     + rewrite sum_swap; apply sum_ext; intros τ _; unfold sum_below, head_tap.
       transitivity (sum (heads L) (fun h => sum (seq 0 (D_in L)) (fun c =>
-        (if position_eq_dec (f h) τ then carried h c else 0) * X (add q τ) c))).
-      * apply sum_ext; intros h _; destruct (position_eq_dec (f h) τ); [reflexivity|].
+        (if same_position (f h) τ then carried h c else 0) * X (add q τ) c))).
+      * apply sum_ext; intros h _; destruct (same_position (f h) τ); [reflexivity|].
         symmetry; apply sum_zero; intros; ring.
       * rewrite sum_swap; apply sum_ext; intros c _; apply sum_scal_r.
 Qed.
 
 Lemma sum_restrict (l l' : list position) (g : position -> R) : NoDup l -> NoDup l' -> incl l l' ->
-  sum l' (fun τ => if in_dec position_eq_dec τ l then g τ else 0) = sum l g.
+  sum l' (fun τ => if in_dec same_position τ l then g τ else 0) = sum l g.
 Proof.
-  intros N N' I; transitivity (sum l' (fun τ => sum l (fun σ => if position_eq_dec σ τ then g σ else 0))).
-  - apply sum_ext; intros τ _; destruct (in_dec position_eq_dec τ l) as [Iτ|Iτ].
-    + rewrite (sum_single l τ); [destruct (position_eq_dec τ τ); congruence|exact N|exact Iτ|].
-      intros σ _ D; destruct (position_eq_dec σ τ); congruence.
-    + symmetry; apply sum_zero; intros σ Iσ; destruct (position_eq_dec σ τ); [subst; contradiction|reflexivity].
+  intros N N' I; transitivity (sum l' (fun τ => sum l (fun σ => if same_position σ τ then g σ else 0))).
+  - apply sum_ext; intros τ _; destruct (in_dec same_position τ l) as [Iτ|Iτ].
+    + rewrite (sum_single l τ); [destruct (same_position τ τ); congruence|exact N|exact Iτ|].
+      intros σ _ D; destruct (same_position σ τ); congruence.
+    + symmetry; apply sum_zero; intros σ Iσ; destruct (same_position σ τ); [subst; contradiction|reflexivity].
   - rewrite sum_swap; apply sum_ext; intros σ Iσ; rewrite (sum_single l' σ); [|exact N'|apply I, Iσ|].
-    + destruct (position_eq_dec σ σ); congruence.
-    + intros τ _ D; destruct (position_eq_dec σ τ); congruence.
+    + destruct (same_position σ σ); congruence.
+    + intros τ _ D; destruct (same_position σ τ); congruence.
 Qed.
 
 Lemma conv_taps X q : NoDup Δ ->
@@ -84,7 +87,7 @@ Lemma conv_taps X q : NoDup Δ ->
 Proof.
   intros N; unfold conv; f_equal; rewrite <- (sum_restrict Δ shifts) by
     (try exact N; try apply NoDup_nodup; intros τ; apply in_shifts_kernel).
-  apply sum_ext; intros τ _; unfold kernel_tap, row_times; destruct (in_dec position_eq_dec τ Δ).
+  apply sum_ext; intros τ _; unfold kernel_tap, row_times; destruct (in_dec same_position τ Δ).
   - apply sum_ext; intros; ring.
   - symmetry; apply sum_zero; intros; ring.
 Qed.
