@@ -100,6 +100,17 @@ Definition continued_axis (m : padding_mode) (n z : Z) : option Z :=
   | circular => Some (z mod n)%Z
   end.
 
+(** Four pixels, padded by two on either side. *)
+Example zeros_example : map (continued_axis zeros 4) [-2; -1; 0; 1; 2; 3; 4; 5]%Z =
+  [None; None; Some 0; Some 1; Some 2; Some 3; None; None]%Z.
+Proof. reflexivity. Qed.
+Example reflect_example : map (continued_axis reflect 4) [-2; -1; 0; 1; 2; 3; 4; 5]%Z = map Some [2; 1; 0; 1; 2; 3; 2; 1]%Z.
+Proof. reflexivity. Qed.
+Example replicate_example : map (continued_axis replicate 4) [-2; -1; 0; 1; 2; 3; 4; 5]%Z = map Some [0; 0; 0; 1; 2; 3; 3; 3]%Z.
+Proof. reflexivity. Qed.
+Example circular_example : map (continued_axis circular 4) [-2; -1; 0; 1; 2; 3; 4; 5]%Z = map Some [2; 3; 0; 1; 2; 3; 0; 1]%Z.
+Proof. reflexivity. Qed.
+
 (** The input pixel at the position t of the padded input. *)
 Fixpoint continued (m : padding_mode) (axes : list axis) (t : position) : option position :=
   match axes, t with

@@ -1,8 +1,8 @@
 (** The headline theorems of the mathematics and the axioms that each rests on: axioms.txt lists the
     axioms allowed, all of them of Coq's own real numbers. *)
 
-From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Theorem1 Exactness
-  HeadCount Geometry Transposed Borders.
+From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
+  Exactness HeadCount Same Geometry Transposed Borders.
 
 (** Lemma 2 *)
 Print Assumptions lemma2.
@@ -27,6 +27,7 @@ Print Assumptions half_way.
 
 (** Theorem 1 *)
 Print Assumptions theorem1.
+Print Assumptions theorem1_paper.
 Print Assumptions theorem1_limit.
 Print Assumptions theorem1_finite.
 Print Assumptions theorem1_uniform.
@@ -41,6 +42,10 @@ Print Assumptions heads_needed_layer.
 Print Assumptions attend_concatenated.
 Print Assumptions layer_within.
 Print Assumptions layer_same.
+Print Assumptions softmax_sharpen.
+Print Assumptions sharpen_limit.
+Print Assumptions same_iff.
+Print Assumptions counterexample.
 Print Assumptions read_back.
 Print Assumptions read_back_leak.
 

@@ -4,6 +4,8 @@
     and every query q all of whose targets q + τ are tokens of G:
       theorem1           there is a layer with |Δ| heads, D_h = D_out and D_p = d + 1 that tends
                          to the convolution as its sharpness α tends to infinity
+      theorem1_paper     the same in the paper's dimensions: any D_h, D_out and D_p ≥ d + 1, and the
+                         min(D_h, D_out) output channels of the convolution
       theorem1_limit     the same for heads numbered by any type, f a bijection onto the kernel's taps
       theorem1_finite    |MHSA(X) − Conv(X)| ≤ 2·B·leak·Σ|W| at channel j, for |X| ≤ B
       theorem1_count     … with leak = (N − 1) e^{−α}
@@ -15,7 +17,7 @@
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers Limits.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -79,28 +81,8 @@ Lemma positional_limit {H} d_p d_in d_out r_ (hs : list H) (v_ : R -> H -> vecto
   is_lim (fun α => attend (L α) G X q j) p_infty (b j + sum hs (fun h => row_times d_in (X (t h)) (W h) j)).
 Proof.
   intros Hj N T L lim.
-  assert (S : forall A (l : list A) (F : R -> A -> R) (y : A -> R),
-    (forall x, In x l -> is_lim (fun α => F α x) p_infty (y x)) ->
-    is_lim (fun α => sum l (F α)) p_infty (sum l y)).
-  { induction l as [|a l IH]; intros F y E; [exact (is_lim_const 0 p_infty)|].
-    apply (is_lim_plus (fun α => F α a) (fun α => sum l (F α)) p_infty (y a) (sum l y)); [| |reflexivity].
-    - apply E; left; reflexivity.
-    - apply IH; intros x Hx; apply E; right; exact Hx. }
-  assert (M : forall (F : R -> R) (y c : R), is_lim F p_infty y -> is_lim (fun α => F α * c) p_infty (y * c)).
-  { intros F y c E; apply (is_lim_scal_r F c p_infty y E). }
-  apply is_lim_ext with (fun α => b j + sum hs (fun h =>
-    row_times d_in (fun i => sum G (fun k => attention (L α) G h X q k * X k i)) (W h) j)).
-  { intros α; unfold L; rewrite attend_positional by exact Hj; reflexivity. }
-  apply (is_lim_plus (fun _ => b j) _ p_infty (b j) (sum hs (fun h => row_times d_in (X (t h)) (W h) j)));
-    [apply is_lim_const| |reflexivity].
-  apply S; intros h Ih; unfold row_times, sum_below; apply S; intros i _; apply M.
-  assert (I0 : In (t h) G) by (apply T, Ih).
-  replace (X (t h) i) with
-    (sum G (fun k => (if position_eq_dec k (t h) then 1 else 0) * X k i)).
-  - apply (S _ G (fun α k => attention (L α) G h X q k * X k i)); intros k Ik; apply M; apply (lim h Ih k Ik).
-  - rewrite (sum_single G (t h)); [|exact N|exact I0|].
-    + destruct (position_eq_dec (t h) (t h)); [ring|congruence].
-    + intros k _ D; destruct (position_eq_dec k (t h)); [congruence|ring].
+  apply (layer_limit L hs d_in W (b j) t); [intros; repeat split| |exact N|exact T|exact lim].
+  intros α h i _ _; apply value_output_positional; exact Hj.
 Qed.
 
 (** * The construction's heads, whatever their shifts *)
@@ -211,6 +193,57 @@ Proof.
   - intros α; repeat split.
   - intros G X q j G_d q_d T Hj.
     apply (theorem1_limit d d_in d_out Δ (fun τ => τ)); try assumption; rewrite map_id; apply Permutation_refl.
+Qed.
+
+(** A sum whose terms are zero from m on. *)
+Lemma sum_below_truncate n m f : (m <= n)%nat -> (forall i, (m <= i)%nat -> f i = 0) -> sum_below n f = sum_below m f.
+Proof.
+  intros Hm Z; unfold sum_below; replace n with (m + (n - m))%nat by lia; rewrite seq_app, sum_app.
+  rewrite (sum_zero (seq (0 + m) (n - m))); [ring|]; intros i Hi; apply Z; apply in_seq in Hi; lia.
+Qed.
+
+(** The construction in a layer with room to spare: D_p and D_k at least d + 1, any D_h and D_out; the
+    first c output channels are the convolution's. *)
+Definition roomy (d d_in d_k d_p d_h d_out c : nat) (α : R) (Δ : list position) (W : position -> matrix) (b : vector) :
+    layer position := {|
+  D_in := d_in; D_k := d_k; D_p := d_p; D_h := d_h; D_out := d_out;
+  heads := Δ;
+  parameters := fun τ => {|
+    W_qry := zero_matrix; W_key := zero_matrix; W_key_pos := identity;
+    u := fun _ => 0; v := fun i => if (i <? S d)%nat then v_quadratic α τ i else 0;
+    W_val := fun i a => if (a <? c)%nat then W τ i a else 0; W_out := identity |};
+  r := fun δ i => if (i <? S d)%nat then r_quadratic δ i else 0;
+  b_out := b |}.
+
+(** Theorem 1 in the paper's own dimensions: N_h = |Δ| heads of any dimension D_h, any output dimension
+    D_out and any D_p ≥ d + 1 (the paper's 3, in two dimensions) express every convolution of
+    min(D_h, D_out) output channels. *)
+Theorem theorem1_paper d d_in d_k d_p d_h d_out Δ W b :
+  positions d Δ -> (S d <= d_k)%nat -> (S d <= d_p)%nat ->
+  exists L : R -> layer position,
+    (forall α, length (heads (L α)) = length Δ /\ D_in (L α) = d_in /\ D_k (L α) = d_k /\ D_p (L α) = d_p /\
+               D_h (L α) = d_h /\ D_out (L α) = d_out) /\
+    forall G X q j, positions d G -> length q = d -> targets_on G q Δ -> (j < Nat.min d_h d_out)%nat ->
+    is_lim (fun α => attend (L α) G X q j) p_infty (conv d_in Δ W b X q j).
+Proof.
+  intros Δ_d Hk Hp; set (c := Nat.min d_h d_out).
+  exists (fun α => roomy d d_in d_k d_p d_h d_out c α Δ W b); split; [intros α; repeat split|].
+  intros G X q j G_d q_d T Hj.
+  apply is_lim_ext with (fun α => attend (construction d d_in c α Δ (fun τ => τ) W b) G X q j).
+  2: apply (theorem1_limit d d_in c Δ (fun τ => τ)); try assumption; rewrite map_id; apply Permutation_refl.
+  intros α; set (L := roomy d d_in d_k d_p d_h d_out c α Δ W b).
+  unfold construction; rewrite attend_positional by exact Hj; rewrite attend_heads; simpl; f_equal.
+  apply sum_ext; intros τ _.
+  assert (S : forall k, score L τ X q k = dot (S d) (v_quadratic α τ) (r_quadratic (sub k q))).
+  { intros k; rewrite read_back by (split; reflexivity); unfold dot; rewrite (sum_below_truncate _ (S d)); [|exact Hp|].
+    - apply sum_below_ext; intros i Hi; change (D_k L) with d_k; change (W_key_pos (parameters L τ)) with identity.
+      rewrite row_times_identity by lia; simpl; rewrite (proj2 (Nat.ltb_lt i (S d))) by exact Hi; reflexivity.
+    - intros i Hi; simpl; rewrite (proj2 (Nat.ltb_ge i (S d))) by exact Hi; ring. }
+  unfold row_times at 1 2; apply sum_below_ext; intros i _; f_equal.
+  - apply sum_ext; intros k Ik; f_equal; apply softmax_ext; [|exact Ik].
+    intros k' _; rewrite S, score_positional; reflexivity.
+  - unfold value_output; change (W_out (parameters L τ)) with identity; change (D_h L) with d_h.
+    rewrite row_times_identity by lia; simpl; rewrite (proj2 (Nat.ltb_lt j c)) by exact Hj; reflexivity.
 Qed.
 
 (** One layer for all grids: for every ε > 0 and B there is a sharpness from which on the layer is within
