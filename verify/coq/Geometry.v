@@ -11,6 +11,7 @@
                            is b + Σ_j X̃_{q+τ_j} W_j, q the query of the output, τ_j = dil·j − a
       geometry_theorem1    so the construction on the padded grid tends to it
       geometry_closed      with error at most 2·B·(2 d e^{−α})·Σ|W| at finite α
+      geometry_factorises  its attention is the product of the axes' attentions
       same_size            padding='same' with stride 1 keeps the size of the input
       paper_shifts         an odd undilated kernel has the paper's Δ_K, −⌊K/2⌋ … ⌊K/2⌋ on every axis *)
 
@@ -338,6 +339,15 @@ Proof.
   intros Hα HB HX; rewrite (geometry_conv m axes g) by assumption.
   apply (heads_closed (length axes)); try assumption; [apply positions_ranges| |apply padded_bounded; assumption].
   intros j Ij; apply (conv_targets m); assumption.
+Qed.
+
+(** Its attention is a product over the axes of the padded grid, at every α: what the fast execution computes. *)
+Theorem geometry_factorises α j k : In j (taps axes) -> In k (token_grid axes) ->
+  attention (conv_layer axes g in_g out_g weight bias α) (token_grid axes) j (padded m axes X) (query axes o) k =
+  axis_softmaxes (map (fun a => range (size a + before a + after a)) axes)
+    (axis_scores α (map IZR (add (query axes o) (shift axes j)))) k.
+Proof.
+  intros Ij Ik; apply factorisation_attention; [apply map_length|exact length_output|apply length_taps, Ij|exact Ik].
 Qed.
 
 End Layer.

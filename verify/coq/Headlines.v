@@ -28,6 +28,7 @@ Print Assumptions half_way.
 (** Theorem 1 *)
 Print Assumptions theorem1.
 Print Assumptions theorem1_paper.
+Print Assumptions narrow_heads.
 Print Assumptions theorem1_limit.
 Print Assumptions theorem1_finite.
 Print Assumptions theorem1_uniform.
@@ -61,6 +62,7 @@ Print Assumptions conv_shifts.
 Print Assumptions geometry_conv.
 Print Assumptions geometry_theorem1.
 Print Assumptions geometry_closed.
+Print Assumptions geometry_factorises.
 Print Assumptions same_size.
 Print Assumptions paper_shifts.
 Print Assumptions stuffed_on_input.

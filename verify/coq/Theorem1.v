@@ -6,6 +6,7 @@
                          to the convolution as its sharpness α tends to infinity
       theorem1_paper     the same in the paper's dimensions: any D_h, D_out and D_p ≥ d + 1, and the
                          min(D_h, D_out) output channels of the convolution
+      narrow_heads       D_h = min(D_in, D_out) is enough: the tap may stand in W_val or in W_out
       theorem1_limit     the same for heads numbered by any type, f a bijection onto the kernel's taps
       theorem1_finite    |MHSA(X) − Conv(X)| ≤ 2·B·leak·Σ|W| at channel j, for |X| ≤ B
       theorem1_count     … with leak = (N − 1) e^{−α}
@@ -244,6 +245,27 @@ Proof.
     intros k' _; rewrite S, score_positional; reflexivity.
   - unfold value_output; change (W_out (parameters L τ)) with identity; change (D_h L) with d_h.
     rewrite row_times_identity by lia; simpl; rewrite (proj2 (Nat.ltb_lt j c)) by exact Hj; reflexivity.
+Qed.
+
+(** The construction with the tap in W_out: W_val = I, W_out = W(τ), D_h = D_in. *)
+Definition tap_in_W_out (d d_in d_out : nat) (α : R) (Δ : list position) (W : position -> matrix) (b : vector) :
+    layer position := {|
+  D_in := d_in; D_k := S d; D_p := S d; D_h := d_in; D_out := d_out;
+  heads := Δ;
+  parameters := fun τ => {|
+    W_qry := zero_matrix; W_key := zero_matrix; W_key_pos := identity;
+    u := fun _ => 0; v := v_quadratic α τ;
+    W_val := identity; W_out := W τ |};
+  r := r_quadratic;
+  b_out := b |}.
+
+(** It is the same layer at every α, so that D_h = min(D_in, D_out) is enough for all D_out channels. *)
+Theorem narrow_heads d d_in d_out α Δ W b G X q j : (j < d_out)%nat ->
+  attend (tap_in_W_out d d_in d_out α Δ W b) G X q j = attend (construction d d_in d_out α Δ (fun τ => τ) W b) G X q j.
+Proof.
+  intros Hj; rewrite !attend_heads; simpl; f_equal; apply sum_ext; intros τ _; apply sum_below_ext; intros i Hi.
+  f_equal; unfold construction; rewrite value_output_positional by exact Hj; unfold value_output; simpl.
+  rewrite <- (times_column_identity d_in (fun a => W τ a j) i Hi); reflexivity.
 Qed.
 
 (** One layer for all grids: for every ε > 0 and B there is a sharpness from which on the layer is within
