@@ -3,6 +3,7 @@
     Statements, for any evaluation tree (RoundingTree.v) that adds the terms (w_1, x_1) … (w_n, x_n), where
     n counts the nonzero products:
       dot_rounding   |fl(Σ w_i x_i) − Σ w_i x_i| ≤ n·u·Σ|w_i x_i| + n·η/2·(1 + n·u)
+      dot_rounding_multiples  ≤ n·u·Σ|w_i x_i| alone if every product is a multiple of η
       sum_exact      if every product is a multiple of 2^e ≥ η and Σ|w_i x_i| ≤ 2^(p + e), nothing is rounded
       single_exact   if one product alone is not zero, and is a float, the tree returns it
       one_hot_exact  so attention with one-hot weights returns the value that it attends to
@@ -92,23 +93,43 @@ Qed.
 (** * A whole tree *)
 
 (** v = Σ q_i within n·u·Σ|q_i|, where the q_i are the products, each moved by η/2 at most: s' = Σ q_i, a = Σ |q_i|. *)
-Let evaluation_step (l : list (R * R)) (v : R) : Prop :=
+Definition evaluation_step (η2 : R) (l : list (R * R)) (v : R) : Prop :=
   let n := INR (length (nonzero l)) in
-  exists s' a, Rabs s' <= a /\ Rabs (s' - exact l) <= n * h /\ a <= magnitude l + n * h /\ Rabs (v - s') <= n * u * a.
+  exists s' a, Rabs s' <= a /\ Rabs (s' - exact l) <= n * η2 /\ a <= magnitude l + n * η2 /\ Rabs (v - s') <= n * u * a.
 
-Lemma nothing_computed l v : evaluation_step l v -> length (nonzero l) = O -> v = 0.
+(** Rounding a product, to which a float may be added, underflows by η2 at most. *)
+Definition underflows (η2 x : R) : Prop := forall a f, F a -> rounds emin prec (x + a) f ->
+  exists x', Rabs (x' - (x + a)) <= η2 /\ rounds emin prec x' f /\ (1 + u) * Rabs (f - x') <= u * Rabs x'.
+
+Lemma underflows_half_eta x : underflows h x.
+Proof. intros a f _ H; destruct (rounds_split _ _ H) as (x' & D & R & E & _); exists x'; auto. Qed.
+
+Lemma underflows_multiple m : underflows 0 (IZR m * bpow radix2 emin).
+Proof.
+  intros a f Fa H; destruct (FLT_format_generic radix2 emin prec a Fa) as [y Ey _ He].
+  assert (E : IZR m * bpow radix2 emin + a = IZR (m + Fnum y * 2 ^ (Fexp y - emin)) * bpow radix2 emin).
+  { rewrite Ey, plus_IZR, mult_IZR; unfold F2R; change (2 ^ (Fexp y - emin))%Z with (radix2 ^ (Fexp y - emin))%Z.
+    rewrite IZR_Zpower, Rmult_plus_distr_r, Rmult_assoc, <- bpow_plus by lia; do 3 f_equal; lia. }
+  exists (IZR m * bpow radix2 emin + a); rewrite Rminus_diag_eq, Rabs_R0 by reflexivity; repeat split; try apply H; [lra|].
+  rewrite E in *; apply (rounds_multiple emin prec); exact H.
+Qed.
+
+Lemma nothing_computed η2 l v : evaluation_step η2 l v -> length (nonzero l) = O -> v = 0.
 Proof.
   intros (s' & a & S & E & A & V) N; rewrite N in *; simpl INR in *.
   rewrite <- magnitude_nonzero in A; destruct (nonzero l); [|discriminate]; unfold magnitude, sum in A; simpl in A.
   apply Rabs_le_inv in S; apply Rabs_le_inv in V; rewrite !Rmult_0_l in *; lra.
 Qed.
 
-Lemma evaluation_steps t v : evaluates emin prec t v -> evaluation_step (terms t) v.
+Lemma evaluation_steps η2 t v : 0 <= η2 -> (forall p, In p (terms t) -> underflows η2 (fst p * snd p)) ->
+  evaluates emin prec t v -> evaluation_step η2 (terms t) v.
 Proof.
-  assert (U := @roundoff_positive prec); assert (Hh := @half_eta_positive emin).
-  induction 1 as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; unfold evaluation_step.
+  intros Hh Hu E0; assert (U := @roundoff_positive prec); revert Hu.
+  induction E0 as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; intros Hu; unfold evaluation_step.
   - (* a rounded product *)
-    destruct (rounds_split _ _ H) as (q & Q & _ & D & X); simpl terms; rewrite exact_cons, magnitude_cons.
+    assert (H' := H); rewrite <- (Rplus_0_r (w * x)) in H'.
+    destruct (Hu (w, x) (or_introl eq_refl) 0 v (float_0 emin prec) H') as (q & Q & _ & D).
+    cbn [fst snd] in Q; rewrite Rplus_0_r in Q; simpl terms; rewrite exact_cons, magnitude_cons.
     change (exact []) with 0; change (magnitude []) with 0.
     destruct (Req_EM_T (w * x) 0) as [Z|Z]; [rewrite (nonzero_zero w x _ Z)|rewrite (nonzero_cons w x _ Z)]; simpl INR.
     + exists 0, 0; rewrite (rounds_exact _ _ H), Z by (rewrite Z; apply float_0).
@@ -116,8 +137,8 @@ Proof.
     + exists q, (Rabs q); assert (T := Rabs_triang (w * x) (q - w * x)); replace (w * x + (q - w * x)) with q in T by ring.
       replace (q - (w * x + 0)) with (q - w * x) by ring; assert (P := Rabs_pos (v - q)); repeat split; nra.
   - (* a fused product *)
-    destruct IH as (s' & b & S & Q & B & V); assert (Fa := evaluation_float _ _ E).
-    destruct (rounds_split _ _ H) as (z & Z & Rz & D & X).
+    destruct IH as (s' & b & S & Q & B & V); [intros p I; apply Hu; right; exact I|]; assert (Fa := evaluation_float _ _ E).
+    destruct (Hu (w, x) (or_introl eq_refl) a v Fa H) as (z & Z & Rz & D); cbn [fst snd] in Z.
     simpl terms; rewrite exact_cons, magnitude_cons; destruct (Req_EM_T (w * x) 0) as [Zero|Nonzero].
     + assert (v = a) as ->.
       { apply rounds_exact in H; rewrite Zero, Rplus_0_l in *; assumption. }
@@ -126,7 +147,7 @@ Proof.
       set (n := INR (length (nonzero (terms t)))) in *; set (p := z - a).
       assert (N : 0 <= n) by apply pos_INR.
       assert (T := Rabs_triang (w * x) (p - w * x)); replace (w * x + (p - w * x)) with p in T by ring.
-      assert (Pz : Rabs (p - w * x) <= h) by (replace (p - w * x) with (z - (w * x + a)) by (unfold p; ring); exact Z).
+      assert (Pz : Rabs (p - w * x) <= η2) by (replace (p - w * x) with (z - (w * x + a)) by (unfold p; ring); exact Z).
       exists (p + s'), (Rabs p + b); repeat split.
       * eapply Rle_trans; [apply Rabs_triang|lra].
       * replace (p + s' - (w * x + exact (terms t))) with (p - w * x + (s' - exact (terms t))) by ring.
@@ -139,7 +160,9 @@ Proof.
         -- replace (p + a) with z by (unfold p; ring); assert (P := Rabs_pos (v - z)); nra.
   - (* a rounded sum *)
     assert (Fa := evaluation_float _ _ E1); assert (Fb := evaluation_float _ _ E2).
-    assert (Za := nothing_computed _ _ IH1); assert (Zb := nothing_computed _ _ IH2).
+    specialize (IH1 (fun p I => Hu p (in_or_app _ _ _ (or_introl I)))).
+    specialize (IH2 (fun p I => Hu p (in_or_app _ _ _ (or_intror I)))).
+    assert (Za := nothing_computed _ _ _ IH1); assert (Zb := nothing_computed _ _ _ IH2).
     destruct IH1 as (s1 & a1 & S1 & Q1 & A1 & V1), IH2 as (s2 & a2 & S2 & Q2 & A2 & V2).
     simpl terms; rewrite nonzero_app, app_length, plus_INR, exact_app, magnitude_app.
     set (n1 := INR (length (nonzero (terms s)))) in *; set (n2 := INR (length (nonzero (terms t)))) in *.
@@ -165,16 +188,24 @@ Proof.
         -- apply (rounds_sum (emin := emin)); assumption.
 Qed.
 
-(** |fl(Σ w_i x_i) − Σ w_i x_i| ≤ n·u·Σ|w_i||x_i| + n·η/2·(1 + n·u), n the number of nonzero products. *)
+Lemma dot_rounding_by η2 l v : 0 <= η2 -> (forall t, adds t l -> forall p, In p (terms t) -> underflows η2 (fst p * snd p)) ->
+  computes emin prec l v -> let n := INR (length (nonzero l)) in
+  Rabs (v - exact l) <= n * u * magnitude l + n * η2 * (1 + n * u).
+Proof.
+  intros Hh Hu (t & P & E); destruct (evaluation_steps η2 t v Hh (Hu t P) E) as (s' & a & S & Q & A & V).
+  rewrite (adds_exact t l P), (adds_magnitude t l P), (Permutation_length P) in *.
+  set (n := INR (length (nonzero l))) in *; cbv zeta.
+  replace (v - exact l) with (v - s' + (s' - exact l)) by ring; eapply Rle_trans; [apply Rabs_triang|].
+  assert (n * u * a <= n * u * (magnitude l + n * η2)); [|lra].
+  apply Rmult_le_compat_l; [apply Rmult_le_pos; [apply pos_INR|left; apply roundoff_positive]|exact A].
+Qed.
+
+(** |fl(Σ w_i x_i) − Σ w_i x_i| ≤ n·u·Σ|w_i x_i| + n·η/2·(1 + n·u), n the number of nonzero products. *)
 Theorem dot_rounding l v : computes emin prec l v ->
   Rabs (v - exact l) <= dot_bound emin prec (length (nonzero l)) (magnitude l).
 Proof.
-  intros (t & P & E); destruct (evaluation_steps t v E) as (s' & a & S & Q & A & V).
-  rewrite (adds_exact t l P), (adds_magnitude t l P), (Permutation_length P) in *.
-  set (n := INR (length (nonzero l))) in *; unfold dot_bound; fold n.
-  replace (v - exact l) with (v - s' + (s' - exact l)) by ring; eapply Rle_trans; [apply Rabs_triang|].
-  assert (n * u * a <= n * u * (magnitude l + n * h)); [|lra].
-  apply Rmult_le_compat_l; [apply Rmult_le_pos; [apply pos_INR|left; apply roundoff_positive]|exact A].
+  intros C; apply (dot_rounding_by h l v); [left; apply half_eta_positive| |exact C].
+  intros; apply underflows_half_eta.
 Qed.
 
 Lemma dot_bound_monotone n n' A A' : (n <= n')%nat -> 0 <= A -> A <= A' -> dot_bound emin prec n A <= dot_bound emin prec n' A'.
@@ -191,6 +222,9 @@ Proof.
   assert (0 <= INR n * h * (1 + INR n * u)) by (apply Rmult_le_pos; lra); lra.
 Qed.
 
+Lemma nonzero_steps t v : evaluates emin prec t v -> evaluation_step h (terms t) v.
+Proof. apply evaluation_steps; [left; apply half_eta_positive|intros; apply underflows_half_eta]. Qed.
+
 (** One nonzero product that is a float, among zeros. *)
 Theorem single_exact l w x v : nonzero l = [(w, x)] -> F (w * x) -> computes emin prec l v -> v = w * x.
 Proof.
@@ -201,12 +235,12 @@ Proof.
   - destruct (Req_EM_T (w' * x') 0) as [Z|Z].
     + rewrite nonzero_zero in P by exact Z; rewrite Z, Rplus_0_l, (IH P) in H; exact (rounds_exact _ _ H Fx).
     + rewrite nonzero_cons in P by exact Z; injection P as <- <- P.
-      rewrite (nothing_computed _ _ (evaluation_steps t a E)), Rplus_0_r in H by (rewrite P; reflexivity).
+      rewrite (nothing_computed _ _ _ (nonzero_steps t a E)), Rplus_0_r in H by (rewrite P; reflexivity).
       exact (rounds_exact _ _ H Fx).
   - rewrite nonzero_app in P; destruct (app_eq_unit _ _ P) as [[P1 P2]|[P1 P2]].
-    + rewrite (nothing_computed _ _ (evaluation_steps s a E1)), Rplus_0_l, (IH2 P2) in H by (rewrite P1; reflexivity).
+    + rewrite (nothing_computed _ _ _ (nonzero_steps s a E1)), Rplus_0_l, (IH2 P2) in H by (rewrite P1; reflexivity).
       exact (rounds_exact _ _ H Fx).
-    + rewrite (nothing_computed _ _ (evaluation_steps t b E2)), Rplus_0_r, (IH1 P1) in H by (rewrite P2; reflexivity).
+    + rewrite (nothing_computed _ _ _ (nonzero_steps t b E2)), Rplus_0_r, (IH1 P1) in H by (rewrite P2; reflexivity).
       exact (rounds_exact _ _ H Fx).
 Qed.
 
@@ -220,7 +254,7 @@ Proof.
   { induction G' as [|k G' IH]; intros Z'; [reflexivity|]; simpl map; rewrite nonzero_zero by (apply Z'; left; reflexivity).
     apply IH; intros k' I'; apply Z'; right; exact I'. }
   destruct (Req_EM_T (w k0 * x k0) 0) as [E|E].
-  - destruct C as (t & P & V); rewrite E; apply (nothing_computed (terms t) v (evaluation_steps t v V)).
+  - destruct C as (t & P & V); rewrite E; apply (nothing_computed _ _ _ (nonzero_steps t v V)).
     unfold adds in P; rewrite None in P; [apply Permutation_length in P; exact P|].
     intros k Ik; destruct (Req_EM_T (w k * x k) 0) as [Zk|Zk]; [exact Zk|].
     apply Z; [exact Ik|]; intros ->; contradiction.
@@ -234,21 +268,6 @@ Qed.
 
 (** * Integers *)
 
-(** m·2^e is a float for |m| ≤ 2^p and e ≥ e_min. *)
-Lemma float_multiple m e : (emin <= e)%Z -> Rabs (IZR m * bpow radix2 e) <= bpow radix2 (prec + e) -> F (IZR m * bpow radix2 e).
-Proof.
-  intros He; rewrite Rabs_mult, (Rabs_pos_eq (bpow radix2 e)), bpow_plus by apply bpow_ge_0; intros B.
-  apply Rmult_le_reg_r in B; [|apply bpow_gt_0]; rewrite <- abs_IZR in B.
-  assert (Hp : (0 <= prec)%Z) by (unfold Prec_gt_0 in prec_positive; lia); rewrite <- IZR_Zpower in B by exact Hp; apply le_IZR in B.
-  destruct (Z.eq_dec (Z.abs m) (radix2 ^ prec)) as [E|E].
-  - assert (Fp : F (bpow radix2 (prec + e))) by (apply generic_format_FLT_bpow; [exact prec_positive|lia]).
-    rewrite bpow_plus, <- IZR_Zpower, <- E in Fp by exact Hp.
-    destruct (Z.abs_eq_or_opp m) as [A|A]; rewrite A in Fp; [exact Fp|].
-    apply generic_format_opp in Fp; rewrite opp_IZR in Fp.
-    replace (IZR m * bpow radix2 e) with (- (- IZR m * bpow radix2 e)) by ring; exact Fp.
-  - apply generic_format_FLT; exists (Float radix2 m e); [reflexivity| |exact He]; simpl; simpl in B, E; lia.
-Qed.
-
 Definition multiples (e : Z) (l : list (R * R)) : Prop :=
   Forall (fun p => exists m, fst p * snd p = IZR m * bpow radix2 e) l.
 
@@ -260,8 +279,26 @@ Qed.
 
 Lemma float_exact e l : (emin <= e)%Z -> multiples e l -> magnitude l <= bpow radix2 (prec + e) -> F (exact l).
 Proof.
-  intros He M B; destruct (exact_multiple e l M) as (m & E); rewrite E; apply float_multiple; [exact He|].
+  intros He M B; destruct (exact_multiple e l M) as (m & E); rewrite E; apply (float_multiple emin prec); [exact He|].
   rewrite <- E; eapply Rle_trans; [apply exact_magnitude|exact B].
+Qed.
+
+Lemma multiples_terms e t l : adds t l -> multiples e l -> multiples e (terms t).
+Proof.
+  intros P M; assert (G : multiples e (nonzero (terms t))).
+  { apply (Permutation_Forall (Permutation_sym P)), incl_Forall with l; [|exact M].
+    intros p; unfold nonzero; rewrite filter_In; tauto. }
+  apply Forall_forall; intros p I; destruct (Req_EM_T (fst p * snd p) 0) as [Z|Z]; [exists 0%Z; rewrite Z; ring|].
+  apply (proj1 (Forall_forall _ _) G); apply filter_In; destruct (Req_EM_T (fst p * snd p) 0); tauto.
+Qed.
+
+(** Jeannerod and Rump's bound alone: where every product is a multiple of η, nothing underflows. *)
+Theorem dot_rounding_multiples l v : multiples emin l -> computes emin prec l v ->
+  Rabs (v - exact l) <= INR (length (nonzero l)) * u * magnitude l.
+Proof.
+  intros M C; assert (R := dot_rounding_by 0 l v (Rle_refl 0)); cbv zeta in R; eapply Rle_trans; [apply R; [|exact C]|lra].
+  intros t P p I; apply (multiples_terms emin t l P) in M; apply (proj1 (Forall_forall _ _) M) in I.
+  destruct I as (m & ->); apply underflows_multiple.
 Qed.
 
 (** Products that are multiples of 2^e ≥ η, with Σ|w_i||x_i| ≤ 2^(p + e), are added without any rounding, in
@@ -270,11 +307,7 @@ Theorem sum_exact e l v : (emin <= e)%Z -> multiples e l -> magnitude l <= bpow 
   computes emin prec l v -> v = exact l.
 Proof.
   intros He M B (t & P & E); rewrite <- (adds_exact t l P); rewrite <- (adds_magnitude t l P) in B.
-  assert (M' : multiples e (terms t)).
-  { assert (G : multiples e (nonzero (terms t))).
-    { apply (Permutation_Forall (Permutation_sym P)); apply incl_Forall with l; [intros p; unfold nonzero; rewrite filter_In; tauto|exact M]. }
-    apply Forall_forall; intros p I; destruct (Req_EM_T (fst p * snd p) 0) as [Z|Z]; [exists 0%Z; rewrite Z; ring|].
-    apply (proj1 (Forall_forall _ _) G); apply filter_In; destruct (Req_EM_T (fst p * snd p) 0); tauto. }
+  assert (M' := multiples_terms e t l P M).
   clear P M l; revert M' B; induction E as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; simpl terms; intros M B;
     assert (Fx := float_exact e _ He M B).
   - apply (rounds_exact (emin := emin) (prec := prec)); [|exact Fx]; rewrite exact_cons, Rplus_0_r; exact H.

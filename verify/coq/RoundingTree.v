@@ -6,6 +6,7 @@
     any place, or left out.  Statements:
       rounds_split      an operation is exact but for a relative error u/(1 + u), after its exact result
                         was moved by η/2 at most
+      rounds_multiple   an operation whose exact result is a multiple of η does not underflow
       rounds_sum        a sum of two floats has the relative error u/(1 + u): it does not underflow
       evaluation_float  what a tree returns is a float
       computes_total    every list of terms has a value that some tree returns *)
@@ -183,6 +184,39 @@ Proof.
     + replace (x * (1 + eps) + 0 - x) with (eps * x) in N by ring; rewrite Rabs_mult in N.
       assert (A := Rabs_pos x); replace (u * Rabs x) with ((1 + u) * (u / (1 + u) * Rabs x)) by (field; lra).
       apply Rmult_le_compat_l; [lra|]; eapply Rle_trans; [exact N|]; apply Rmult_le_compat_r; assumption.
+Qed.
+
+(** m·2^e is a float for |m| ≤ 2^p and e ≥ e_min. *)
+Lemma float_multiple m e : (emin <= e)%Z -> Rabs (IZR m * bpow radix2 e) <= bpow radix2 (prec + e) -> F (IZR m * bpow radix2 e).
+Proof.
+  intros He; rewrite Rabs_mult, (Rabs_pos_eq (bpow radix2 e)), bpow_plus by apply bpow_ge_0; intros B.
+  apply Rmult_le_reg_r in B; [|apply bpow_gt_0]; rewrite <- abs_IZR in B.
+  assert (Hp : (0 <= prec)%Z) by (unfold Prec_gt_0 in prec_positive; lia); rewrite <- IZR_Zpower in B by exact Hp; apply le_IZR in B.
+  destruct (Z.eq_dec (Z.abs m) (radix2 ^ prec)) as [E|E].
+  - assert (Fp : F (bpow radix2 (prec + e))) by (apply generic_format_FLT_bpow; [exact prec_positive|lia]).
+    rewrite bpow_plus, <- IZR_Zpower, <- E in Fp by exact Hp.
+    destruct (Z.abs_eq_or_opp m) as [A|A]; rewrite A in Fp; [exact Fp|].
+    apply generic_format_opp in Fp; rewrite opp_IZR in Fp.
+    replace (IZR m * bpow radix2 e) with (- (- IZR m * bpow radix2 e)) by ring; exact Fp.
+  - apply generic_format_FLT; exists (Float radix2 m e); [reflexivity| |exact He]; simpl; simpl in B, E; lia.
+Qed.
+
+(** A multiple of η does not underflow. *)
+Lemma rounds_multiple m f : rounds emin prec (IZR m * bpow radix2 emin) f ->
+  (1 + u) * Rabs (f - IZR m * bpow radix2 emin) <= u * Rabs (IZR m * bpow radix2 emin).
+Proof.
+  intros H; assert (U := roundoff_positive); set (x := IZR m * bpow radix2 emin) in *; assert (A := Rabs_pos x).
+  destruct (Rle_or_lt (bpow radix2 (emin + prec - 1)) (Rabs x)) as [L|L].
+  - destruct (relative_error_N_FLX'_ex radix2 prec prec_positive (fun z => negb (Z.even z)) x) as (eps & B & E).
+    assert (N := proj2 H (round radix2 (FLT_exp emin prec) ZnearestE x)
+      (generic_format_round radix2 (FLT_exp emin prec) ZnearestE x)).
+    rewrite round_FLT_FLX in N by exact L; fold ZnearestE in E; rewrite E in N; rewrite u_ro_roundoff in B.
+    replace (x * (1 + eps) - x) with (eps * x) in N by ring; rewrite Rabs_mult in N.
+    replace (u * Rabs x) with ((1 + u) * (u / (1 + u) * Rabs x)) by (field; lra).
+    apply Rmult_le_compat_l; [lra|]; eapply Rle_trans; [exact N|]; apply Rmult_le_compat_r; assumption.
+  - rewrite (rounds_exact x f H), Rminus_diag_eq, Rabs_R0 by
+      (reflexivity || (apply float_multiple; [lia|]; left; eapply Rlt_le_trans; [exact L|]; apply bpow_le; lia)).
+    nra.
 Qed.
 
 (** The sum of two floats does not underflow. *)
