@@ -89,7 +89,8 @@ Proof.
   { assert (L := M k0 k0_key); destruct (Req_dec (s k0) m) as [E|E]; [auto|exfalso].
     assert (k1 <> k0) as Hk by congruence; specialize (s_gap k1 I1 Hk); lra. }
   assert (D0 : d k0 = 0).
-  { specialize (D k0 k0_key); rewrite Rminus_diag_eq in D by reflexivity; exact (rounds_exact _ _ D (float_0 emin prec)). }
+  { specialize (D k0 k0_key); rewrite Rminus_diag_eq in D by reflexivity;
+    exact (rounds_exact _ _ D (float_0 emin prec)). }
   assert (Z : forall k, In k G -> k <> k0 -> expf (d k) = 0).
   { intros k I N; apply expf_sharp; [exact (rounds_float emin prec _ _ (D k I))|].
     assert (L := s_gap k I N); specialize (D k I).
@@ -164,7 +165,8 @@ Proof.
   { specialize (C 0 (float_0 emin prec)); rewrite exp_0 in C; exact (rounds_exact _ _ C float_1). }
   repeat split; rewrite ?E1; [exact float_1|lra|].
   intros x Fx L; apply (rounds_to_zero (exp x)); [apply exp_pos| |exact (C x Fx)].
-  apply Rle_lt_trans with (exp (- g)); [|exact G]; destruct L as [L|L]; [left; apply exp_increasing; exact L|right; congruence].
+  apply Rle_lt_trans with (exp (- g)); [|exact G]; destruct L as [L|L]; [left; apply exp_increasing; exact L|right;
+    congruence].
 Qed.
 
 (** Rounding upward is faithful, and never returns 0. *)
@@ -184,27 +186,31 @@ End Format.
 Theorem float32_one_hot {A} expf (G : list A) s k0 α P : NoDup G -> In k0 G -> correctly_rounded (-149) 24 expf ->
   104 <= α -> float (-149) 24 α -> gap α G s k0 -> float_softmax (-149) 24 expf G s P -> one_hot G P k0.
 Proof.
-  intros N I C L Fα S; assert (Prec_gt_0 24) by easy; apply (softmax_one_hot (-149) 24 ltac:(lia) expf G s k0 α); try assumption; [lra|].
+  intros N I C L Fα S; assert (Prec_gt_0 24) by easy; apply (softmax_one_hot (-149) 24 ltac:(lia) expf G s k0 α);
+    try assumption; [lra|].
   apply correctly_rounded_exp; try easy; apply float32_below, L.
 Qed.
 
 Theorem float64_one_hot {A} expf (G : list A) s k0 α P : NoDup G -> In k0 G -> correctly_rounded (-1074) 53 expf ->
   746 <= α -> float (-1074) 53 α -> gap α G s k0 -> float_softmax (-1074) 53 expf G s P -> one_hot G P k0.
 Proof.
-  intros N I C L Fα S; assert (Prec_gt_0 53) by easy; apply (softmax_one_hot (-1074) 53 ltac:(lia) expf G s k0 α); try assumption; [lra|].
+  intros N I C L Fα S; assert (Prec_gt_0 53) by easy; apply (softmax_one_hot (-1074) 53 ltac:(lia) expf G s k0 α);
+    try assumption; [lra|].
   apply correctly_rounded_exp; try easy; apply float64_below, L.
 Qed.
 
 Theorem float16_one_hot {A} expf (G : list A) s k0 α P : NoDup G -> In k0 G -> correctly_rounded (-24) 11 expf ->
   18 <= α -> float (-24) 11 α -> gap α G s k0 -> float_softmax (-24) 11 expf G s P -> one_hot G P k0.
 Proof.
-  intros N I C L Fα S; assert (Prec_gt_0 11) by easy; apply (softmax_one_hot (-24) 11 ltac:(lia) expf G s k0 α); try assumption; [lra|].
+  intros N I C L Fα S; assert (Prec_gt_0 11) by easy; apply (softmax_one_hot (-24) 11 ltac:(lia) expf G s k0 α);
+    try assumption; [lra|].
   apply correctly_rounded_exp; try easy; apply float16_below, L.
 Qed.
 
 Theorem bfloat16_one_hot {A} expf (G : list A) s k0 α P : NoDup G -> In k0 G -> correctly_rounded (-133) 8 expf ->
   93 <= α -> float (-133) 8 α -> gap α G s k0 -> float_softmax (-133) 8 expf G s P -> one_hot G P k0.
 Proof.
-  intros N I C L Fα S; assert (Prec_gt_0 8) by easy; apply (softmax_one_hot (-133) 8 ltac:(lia) expf G s k0 α); try assumption; [lra|].
+  intros N I C L Fα S; assert (Prec_gt_0 8) by easy; apply (softmax_one_hot (-133) 8 ltac:(lia) expf G s k0 α);
+    try assumption; [lra|].
   apply correctly_rounded_exp; try easy; apply bfloat16_below, L.
 Qed.

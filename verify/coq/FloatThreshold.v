@@ -23,7 +23,8 @@ Definition nearest (choice : Z -> bool) (emin prec : Z) (x : R) : R :=
 
 Lemma exp_above x : 0 < x -> 1 + x + x * x / 2 < exp x.
 Proof.
-  intros Hx; destruct (MVT_cor2 (fun y => exp y - (1 + y + y * y / 2)) (fun y => exp y - (1 + y)) 0 x Hx) as (c & E & Hc).
+  intros Hx; destruct (MVT_cor2 (fun y => exp y - (1 + y + y * y / 2)) (fun y => exp y - (1 + y)) 0 x Hx)
+    as (c & E & Hc).
   - intros c _; apply is_derive_Reals; auto_derive; [exact I|lra].
   - assert (1 + c < exp c) by (apply exp_ineq1; lra).
     assert (0 < (exp c - (1 + c)) * (x - 0)) by (apply Rmult_lt_0_compat; lra).
@@ -34,7 +35,8 @@ Qed.
 Lemma exp_below x : 0 < x -> (1 - x / 2) * exp x < 1 + x / 2.
 Proof.
   intros Hx.
-  destruct (MVT_cor2 (fun y => 1 + y / 2 - (1 - y / 2) * exp y) (fun y => (1 - (1 - y) * exp y) / 2) 0 x Hx) as (c & E & Hc).
+  destruct (MVT_cor2 (fun y => 1 + y / 2 - (1 - y / 2) * exp y) (fun y => (1 - (1 - y) * exp y) / 2) 0 x Hx)
+    as (c & E & Hc).
   - intros c _; apply is_derive_Reals; auto_derive; [exact I|lra].
   - assert (D : (1 - c) * exp c < exp (- c) * exp c).
     { apply Rmult_lt_compat_r; [apply exp_pos|]; assert (1 + - c < exp (- c)) by (apply exp_ineq1; lra); lra. }
@@ -77,7 +79,8 @@ Proof.
     replace emin with (1 + (emin - 1))%Z in N at 1 by lia; rewrite bpow_plus in N; change (bpow radix2 1) with 2 in N.
     assert (B := bpow_gt_0 radix2 (emin - 1)); revert N; unfold Rabs; destruct (Rcase_abs _), (Rcase_abs _); lra.
   - intros L; unfold nearest; apply round_N_small_pos with (ex := mag radix2 (exp x)).
-    + destruct (mag radix2 (exp x)) as (e & B); simpl; rewrite (Rabs_pos_eq (exp x)) in B by lra; apply B; apply Rgt_not_eq, P.
+    + destruct (mag radix2 (exp x)) as (e & B); simpl; rewrite (Rabs_pos_eq (exp x)) in B by lra; apply B;
+      apply Rgt_not_eq, P.
     + assert (mag radix2 (exp x) <= emin - 1)%Z; [|unfold FLT_exp; lia].
       apply mag_le_bpow; [apply Rgt_not_eq, P|]; rewrite Rabs_pos_eq; lra.
 Qed.

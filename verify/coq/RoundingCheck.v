@@ -6,7 +6,9 @@
     and every evaluation of the two (RoundingLayer.v):
       figures_sound      |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three numbers that [figures] returns
       check_float_sound  if [check_float] accepts the bound T, then |fl(MHSA(X)) − fl(Conv(X))| ≤ T
-      check_float_sharp  the same for heads whose weights come from a float softmax of sharp scores, with λ = 0 *)
+      final_bound_sound  the bound after one final rounding of both to a lower precision
+      check_float_sharp  check_float_sound with λ_h = 0, for heads whose weights come from a float softmax of
+                         sharp scores *)
 
 From Coq Require Import Reals ZArith Bool List Lra Lia.
 From Flocq Require Import Core.
@@ -98,6 +100,10 @@ Definition all_figures : list figures :=
 Definition check_float (T : dyadic) : bool :=
   z_le (z_of 0) (s_bound s) && forallb (fun f => z_le (total f) T) all_figures.
 
+(** The bound T on channel j after one final rounding of both, to the format (e_min, p). *)
+Definition final_bound (emin prec : Z) (T : dyadic) (j : nat) : dyadic :=
+  z_final emin prec (z_size (s_emin s) (s_prec s) (s_bound s) (b_conv p j) (z_conv_weights j)) T.
+
 End Computed.
 
 (** * What it is computed from *)
@@ -128,8 +134,10 @@ Lemma support_filter (l : list (dyadic * head_column)) b :
   z_support (b :: map fst (filter (fun c => negb (z_is_zero (fst c))) l)) = z_support (b :: map fst l).
 Proof.
   assert (E : z_support (map fst (filter (fun c => negb (z_is_zero (fst c))) l)) = z_support (map fst l)).
-  { induction l as [|[w h] l IH]; [reflexivity|]; simpl; destruct (z_is_zero w) eqn:Z; simpl; rewrite ?Z, IH; reflexivity. }
-  change (z_support (b :: ?w)) with (if z_is_zero b then z_support w else Z.succ (z_support w)); simpl; rewrite E; reflexivity.
+  { induction l as [|[w h] l IH]; [reflexivity|]; simpl; destruct (z_is_zero w) eqn:Z; simpl; rewrite ?Z, IH;
+    reflexivity. }
+  change (z_support (b :: ?w)) with (if z_is_zero b then z_support w else Z.succ (z_support w)); simpl; rewrite E;
+    reflexivity.
 Qed.
 
 Lemma leak_filter l : value (z_leak (filter (fun c => negb (z_is_zero (fst c))) l)) = value (z_leak l).
@@ -139,7 +147,8 @@ Proof.
 Qed.
 
 Lemma rounding_filter emin prec B b ws b' l :
-  value (z_rounding emin prec B b ws b' (filter (fun c => negb (z_is_zero (fst c))) l)) = value (z_rounding emin prec B b ws b' l).
+  value (z_rounding emin prec B b ws b' (filter (fun c => negb (z_is_zero (fst c))) l))
+  = value (z_rounding emin prec B b ws b' l).
 Proof.
   assert (E : forall g, value (z_sum (filter (fun c : dyadic * head_column => negb (z_is_zero (fst c))) l)
       (fun c => z_mul (z_abs (fst c)) (g (snd c)))) = value (z_sum l (fun c => z_mul (z_abs (fst c)) (g (snd c))))).
@@ -170,8 +179,8 @@ Proof. apply same. Qed.
 
 (** The columns of channel j as dyadics. *)
 Let z_cols (j : nat) : list (column dyadic) :=
-  flat_map (fun h => map (fun i =>
-    Column (w_out p h i j) (row_bound p h) (map (fun c => w_val p h c i) (seq 0 (in_channels p)))) (seq 0 (head_dim p))) (all_heads p).
+  flat_map (fun h => map (fun i => Column (w_out p h i j) (row_bound p h)
+    (map (fun c => w_val p h c i) (seq 0 (in_channels p)))) (seq 0 (head_dim p))) (all_heads p).
 
 Lemma z_cols_value j : (j < out_channels p)%nat -> map value_column (z_cols j) = columns L λ j.
 Proof.
@@ -182,7 +191,8 @@ Proof.
       (map (fun c => w_val p h c i) (seq 0 (in_channels p)))) (seq 0 (head_dim p)))) hs
     = flat_map (fun h => map (fun i => Column (W_out (parameters L h) i j) (value (row_bound p h))
       (map (fun c => W_val (parameters L h) c i) (seq 0 (in_channels p)))) (seq 0 (head_dim p))) hs).
-  { induction hs as [|h hs IH]; intros I; [reflexivity|]; simpl flat_map; rewrite IH by (intros x Ix; apply I; right; exact Ix).
+  { induction hs as [|h hs IH]; intros I; [reflexivity|]; simpl flat_map; rewrite IH by (intros x Ix; apply I; right;
+    exact Ix).
     f_equal; rewrite map_map; apply map_ext_in; intros i Ii; apply in_seq in Ii; unfold value_column; simpl.
     assert (Ih : In h (all_heads p)) by (apply I; left; reflexivity).
     rewrite So by (assumption || lia); f_equal; rewrite map_map; apply map_ext_in; intros c Ic; apply in_seq in Ic.
@@ -223,10 +233,13 @@ Lemma z_conv_weights_value j : (j < out_channels p)%nat -> map value (z_conv_wei
 Proof.
   intros Hj; destruct same as (_ & _ & _ & Sj & _); destruct (Sj j Hj) as (_ & _ & _ & Sk).
   unfold z_conv_weights, conv_weights; rewrite map_flat_map, in_L.
-  assert (E : forall l, incl l Δ -> flat_map (fun τ => map value (map (fun c => kernel p τ c j) (seq 0 (in_channels p)))) l
+  assert (E : forall l, incl l Δ ->
+    flat_map (fun τ => map value (map (fun c => kernel p τ c j) (seq 0 (in_channels p)))) l
     = flat_map (fun τ => map (fun c => W τ c j) (seq 0 (in_channels p))) l).
-  { induction l as [|τ l IH]; intros I; [reflexivity|]; simpl flat_map; rewrite IH by (intros x Ix; apply I; right; exact Ix).
-    f_equal; rewrite map_map; apply map_ext_in; intros c Ic; apply in_seq in Ic; symmetry; apply Sk; [apply I; left; reflexivity|lia]. }
+  { induction l as [|τ l IH]; intros I; [reflexivity|]; simpl flat_map; rewrite IH by (intros x Ix; apply I; right;
+    exact Ix).
+    f_equal; rewrite map_map; apply map_ext_in; intros c Ic; apply in_seq in Ic; symmetry; apply Sk; [apply I; left;
+      reflexivity|lia]. }
   apply E, incl_refl.
 Qed.
 
@@ -235,7 +248,8 @@ Hypothesis prec_positive : (0 < s_prec s)%Z.
 Hypothesis tokens : (Z.of_nat (length G) <= s_tokens s)%Z.
 Hypothesis distinct : NoDup G.
 Hypothesis kernel_distinct : NoDup Δ.
-Hypothesis X_floats : forall k c, In k G -> (c < in_channels p)%nat -> float (s_emin s) (s_prec s) (X k c) /\ Rabs (X k c) <= B.
+Hypothesis X_floats : forall k c, In k G -> (c < in_channels p)%nat ->
+  float (s_emin s) (s_prec s) (X k c) /\ Rabs (X k c) <= B.
 Hypothesis kernel_on_grid : forall τ, In τ Δ -> In (add q τ) G.
 Hypothesis heads_on_grid : forall h, In h (all_heads p) -> In (add q (shift p h)) G.
 
@@ -252,7 +266,8 @@ Proof.
   intros B_nonneg Hj Cy Cz f; subst f; cbn [channel_figures leak_of taps_of rounding_of].
   assert (Pp : Prec_gt_0 (s_prec s)) by exact prec_positive.
   set (N := Z.to_nat (s_tokens s)); assert (HN : s_tokens s = Z.of_nat N) by (unfold N; lia).
-  rewrite (columns_read_cols N j HN), leak_filter, rounding_filter, z_leak_value, z_rounding_value, z_taps_value by exact Hj.
+  rewrite (columns_read_cols N j HN), leak_filter, rounding_filter, z_leak_value, z_rounding_value, z_taps_value by
+    exact Hj.
   rewrite z_cols_value, z_conv_weights_value by exact Hj.
   destruct same as (_ & _ & _ & Sj & _); destruct (Sj j Hj) as (Sb & Sc & _ & _); rewrite <- Sb, <- Sc.
   assert (X' : forall k c, In k G -> (c < D_in L)%nat -> float (s_emin s) (s_prec s) (X k c) /\ Rabs (X k c) <= B).
@@ -260,7 +275,8 @@ Proof.
   assert (heads' : forall h, In h (heads L) -> In (add q (shift p h)) G) by (rewrite heads_L; exact heads_on_grid).
   assert (rows' : forall h, In h (heads L) -> near_one_hot (value (row_bound p h)) G (P h) (add q (shift p h))).
   { rewrite heads_L; exact rows. }
-  assert (R := layer_rounding (s_emin s) (s_prec s) (s_order s) L (shift p) G Δ W b X q j B distinct kernel_distinct B_nonneg
+  assert (R := layer_rounding (s_emin s) (s_prec s) (s_order s) L (shift p) G Δ W b X q j B distinct kernel_distinct
+    B_nonneg
     X' kernel_on_grid heads' P λ rows' y z Cy Cz).
   eapply Rle_trans; [exact R|]; apply Rplus_le_compat_l, rounding_figure_monotone; [lia|exact B_nonneg|].
   intros c Ic; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & Ih & Ic); apply in_map_iff in Ic.
@@ -280,6 +296,20 @@ Proof.
 Qed.
 
 End Rows.
+
+(** After one final rounding of both to a lower precision. *)
+Theorem final_bound_sound emin' prec' T j y z y' z' : 0 <= B -> (0 < prec')%Z -> Rabs (z - y) <= value T ->
+  (j < out_channels p)%nat -> computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
+  rounds emin' prec' y y' -> rounds emin' prec' z z' ->
+  Rabs (z' - y') <= value (final_bound s p emin' prec' T j).
+Proof.
+  intros B0 Hp D Hj Cy; unfold final_bound; rewrite z_final_value, z_size_value, z_conv_weights_value by exact Hj.
+  apply final_rounding; [exact Hp|exact D|]; destruct same as (_ & _ & _ & Sj & _);
+    destruct (Sj j Hj) as (_ & Sc & _ & _).
+  rewrite <- Sc; assert (Pp : Prec_gt_0 (s_prec s)) by exact prec_positive.
+  apply (conv_size (s_emin s) (s_prec s) L G Δ W b X q j B); try assumption.
+  intros k c; rewrite in_L; apply X_floats.
+Qed.
 
 (** The same for sharp heads: λ_h = 0, and the computed scores of every head have their maximum at q + f(h),
     a float g > 0 or more above every other, where the exponential is 0 (FloatSoftmax.v). *)

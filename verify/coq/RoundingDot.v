@@ -51,10 +51,12 @@ Proof.
     assert (P2 : 0 <= (n2 - 1) * (u * a)) by (apply Rmult_le_pos; lra).
     assert (LA : u * a <= a) by nra. assert (LB : u * b <= b) by nra.
     destruct (Rle_or_lt b (u * a)) as [C|C].
-    { assert ((n2 - 1) * (u * b) <= (n2 - 1) * (u * a)) by (apply Rmult_le_compat_l; [lra|]; apply Rmult_le_compat_l; lra).
+    { assert ((n2 - 1) * (u * b) <= (n2 - 1) * (u * a)) by (apply Rmult_le_compat_l; [lra|]; apply Rmult_le_compat_l;
+      lra).
       lra. }
     destruct (Rle_or_lt a (u * b)) as [C'|C'].
-    { assert ((n1 - 1) * (u * a) <= (n1 - 1) * (u * b)) by (apply Rmult_le_compat_l; [lra|]; apply Rmult_le_compat_l; lra).
+    { assert ((n1 - 1) * (u * a) <= (n1 - 1) * (u * b)) by (apply Rmult_le_compat_l; [lra|]; apply Rmult_le_compat_l;
+      lra).
       lra. }
     assert (Q1 : (n1 - 1) * (u * a) <= (n1 - 1) * b) by (apply Rmult_le_compat_l; lra).
     assert (Q2 : (n2 - 1) * (u * b) <= (n2 - 1) * a) by (apply Rmult_le_compat_l; lra).
@@ -81,7 +83,8 @@ Proof.
   assert (NA : 0 <= n * (u * Rabs p)) by (apply Rmult_le_pos; lra).
   assert (G : Rabs δ <= n * u * Rabs p + u * Rabs p + u * b).
   { destruct (Rle_or_lt (u * b) (Rabs p)) as [C|C]; [|lra].
-    eapply Rle_trans; [exact D2|]; apply Rle_trans with (u * (Rabs p + b + n * (u * b))); [apply Rmult_le_compat_l; lra|].
+    eapply Rle_trans; [exact D2|]; apply Rle_trans with (u * (Rabs p + b + n * (u * b))); [apply Rmult_le_compat_l;
+      lra|].
     assert (n * (u * b) <= n * Rabs p) by (apply Rmult_le_compat_l; lra).
     replace (n * u * Rabs p + u * Rabs p + u * b) with (u * (Rabs p + b + n * Rabs p)) by ring.
     apply Rmult_le_compat_l; lra. }
@@ -110,7 +113,8 @@ Proof.
   assert (E : IZR m * bpow radix2 emin + a = IZR (m + Fnum y * 2 ^ (Fexp y - emin)) * bpow radix2 emin).
   { rewrite Ey, plus_IZR, mult_IZR; unfold F2R; change (2 ^ (Fexp y - emin))%Z with (radix2 ^ (Fexp y - emin))%Z.
     rewrite IZR_Zpower, Rmult_plus_distr_r, Rmult_assoc, <- bpow_plus by lia; do 3 f_equal; lia. }
-  exists (IZR m * bpow radix2 emin + a); rewrite Rminus_diag_eq, Rabs_R0 by reflexivity; repeat split; try apply H; [lra|].
+  exists (IZR m * bpow radix2 emin + a); rewrite Rminus_diag_eq, Rabs_R0 by reflexivity; repeat split; try apply H;
+    [lra|].
   rewrite E in *; apply (rounds_multiple emin prec); exact H.
 Qed.
 
@@ -134,10 +138,12 @@ Proof.
     destruct (Req_EM_T (w * x) 0) as [Z|Z]; [rewrite (nonzero_zero w x _ Z)|rewrite (nonzero_cons w x _ Z)]; simpl INR.
     + exists 0, 0; rewrite (rounds_exact _ _ H), Z by (rewrite Z; apply float_0).
       rewrite ?Rplus_0_r, ?Rminus_0_r, ?Rabs_R0; repeat split; lra.
-    + exists q, (Rabs q); assert (T := Rabs_triang (w * x) (q - w * x)); replace (w * x + (q - w * x)) with q in T by ring.
+    + exists q, (Rabs q); assert (T := Rabs_triang (w * x) (q - w * x));
+      replace (w * x + (q - w * x)) with q in T by ring.
       replace (q - (w * x + 0)) with (q - w * x) by ring; assert (P := Rabs_pos (v - q)); repeat split; nra.
   - (* a fused product *)
-    destruct IH as (s' & b & S & Q & B & V); [intros p I; apply Hu; right; exact I|]; assert (Fa := evaluation_float _ _ E).
+    destruct IH as (s' & b & S & Q & B & V); [intros p I; apply Hu; right; exact I|];
+      assert (Fa := evaluation_float _ _ E).
     destruct (Hu (w, x) (or_introl eq_refl) a v Fa H) as (z & Z & Rz & D); cbn [fst snd] in Z.
     simpl terms; rewrite exact_cons, magnitude_cons; destruct (Req_EM_T (w * x) 0) as [Zero|Nonzero].
     + assert (v = a) as ->.
@@ -168,7 +174,8 @@ Proof.
     set (n1 := INR (length (nonzero (terms s)))) in *; set (n2 := INR (length (nonzero (terms t)))) in *.
     exists (s1 + s2), (a1 + a2); repeat split.
     + eapply Rle_trans; [apply Rabs_triang|lra].
-    + match goal with |- Rabs (s1 + s2 - (?x + ?y)) <= _ => replace (s1 + s2 - (x + y)) with (s1 - x + (s2 - y)) by ring end.
+    + match goal with |- Rabs (s1 + s2 - (?x + ?y)) <= _ => replace (s1 + s2 - (x + y)) with (s1 - x + (s2 - y)) by
+      ring end.
       eapply Rle_trans; [apply Rabs_triang|lra].
     + lra.
     + assert (H1 : forall k, 1 <= INR (S k)) by (intros k; rewrite S_INR; assert (P := pos_INR k); lra).
@@ -188,7 +195,8 @@ Proof.
         -- apply (rounds_sum (emin := emin)); assumption.
 Qed.
 
-Lemma dot_rounding_by η2 l v : 0 <= η2 -> (forall t, adds t l -> forall p, In p (terms t) -> underflows η2 (fst p * snd p)) ->
+Lemma dot_rounding_by η2 l v : 0 <= η2 -> (forall t, adds t l -> forall p, In p (terms t) ->
+  underflows η2 (fst p * snd p)) ->
   computes emin prec l v -> let n := INR (length (nonzero l)) in
   Rabs (v - exact l) <= n * u * magnitude l + n * η2 * (1 + n * u).
 Proof.
@@ -208,9 +216,11 @@ Proof.
   intros; apply underflows_half_eta.
 Qed.
 
-Lemma dot_bound_monotone n n' A A' : (n <= n')%nat -> 0 <= A -> A <= A' -> dot_bound emin prec n A <= dot_bound emin prec n' A'.
+Lemma dot_bound_monotone n n' A A' : (n <= n')%nat -> 0 <= A -> A <= A' ->
+  dot_bound emin prec n A <= dot_bound emin prec n' A'.
 Proof.
-  intros N A0 AA; apply le_INR in N; assert (P := pos_INR n); assert (U := @roundoff_positive prec); assert (Hh := @half_eta_positive emin).
+  intros N A0 AA; apply le_INR in N; assert (P := pos_INR n); assert (U := @roundoff_positive prec);
+    assert (Hh := @half_eta_positive emin).
   unfold dot_bound; apply Rplus_le_compat; apply Rmult_le_compat; try lra; try nra; apply Rmult_le_pos; lra.
 Qed.
 
@@ -228,7 +238,8 @@ Proof. apply evaluation_steps; [left; apply half_eta_positive|intros; apply unde
 (** One nonzero product that is a float, among zeros. *)
 Theorem single_exact l w x v : nonzero l = [(w, x)] -> F (w * x) -> computes emin prec l v -> v = w * x.
 Proof.
-  intros Nl Fx (t & P & E); unfold adds in P; rewrite Nl in P; apply Permutation_sym, Permutation_length_1_inv in P; clear l Nl.
+  intros Nl Fx (t & P & E); unfold adds in P; rewrite Nl in P; apply Permutation_sym, Permutation_length_1_inv in P;
+    clear l Nl.
   induction E as [w' x' v H|w' x' t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; simpl terms in P.
   - destruct (Req_EM_T (w' * x') 0) as [Z|Z]; [rewrite nonzero_zero in P by exact Z; discriminate|].
     rewrite nonzero_cons in P by exact Z; injection P as <- <-; exact (rounds_exact _ _ H Fx).
@@ -251,7 +262,8 @@ Theorem one_hot_exact {A} (G : list A) (w x : A -> R) k0 v : NoDup G -> In k0 G 
 Proof.
   intros N I Z Fx C.
   assert (None : forall G', (forall k, In k G' -> w k * x k = 0) -> nonzero (map (fun k => (w k, x k)) G') = []).
-  { induction G' as [|k G' IH]; intros Z'; [reflexivity|]; simpl map; rewrite nonzero_zero by (apply Z'; left; reflexivity).
+  { induction G' as [|k G' IH]; intros Z'; [reflexivity|]; simpl map; rewrite nonzero_zero by (apply Z'; left;
+    reflexivity).
     apply IH; intros k' I'; apply Z'; right; exact I'. }
   destruct (Req_EM_T (w k0 * x k0) 0) as [E|E].
   - destruct C as (t & P & V); rewrite E; apply (nothing_computed _ _ _ (nonzero_steps t v V)).
@@ -259,7 +271,8 @@ Proof.
     intros k Ik; destruct (Req_EM_T (w k * x k) 0) as [Zk|Zk]; [exact Zk|].
     apply Z; [exact Ik|]; intros ->; contradiction.
   - apply (single_exact (map (fun k => (w k, x k)) G)); [|exact Fx|exact C].
-    clear C; induction G as [|k G IH]; [destruct I|]; simpl map; inversion N as [|? ? Nk N']; subst; destruct I as [->|I].
+    clear C; induction G as [|k G IH]; [destruct I|]; simpl map; inversion N as [|? ? Nk N']; subst;
+      destruct I as [->|I].
     + rewrite nonzero_cons by exact E; rewrite None; [reflexivity|]; intros k Ik; apply Z; [right; exact Ik|].
       intros ->; contradiction.
     + rewrite nonzero_zero by (apply Z; [left; reflexivity|intros ->; contradiction]).
@@ -296,7 +309,8 @@ Qed.
 Theorem dot_rounding_multiples l v : multiples emin l -> computes emin prec l v ->
   Rabs (v - exact l) <= INR (length (nonzero l)) * u * magnitude l.
 Proof.
-  intros M C; assert (R := dot_rounding_by 0 l v (Rle_refl 0)); cbv zeta in R; eapply Rle_trans; [apply R; [|exact C]|lra].
+  intros M C; assert (R := dot_rounding_by 0 l v (Rle_refl 0)); cbv zeta in R; eapply Rle_trans; [apply R;
+    [|exact C]|lra].
   intros t P p I; apply (multiples_terms emin t l P) in M; apply (proj1 (Forall_forall _ _) M) in I.
   destruct I as (m & ->); apply underflows_multiple.
 Qed.
@@ -308,7 +322,8 @@ Theorem sum_exact e l v : (emin <= e)%Z -> multiples e l -> magnitude l <= bpow 
 Proof.
   intros He M B (t & P & E); rewrite <- (adds_exact t l P); rewrite <- (adds_magnitude t l P) in B.
   assert (M' := multiples_terms e t l P M).
-  clear P M l; revert M' B; induction E as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; simpl terms; intros M B;
+  clear P M l; revert M' B; induction E as [w x v H|w x t a v E IH H|s t a b v E1 IH1 E2 IH2 H]; simpl terms;
+    intros M B;
     assert (Fx := float_exact e _ He M B).
   - apply (rounds_exact (emin := emin) (prec := prec)); [|exact Fx]; rewrite exact_cons, Rplus_0_r; exact H.
   - rewrite magnitude_cons in B; assert (P := Rabs_pos (w * x)); inversion M; subst.

@@ -81,6 +81,15 @@ Definition z_rounding (B b_conv : dyadic) (ws : list dyadic) (b_att : dyadic)
       (z_add (z_abs b_att) (z_sum cols (fun c => z_mul (z_abs (fst c))
         (z_add (z_mul (z_add (z_of 1) (h_leak (snd c))) (h_size (snd c))) (h_rounding (snd c))))))).
 
+Definition z_size (B b_conv : dyadic) (ws : list dyadic) : dyadic :=
+  let A := z_add (z_abs b_conv) (z_mul (z_weight ws) B) in
+  z_add A (z_dot_bound (z_support (b_conv :: ws)) A).
+
+Definition z_final (M T : dyadic) : dyadic :=
+  let u := Dyadic 1 (- prec) in
+  let h := Dyadic 1 (emin - 1) in
+  z_add (z_add T (z_add (z_mul u M) h)) (z_add (z_mul u (z_add M T)) h).
+
 End Format.
 
 (** * The values *)
@@ -92,7 +101,8 @@ Lemma value_mul x y : value (z_mul x y) = value x * value y.
 Proof. unfold value, z_mul; simpl; rewrite mult_IZR, bpow_plus; ring. Qed.
 
 Lemma value_abs x : value (z_abs x) = Rabs (value x).
-Proof. unfold value, z_abs; simpl; rewrite Rabs_mult, abs_IZR, (Rabs_pos_eq (bpow _ _)) by apply bpow_ge_0; reflexivity. Qed.
+Proof. unfold value, z_abs; simpl; rewrite Rabs_mult, abs_IZR, (Rabs_pos_eq (bpow _ _)) by apply bpow_ge_0;
+  reflexivity. Qed.
 
 Lemma value_is_zero x : z_is_zero x = true <-> value x = 0.
 Proof.
@@ -126,13 +136,15 @@ Lemma value_le x y : z_le x y = true -> value x <= value y.
 Proof.
   unfold z_le; rewrite Z.leb_le; intros L; apply IZR_le in L.
   assert (V := value_sub y x); unfold value at 1 in V.
-  assert (0 <= IZR (mantissa (z_sub y x)) * bpow radix2 (exponent (z_sub y x))) by (apply Rmult_le_pos; [exact L|apply bpow_ge_0]).
+  assert (0 <= IZR (mantissa (z_sub y x)) * bpow radix2 (exponent (z_sub y x))) by (apply Rmult_le_pos;
+    [exact L|apply bpow_ge_0]).
   lra.
 Qed.
 
 Theorem round_up_le k x : value x <= value (round_up k x).
 Proof.
-  unfold round_up; set (s := (Z.log2 (Z.abs (mantissa x)) - k)%Z); destruct (Z.leb_spec s 0) as [L|L]; [apply Rle_refl|].
+  unfold round_up; set (s := (Z.log2 (Z.abs (mantissa x)) - k)%Z); destruct (Z.leb_spec s 0) as [L|L];
+    [apply Rle_refl|].
   unfold value; simpl; rewrite (Z.add_comm (exponent x)), bpow_plus, <- Rmult_assoc.
   apply Rmult_le_compat_r; [apply bpow_ge_0|]; rewrite <- IZR_Zpower by lia; rewrite <- mult_IZR; apply IZR_le.
   rewrite Z.shiftr_div_pow2 by lia; change (radix2 ^ s)%Z with (2 ^ s)%Z.
@@ -177,9 +189,11 @@ Definition value_column (c : column dyadic) : column R :=
   Column (value (out_weight c)) (value (row_leak c)) (map value (in_weights c)).
 
 Lemma value_head_rounding o N B λ w :
-  value (h_rounding (z_head_column emin prec o (Z.of_nat N) B λ w)) = head_rounding emin prec o N (value B) (value λ) (map value w).
+  value (h_rounding (z_head_column emin prec o (Z.of_nat N) B λ w))
+  = head_rounding emin prec o N (value B) (value λ) (map value w).
 Proof.
-  destruct o; simpl; rewrite value_support, value_add, !value_mul, ?value_add, ?value_mixing, ?value_mul, ?value_add, ?value_dot_bound,
+  destruct o; simpl; rewrite value_support, value_add, !value_mul, ?value_add, ?value_mixing, ?value_mul, ?value_add,
+    ?value_dot_bound,
     ?value_mul, ?value_add, ?value_mixing, ?value_mul, ?value_add, ?value_of, ?value_weight; reflexivity.
 Qed.
 
@@ -196,12 +210,28 @@ Theorem z_rounding_value o N B b_conv ws b_att cols :
 Proof.
   unfold z_rounding, rounding_figure; cbv zeta.
   assert (Es : map fst (map (computed_from o N B) cols) = map out_weight cols) by apply map_map.
-  rewrite Es, !value_add, !value_support, !value_dot_bound, !value_add, value_mul, !value_abs, value_weight, !value_sum, !sum_map.
+  rewrite Es, !value_add, !value_support, !value_dot_bound, !value_add, value_mul, !value_abs, value_weight,
+    !value_sum, !sum_map.
   assert (Eo : map value (b_att :: map out_weight cols) = value b_att :: map out_weight (map value_column cols)).
   { simpl; f_equal; rewrite !map_map; reflexivity. }
-  rewrite Eo; simpl (map value (b_conv :: ws)); f_equal; [f_equal|do 2 f_equal]; apply sum_ext; intros c _; cbn [fst snd computed_from];
+  rewrite Eo; simpl (map value (b_conv :: ws)); f_equal; [f_equal|do 2 f_equal]; apply sum_ext; intros c _;
+    cbn [fst snd computed_from];
     rewrite ?value_mul, ?value_add, ?value_mul, ?value_add, ?value_of, value_abs, value_head_rounding; [reflexivity|].
   simpl; rewrite value_mul, value_weight; reflexivity.
+Qed.
+
+Lemma z_size_value B b_conv ws :
+  value (z_size emin prec B b_conv ws) = size_figure emin prec (value B) (value b_conv) (map value ws).
+Proof.
+  unfold z_size, size_figure; cbv zeta; rewrite value_support, value_add, value_dot_bound, value_add, value_mul,
+    value_abs, value_weight.
+  reflexivity.
+Qed.
+
+Lemma z_final_value M T : value (z_final emin prec M T) = final_figure emin prec (value M) (value T).
+Proof.
+  unfold z_final, final_figure; cbv zeta; rewrite !value_add, !value_mul, value_add.
+  unfold value at 2 4 5 8; simpl; unfold roundoff, half_eta; ring.
 Qed.
 
 End Values.

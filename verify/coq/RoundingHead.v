@@ -82,7 +82,8 @@ Proof.
   induction l as [|k l IH]; [simpl; lia|]; simpl map; destruct (support_cons (w k) (map w l)) as [S0 S1].
   destruct (Req_EM_T (w k) 0) as [Z|Z]; [rewrite S0 by exact Z|rewrite S1 by exact Z].
   - rewrite nonzero_zero by (rewrite Z; ring); exact IH.
-  - destruct (Req_EM_T (w k * x k) 0) as [Z'|Z']; [rewrite nonzero_zero by exact Z'|rewrite nonzero_cons by exact Z']; simpl; lia.
+  - destruct (Req_EM_T (w k * x k) 0) as [Z'|Z']; [rewrite nonzero_zero by exact Z'|rewrite nonzero_cons by exact Z'];
+    simpl; lia.
 Qed.
 
 Lemma exact_map {A} (l : list A) (w x : A -> R) : exact (map (fun k => (w k, x k)) l) = sum l (fun k => w k * x k).
@@ -204,7 +205,8 @@ Proof.
     { intros k I; apply weighted_rounding; [intros c Ic; apply XB; assumption|apply CA, I]. }
     assert (AV : forall k, In k G -> Rabs (A k) <= weight ws * B + E).
     { intros k I; assert (T := weighted_sum (seq 0 d_in) w (X k) B (fun c => XB k c I)).
-      replace (A k) with (sum (seq 0 d_in) (fun c => w c * X k c) + (A k - sum (seq 0 d_in) (fun c => w c * X k c))) by ring.
+      replace (A k) with (sum (seq 0 d_in) (fun c => w c * X k c) + (A k - sum (seq 0 d_in) (fun c => w c * X k c))) by
+        ring.
       eapply Rle_trans; [apply Rabs_triang|apply Rplus_le_compat; [exact T|apply EV, I]]. }
     assert (FA : F (A k0)) by (destruct (CA k0 k0_key) as (t & _ & Ev); exact (evaluation_float t _ Ev)).
     assert (R := attended_rounding A (weight ws * B + E) v AV FA C); specialize (EV k0 k0_key).

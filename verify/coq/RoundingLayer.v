@@ -7,9 +7,10 @@
       layer_rounding        |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three summands apart
       sharp_layer_rounding  ≤ taps + rounding, where each head's weights come from a float softmax of scores
                             with a gap g at which the exponential is 0
+      final_rounding        the same after both were rounded once more, to a lower precision
       near_one_hot_softmax  λ_h for finite sharpness: twice the leak of the real softmax, plus how far the
                             float weights lie from it
-    Outside: overflow, Winograd and FFT, flush to zero, and lower precision than the sums' within a layer. *)
+    Outside: overflow, Winograd and FFT, flush to zero, and mixed precision beyond one final rounding. *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
 From Flocq Require Import Core.
@@ -31,7 +32,8 @@ Definition attend_computes (emin prec : Z) {H} (o : order) (L : layer H) (G : li
     (forall h i, In h (heads L) -> (i < D_h L)%nat ->
        head_computes emin prec o (D_in L) G X (P h) (fun c => W_val (parameters L h) c i) (C h i)) /\
     computes emin prec
-      ((b_out L j, 1) :: flat_map (fun h => map (fun i => (W_out (parameters L h) i j, C h i)) (seq 0 (D_h L))) (heads L)) z.
+      ((b_out L j, 1) ::
+       flat_map (fun h => map (fun i => (W_out (parameters L h) i j, C h i)) (seq 0 (D_h L))) (heads L)) z.
 
 (** * The figures *)
 
@@ -40,8 +42,8 @@ Record column (T : Type) := Column { out_weight : T; row_leak : T; in_weights : 
 Arguments Column {T}. Arguments out_weight {T}. Arguments row_leak {T}. Arguments in_weights {T}.
 
 Definition columns {H} (L : layer H) (λ : H -> R) (j : nat) : list (column R) :=
-  flat_map (fun h => map (fun i =>
-    Column (W_out (parameters L h) i j) (λ h) (map (fun c => W_val (parameters L h) c i) (seq 0 (D_in L)))) (seq 0 (D_h L))) (heads L).
+  flat_map (fun h => map (fun i => Column (W_out (parameters L h) i j) (λ h)
+    (map (fun c => W_val (parameters L h) c i) (seq 0 (D_in L)))) (seq 0 (D_h L))) (heads L).
 
 Definition conv_weights (d_in : nat) (Δ : list position) (W : position -> matrix) (j : nat) : list R :=
   flat_map (fun τ => map (fun c => W τ c j) (seq 0 d_in)) Δ.
@@ -57,12 +59,22 @@ Definition rounding_figure (emin prec : Z) (o : order) (N : nat) (B b_conv : R) 
   dot_bound emin prec (support (b_conv :: ws)) (Rabs b_conv + weight ws * B)
   + sum cols (fun c => Rabs (out_weight c) * head c)
   + dot_bound emin prec (support (b_att :: map out_weight cols))
-      (Rabs b_att + sum cols (fun c => Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) + head c))).
+      (Rabs b_att + sum cols (fun c =>
+         Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) + head c))).
+
+(** |fl(Conv(X))| *)
+Definition size_figure (emin prec : Z) (B b_conv : R) (ws : list R) : R :=
+  Rabs b_conv + weight ws * B + dot_bound emin prec (support (b_conv :: ws)) (Rabs b_conv + weight ws * B).
+
+(** Numbers of size M that differ by T are rounded once more, to the format (e_min, p). *)
+Definition final_figure (emin prec : Z) (M T : R) : R :=
+  T + (roundoff prec * M + half_eta emin) + (roundoff prec * (M + T) + half_eta emin).
 
 Lemma map_flat_map {A C E} (g : C -> E) (h : A -> list C) l : map g (flat_map h l) = flat_map (fun x => map g (h x)) l.
 Proof. induction l as [|x l IH]; [reflexivity|]; simpl; rewrite map_app, IH; reflexivity. Qed.
 
-Lemma pairs_magnitude (l : list (R * R)) M : (forall p, In p l -> Rabs (snd p) <= M) -> magnitude l <= weight (map fst l) * M.
+Lemma pairs_magnitude (l : list (R * R)) M : (forall p, In p l -> Rabs (snd p) <= M) ->
+  magnitude l <= weight (map fst l) * M.
 Proof.
   intros B; replace l with (map (fun p : R * R => (fst p, snd p)) l) at 1; [apply magnitude_map, B|].
   rewrite <- (map_id l) at 2; apply map_ext; intros [w x]; reflexivity.
@@ -123,6 +135,14 @@ Proof.
   apply dot_bound_monotone; [lia|apply magnitude_nonneg|apply conv_terms_magnitude].
 Qed.
 
+(** The computed convolution is no larger than this. *)
+Lemma conv_size y : computes emin prec terms y -> Rabs y <= size_figure emin prec B (b j) ws.
+Proof.
+  intros C; assert (Y := conv_rounding y C); rewrite <- conv_terms_exact in Y.
+  assert (E := exact_magnitude terms); assert (M := conv_terms_magnitude); unfold size_figure.
+  replace y with (exact terms + (y - exact terms)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra.
+Qed.
+
 (** * The attention *)
 
 Section Attention.
@@ -141,7 +161,8 @@ Proof. unfold columns; rewrite sum_flat_map; apply sum_ext; intros h _; apply su
 Lemma attention_rounding z : attend_computes emin prec o L G X P j z ->
   Rabs (z - one_hot_layer L f j X q) <= leak_figure B cols + sum cols (fun c => Rabs (out_weight c) * head_error c)
     + dot_bound emin prec (support (b_out L j :: map out_weight cols))
-        (Rabs (b_out L j) + sum cols (fun c => Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) + head_error c))).
+        (Rabs (b_out L j) + sum cols (fun c => Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) +
+        head_error c))).
 Proof.
   intros (C & HC & Z).
   set (value := fun h i => row_times (D_in L) (X (add q (f h))) (W_val (parameters L h)) i).
@@ -156,11 +177,13 @@ Proof.
   cbn [row_leak in_weights] in EC, EV.
   set (l := flat_map (fun h => map (fun i => (W_out (parameters L h) i j, C h i)) (seq 0 (D_h L))) (heads L)) in *.
   assert (Wl : map fst ((b_out L j, 1) :: l) = b_out L j :: map out_weight cols).
-  { simpl map; f_equal; unfold l, columns; rewrite !map_flat_map; apply flat_map_ext; intros h; rewrite !map_map; reflexivity. }
+  { simpl map; f_equal; unfold l, columns; rewrite !map_flat_map; apply flat_map_ext; intros h; rewrite !map_map;
+    reflexivity. }
   assert (R := pairs_rounding _ _ Z); rewrite Wl in R.
   assert (Xl : exact ((b_out L j, 1) :: l)
     = b_out L j + sum (heads L) (fun h => sum_below (D_h L) (fun i => W_out (parameters L h) i j * C h i))).
-  { rewrite exact_cons, Rmult_1_r; f_equal; unfold l, exact; rewrite sum_flat_map; apply sum_ext; intros h _; apply sum_map. }
+  { rewrite exact_cons, Rmult_1_r; f_equal; unfold l, exact; rewrite sum_flat_map; apply sum_ext; intros h _;
+    apply sum_map. }
   assert (Ml : magnitude ((b_out L j, 1) :: l) <= Rabs (b_out L j) + sum cols (fun c =>
     Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) + head_error c))).
   { rewrite magnitude_cons, Rmult_1_r; apply Rplus_le_compat_l; rewrite sum_columns; unfold l, magnitude.
@@ -211,7 +234,8 @@ End Attention.
 Lemma one_hot_near P k0 : one_hot G P k0 -> near_one_hot 0 G P k0.
 Proof.
   intros [P0 PN]; unfold near_one_hot; rewrite sum_zero; [apply Rle_refl|]; intros k I; unfold unit_row.
-  destruct (position_eq_dec k k0) as [->|N]; [rewrite P0|rewrite (PN k I N)]; rewrite Rminus_diag_eq by reflexivity; apply Rabs_R0.
+  destruct (position_eq_dec k k0) as [->|N]; [rewrite P0|rewrite (PN k I N)]; rewrite Rminus_diag_eq by reflexivity;
+    apply Rabs_R0.
 Qed.
 
 Lemma leak_figure_0 : leak_figure B (columns L (fun _ => 0) j) = 0.
@@ -232,11 +256,28 @@ Proof.
   intros E0 G0 Gf Ex S Cy Cz.
   assert (N : forall h, In h (heads L) -> near_one_hot 0 G (P h) (add q (f h))).
   { intros h Ih; destruct (S h Ih) as [Sg Sf]; apply one_hot_near.
-    exact (softmax_one_hot emin prec E0 expf G (s h) (add q (f h)) g distinct (heads_on_grid h Ih) G0 Gf Ex Sg (P h) Sf). }
+    exact (softmax_one_hot emin prec E0 expf G (s h) (add q (f h)) g distinct (heads_on_grid h Ih) G0 Gf Ex Sg (P h)
+      Sf). }
   assert (R := layer_rounding P (fun _ => 0) N y z Cy Cz); rewrite leak_figure_0 in R; lra.
 Qed.
 
 End Layer.
+
+(** * One final rounding *)
+
+(** Both outputs rounded once more, to the lower precision in which they are stored. *)
+Theorem final_rounding emin prec M T y z y' z' : (0 < prec)%Z -> Rabs (z - y) <= T -> Rabs y <= M ->
+  rounds emin prec y y' -> rounds emin prec z z' -> Rabs (z' - y') <= final_figure emin prec M T.
+Proof.
+  intros Hp D HM Ry Rz; assert (Prec_gt_0 prec) by exact Hp; apply rounds_error in Ry, Rz;
+    assert (U := @roundoff_positive prec).
+  assert (Z : Rabs z <= M + T) by (replace z with (y + (z - y)) by ring; eapply Rle_trans; [apply Rabs_triang|lra]).
+  assert (roundoff prec * Rabs y <= roundoff prec * M) by (apply Rmult_le_compat_l; lra).
+  assert (roundoff prec * Rabs z <= roundoff prec * (M + T)) by (apply Rmult_le_compat_l; lra).
+  replace (z' - y') with (z - y + (z' - z) + - (y' - y)) by ring.
+  assert (T1 := Rabs_triang (z - y + (z' - z)) (- (y' - y))); assert (T2 := Rabs_triang (z - y) (z' - z)).
+  rewrite Rabs_Ropp in T1; unfold final_figure; lra.
+Qed.
 
 (** * More tokens *)
 
@@ -249,7 +290,8 @@ Proof.
   { intros A HA; split; [apply mixing_nonneg, HA|]; unfold mixing; destruct (Req_EM_T λ 0); [apply Rle_refl|].
     apply dot_bound_monotone; [exact HN|exact HA|apply Rle_refl]. }
   destruct o; unfold head_rounding; cbv zeta.
-  - assert (E := dot_bound_nonneg emin prec (support w) _ WB); assert (0 <= (1 + λ) * dot_bound emin prec (support w) (weight w * B)).
+  - assert (E := dot_bound_nonneg emin prec (support w) _ WB);
+    assert (0 <= (1 + λ) * dot_bound emin prec (support w) (weight w * B)).
     { apply Rmult_le_pos; lra. }
     specialize (M ((1 + λ) * (weight w * B + dot_bound emin prec (support w) (weight w * B)))).
     destruct M; [apply Rmult_le_pos; lra|lra].
@@ -267,7 +309,8 @@ Lemma rounding_figure_monotone emin prec o N N' B b ws b' cols : (N <= N')%nat -
 Proof.
   intros HN HB Hλ; unfold rounding_figure; cbv zeta.
   assert (M := fun c I => head_rounding_monotone emin prec o N N' B (row_leak c) (in_weights c) HN HB (Hλ c I)).
-  apply Rplus_le_compat; [apply Rplus_le_compat_l, sum_le; intros c I; apply Rmult_le_compat_l; [apply Rabs_pos|apply M, I]|].
+  apply Rplus_le_compat; [apply Rplus_le_compat_l, sum_le; intros c I; apply Rmult_le_compat_l;
+    [apply Rabs_pos|apply M, I]|].
   apply dot_bound_monotone; [lia| |].
   - apply Rplus_le_le_0_compat; [apply Rabs_pos|]; apply sum_nonneg; intros c I; apply Rmult_le_pos; [apply Rabs_pos|].
     apply Rplus_le_le_0_compat; [|apply M, I]; specialize (Hλ c I); apply Rmult_le_pos; [lra|].

@@ -6,6 +6,7 @@
     any place, or left out.  Statements:
       rounds_split      an operation is exact but for a relative error u/(1 + u), after its exact result
                         was moved by η/2 at most
+      rounds_error      |fl(x) − x| ≤ u·|x| + η/2
       rounds_multiple   an operation whose exact result is a multiple of η does not underflow
       rounds_sum        a sum of two floats has the relative error u/(1 + u): it does not underflow
       evaluation_float  what a tree returns is a float
@@ -186,12 +187,32 @@ Proof.
       apply Rmult_le_compat_l; [lra|]; eapply Rle_trans; [exact N|]; apply Rmult_le_compat_r; assumption.
 Qed.
 
+(** |fl(x) − x| ≤ u·|x| + η/2 *)
+Lemma rounds_error x f : rounds emin prec x f -> Rabs (f - x) <= u * Rabs x + h.
+Proof.
+  intros H; assert (U := roundoff_positive); assert (A := Rabs_pos x); assert (Hh := half_eta_positive).
+  destruct (relative_error_N_FLT'_ex radix2 emin prec prec_positive (fun z => negb (Z.even z)) x)
+    as (eps & eta & Beps & Beta & _ & Ex); rewrite u_ro_roundoff in Beps.
+  assert (N := proj2 H (round radix2 (FLT_exp emin prec) ZnearestE x)
+    (generic_format_round radix2 (FLT_exp emin prec) ZnearestE x)); fold ZnearestE in Ex; rewrite Ex in N.
+  replace (x * (1 + eps) + eta - x) with (eps * x + eta) in N by ring.
+  assert (T := Rabs_triang (eps * x) eta); rewrite Rabs_mult in T.
+  assert (V : u / (1 + u) <= u).
+  { apply Rmult_le_reg_r with (1 + u); [lra|]; unfold Rdiv; rewrite Rmult_assoc, Rinv_l, Rmult_1_r by lra.
+    assert (0 <= u * u) by (apply Rmult_le_pos; lra); lra. }
+  assert (Rabs eps * Rabs x <= u * Rabs x) by (apply Rmult_le_compat_r; lra).
+  replace (/ 2 * bpow radix2 emin) with h in Beta; [lra|].
+  unfold half_eta, Zminus; rewrite bpow_plus; change (bpow radix2 (- (1))) with (/ 2); ring.
+Qed.
+
 (** m·2^e is a float for |m| ≤ 2^p and e ≥ e_min. *)
-Lemma float_multiple m e : (emin <= e)%Z -> Rabs (IZR m * bpow radix2 e) <= bpow radix2 (prec + e) -> F (IZR m * bpow radix2 e).
+Lemma float_multiple m e : (emin <= e)%Z -> Rabs (IZR m * bpow radix2 e) <= bpow radix2 (prec + e) ->
+  F (IZR m * bpow radix2 e).
 Proof.
   intros He; rewrite Rabs_mult, (Rabs_pos_eq (bpow radix2 e)), bpow_plus by apply bpow_ge_0; intros B.
   apply Rmult_le_reg_r in B; [|apply bpow_gt_0]; rewrite <- abs_IZR in B.
-  assert (Hp : (0 <= prec)%Z) by (unfold Prec_gt_0 in prec_positive; lia); rewrite <- IZR_Zpower in B by exact Hp; apply le_IZR in B.
+  assert (Hp : (0 <= prec)%Z) by (unfold Prec_gt_0 in prec_positive; lia); rewrite <- IZR_Zpower in B by exact Hp;
+    apply le_IZR in B.
   destruct (Z.eq_dec (Z.abs m) (radix2 ^ prec)) as [E|E].
   - assert (Fp : F (bpow radix2 (prec + e))) by (apply generic_format_FLT_bpow; [exact prec_positive|lia]).
     rewrite bpow_plus, <- IZR_Zpower, <- E in Fp by exact Hp.
@@ -228,7 +249,8 @@ Proof.
     (generic_format_round radix2 (FLT_exp emin prec) ZnearestE (a + b))); fold ZnearestE in E; rewrite E in N.
   assert (U := roundoff_positive); rewrite u_ro_roundoff in B.
   replace ((a + b) * (1 + eps) - (a + b)) with (eps * (a + b)) in N by ring; rewrite Rabs_mult in N.
-  assert (A := Rabs_pos (a + b)); replace (u * Rabs (a + b)) with ((1 + u) * (u / (1 + u) * Rabs (a + b))) by (field; lra).
+  assert (A := Rabs_pos (a + b)); replace (u * Rabs (a + b)) with ((1 + u) * (u / (1 + u) * Rabs (a + b))) by (field;
+    lra).
   apply Rmult_le_compat_l; [lra|]; eapply Rle_trans; [exact N|]; apply Rmult_le_compat_r; assumption.
 Qed.
 
@@ -257,4 +279,5 @@ End Format.
 
 Arguments roundoff_positive {prec}. Arguments half_eta_positive {emin}.
 Arguments rounds_exact {emin prec}. Arguments rounds_split {emin prec prec_positive}.
-Arguments rounds_sum {emin prec prec_positive}. Arguments evaluation_float {emin prec}.
+Arguments rounds_error {emin prec prec_positive}. Arguments rounds_sum {emin prec prec_positive}.
+Arguments evaluation_float {emin prec}.
