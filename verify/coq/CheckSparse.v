@@ -3,7 +3,7 @@
     A sparse vector is a list of pairs (index, number); numbers at one index add up, and the order does not matter
     to its meaning, [coef].  The program keeps the indices ascending, which makes sums fast.
     Statements:
-      coef_combine    [combine] is a row vector times a matrix of sparse rows
+      coef_row_product    [row_product] is a row vector times a matrix of sparse rows
       coef_merge_all  [merge_all] adds up any number of sparse vectors *)
 
 From Coq Require Import Reals ZArith List Lia Lra.
@@ -43,9 +43,9 @@ Fixpoint plus (a b : sparse) {struct a} : sparse :=
     end) b.
 
 (** Σ_a x_a (row a) *)
-Fixpoint combine (xs : list Z) (rows : list sparse) : sparse :=
+Fixpoint row_product (xs : list Z) (rows : list sparse) : sparse :=
   match xs, rows with
-  | x :: xs', row :: rows' => let s := combine xs' rows' in if x =? 0 then s else plus (scale x row) s
+  | x :: xs', row :: rows' => let s := row_product xs' rows' in if x =? 0 then s else plus (scale x row) s
   | _, _ => []
   end.
 
@@ -205,13 +205,13 @@ Proof.
 Qed.
 
 (** (x A)_k for the row x of n entries and the sparse rows of A. *)
-Theorem coef_combine xs rows k :
-  IZR (coef (combine xs rows) k) = sum_below (length xs) (fun a => (IZR (nth a xs 0%Z) * IZR (coef (nth a rows []) k))%R).
+Theorem coef_row_product xs rows k :
+  IZR (coef (row_product xs rows) k) = sum_below (length xs) (fun a => (IZR (nth a xs 0%Z) * IZR (coef (nth a rows []) k))%R).
 Proof.
   revert rows; induction xs as [|x xs IH]; intros rows; [reflexivity|]; simpl length; rewrite sum_below_S.
   destruct rows as [|row rows].
   - rewrite sum_below_zero by (intros; destruct i; simpl; ring); simpl; ring.
-  - cbn [combine nth]; rewrite <- IH; destruct (Z.eqb_spec x 0) as [->|]; [ring|].
+  - cbn [row_product nth]; rewrite <- IH; destruct (Z.eqb_spec x 0) as [->|]; [ring|].
     rewrite coef_plus, coef_scale, plus_IZR, mult_IZR; ring.
 Qed.
 
