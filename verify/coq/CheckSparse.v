@@ -137,6 +137,12 @@ Proof.
   intros l' x' I; apply (E l' x'); right; exact I.
 Qed.
 
+Lemma coef_absent_values v k : (forall l x, In (l, x) v -> x = 0) -> coef v k = 0.
+Proof.
+  induction v as [|[l x] v IH]; intros E; [reflexivity|]; simpl; rewrite (E l x) by (left; reflexivity).
+  rewrite IH; [destruct (l =? k); reflexivity|]; intros l' x' I; apply (E l' x'); right; exact I.
+Qed.
+
 Lemma coef_scale c v k : coef (scale c v) k = c * coef v k.
 Proof. induction v as [|[l x] v IH]; simpl; [ring|]; rewrite IH; destruct (l =? k); ring. Qed.
 
