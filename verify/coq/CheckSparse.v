@@ -232,3 +232,74 @@ Proof. induction l as [|a l IH]; [reflexivity|]; simpl flat_map; rewrite coefs_a
 
 Lemma coefs_absent vs k : (forall v l x, In v vs -> In (l, x) v -> l <> k) -> coefs vs k = 0.
 Proof. intros E; apply zsum_zero; intros v I; apply coef_absent; intros l x; apply E, I. Qed.
+
+Lemma in_enum_nth {A} (l : list A) n k d : (k < length l)%nat -> In (n + Z.of_nat k, nth k l d) (enum n l).
+Proof.
+  revert n k; induction l as [|a l IH]; intros n k Hk; simpl in Hk; [lia|]; destruct k as [|k]; simpl.
+  - left; f_equal; lia.
+  - right; replace (n + Z.pos (Pos.of_succ_nat k)) with (n + 1 + Z.of_nat k) by lia; apply IH; lia.
+Qed.
+
+(** * Absolute sums *)
+
+Lemma zsum_le {A} (l : list A) f g : (forall x, In x l -> f x <= g x) -> zsum l f <= zsum l g.
+Proof.
+  induction l as [|a l IH]; intros E; [apply Z.le_refl|]; rewrite !zsum_cons; apply Z.add_le_mono; [apply E; left; reflexivity|].
+  apply IH; intros x I; apply E; right; exact I.
+Qed.
+
+Lemma count_le (S : list Z) l : NoDup S -> zsum S (fun s => if l =? s then 1 else 0) <= 1.
+Proof.
+  induction 1 as [|s S N _ IH]; [discriminate|]; rewrite zsum_cons; destruct (Z.eqb_spec l s) as [->|D]; [|exact IH].
+  rewrite zsum_zero; [discriminate|]; intros s' I; destruct (Z.eqb_spec s s') as [->|]; [contradiction|reflexivity].
+Qed.
+
+(** Over distinct indices of one channel, the absolute numbers add up to that channel's sum at most. *)
+Theorem channel_sum_le (chan : Z -> Z) v S k : NoDup S -> (forall s, In s S -> chan s = k) ->
+  zsum S (fun s => Z.abs (coef v s)) <= coef (rekey chan (absolute v)) k.
+Proof.
+  intros N C; induction v as [|[l x] v IH]; [simpl; rewrite zsum_zero; [apply Z.le_refl|reflexivity]|]; cbn [coef absolute rekey map fst snd].
+  apply Z.le_trans with (zsum S (fun s => if l =? s then Z.abs x else 0) + zsum S (fun s => Z.abs (coef v s))).
+  - clear; induction S as [|s S IHS]; [discriminate|]; rewrite !zsum_cons; destruct (l =? s); lia.
+  - apply Z.add_le_mono; [|exact IH].
+    apply Z.le_trans with (Z.abs x * zsum S (fun s => if l =? s then 1 else 0)).
+    + clear; induction S as [|s S IHS]; [simpl; lia|]; rewrite !zsum_cons; destruct (l =? s); lia.
+    + destruct (Z.eqb_spec (chan l) k) as [E|D].
+      * pose proof (count_le S l N); nia.
+      * rewrite zsum_zero; [lia|]; intros s I; destruct (Z.eqb_spec l s) as [->|]; [|reflexivity]; exfalso; apply D, C, I.
+Qed.
+
+Lemma coef_concat vs k : coef (concat vs) k = coefs vs k.
+Proof. induction vs as [|v vs IH]; [reflexivity|]; cbn [concat]; rewrite coef_app, coefs_cons, IH; reflexivity. Qed.
+
+(** The same for a list of vectors. *)
+Corollary channel_sums_le (chan : Z -> Z) vs S k : NoDup S -> (forall s, In s S -> chan s = k) ->
+  zsum S (fun s => Z.abs (coefs vs s)) <= coefs (map (fun v => rekey chan (absolute v)) vs) k.
+Proof.
+  intros N C; replace (coefs (map (fun v => rekey chan (absolute v)) vs) k) with (coef (rekey chan (absolute (concat vs))) k).
+  - rewrite (zsum_ext S _ (fun s => Z.abs (coef (concat vs) s))) by (intros; rewrite coef_concat; reflexivity).
+    apply channel_sum_le; assumption.
+  - clear; induction vs as [|v vs IH]; [reflexivity|]; cbn [concat map]; rewrite coefs_cons, <- IH.
+    unfold rekey, absolute; rewrite !map_app, coef_app; reflexivity.
+Qed.
+
+Lemma NoDup_pairs {A B} (f : A -> B -> Z) l m : NoDup l -> NoDup m ->
+  (forall a b a' b', In a l -> In b m -> In a' l -> In b' m -> f a b = f a' b' -> a = a' /\ b = b') ->
+  NoDup (flat_map (fun a => map (f a) m) l).
+Proof.
+  induction 1 as [|a l Na Nl IH]; intros Nm E; [constructor|]; cbn [flat_map].
+  assert (App : forall x y : list Z, NoDup x -> NoDup y -> (forall p, In p x -> ~ In p y) -> NoDup (x ++ y)).
+  { clear; induction x as [|p x IHx]; intros y Nx Ny D; [exact Ny|]; inversion Nx; subst; simpl; constructor.
+    - rewrite in_app_iff; intros [|I]; [contradiction|apply (D p (or_introl eq_refl) I)].
+    - apply IHx; [assumption|exact Ny|]; intros p' Ip'; apply D; right; exact Ip'. }
+  apply App.
+  - assert (Ea : forall b b', In b m -> In b' m -> f a b = f a b' -> b = b').
+    { intros b b' I I' F; apply (E a b a b') in F; [apply F|left; reflexivity|exact I|left; reflexivity|exact I']. }
+    clear -Nm Ea; induction Nm as [|b m Nb Nm IH]; simpl; constructor.
+    + intros I; apply in_map_iff in I; destruct I as (b' & F & I'); apply Nb; rewrite (Ea b b'); simpl; auto.
+    + apply IH; intros x x' I I'; apply Ea; right; assumption.
+  - apply IH; [exact Nm|]; intros x b x' b' I1 I2 I3 I4; apply E; auto; right; assumption.
+  - intros p I I'; apply in_map_iff in I; destruct I as (b & <- & Ib).
+    apply in_flat_map in I'; destruct I' as (a' & Ia' & I'); apply in_map_iff in I'; destruct I' as (b' & F & Ib').
+    apply (E a' b' a b) in F; [|right; exact Ia'|exact Ib'|left; reflexivity|exact Ib]; destruct F as [-> _]; contradiction.
+Qed.
