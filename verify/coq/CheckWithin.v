@@ -46,16 +46,18 @@ Qed.
 Section Computed.
 Variables (c : convolution) (m : attention_layer) (B : dyadic).
 
-(** The output channel that an index belongs to. *)
-Definition channel (x : Z) : Z :=
-  let t := Z.of_nat (positions_of_kernel c) in
-  ((x / t) mod channels_in c / Z.of_nat (in_g c) * Z.of_nat (out_g c) + x / t / channels_in c)%Z.
+(** The output channel that an index belongs to, for t kernel positions, D input channels, n of them and o output
+    channels in a group. *)
+Definition channel_by (t D n o x : Z) : Z := let y := (x / t)%Z in ((y mod D) / n * o + y / D)%Z.
+Definition channel : Z -> Z :=
+  channel_by (Z.of_nat (positions_of_kernel c)) (channels_in c) (Z.of_nat (in_g c)) (Z.of_nat (out_g c)).
 
 (** Σ_h Σ_i |W_val^h W_out^h| and Σ_τ Σ_i |tap − W_τ| by output channel, before their powers of two. *)
-Definition head_sums : sparse :=
-  merge_all (map (fun v => rekey channel (absolute v)) (flat_map (vectors_of c m 1) (kept m))).
-Definition tap_sums : sparse :=
-  merge_all (map (fun e => [(channel (fst e), Z.abs (snd e))]) (filter (fun e => negb (Z.eqb (snd e) 0)) (difference c m))).
+Definition sums_by (key : Z -> Z) (vs : list sparse) : sparse := merge_all (map (fun v => rekey key (absolute v)) vs).
+Definition singles_by (key : Z -> Z) (v : sparse) : sparse :=
+  merge_all (map (fun e => [(key (fst e), Z.abs (snd e))]) (filter (fun e => negb (Z.eqb (snd e) 0)) v)).
+Definition head_sums : sparse := sums_by channel (flat_map (vectors_of c m 1) (kept m)).
+Definition tap_sums : sparse := singles_by channel (difference c m).
 
 Definition least (l : list Z) : Z := match l with [] => 0%Z | x :: l' => Z.max 0 (fold_right Z.min x l') end.
 
@@ -106,7 +108,7 @@ Definition group_channels (k : nat) : list nat :=
 Lemma channel_index i k t : (i < groups_n c * in_g c)%nat -> (i / in_g c = k / out_g c)%nat -> (0 <= t < Z.of_nat T)%Z ->
   (0 < out_g c)%nat -> channel c (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t) = Z.of_nat k.
 Proof.
-  intros Hi Eg Ht Ho; unfold channel, index.
+  intros Hi Eg Ht Ho; unfold channel, channel_by, index; cbv zeta.
   set (D := channels_in c); assert (HD : D = Z.of_nat (groups_n c * in_g c)) by reflexivity.
   set (kc := Z.of_nat (k mod out_g c)).
   assert (E1 : (((kc * D + Z.of_nat i) * Z.of_nat T + t) / Z.of_nat T = kc * D + Z.of_nat i)%Z).
@@ -142,7 +144,7 @@ Lemma head_sums_sound k : (k < groups_n c * out_g c)%nat ->
   sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k) <=
   number_of (head_scale m) (coef (head_sums c m) (Z.of_nat k)).
 Proof.
-  intros Hk; unfold head_sums; rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
+  intros Hk; unfold head_sums, sums_by; rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
   apply sum_le; intros h Ih; cbn [heads with_heads] in Ih.
   destruct (comparable_facts c m ok) as (E & W & _ & Hd & _ & _ & F); destruct (F h Ih) as (Sv & So & _).
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (channels_g c W) as (Cg & Ci & Co).
@@ -208,7 +210,7 @@ Proof.
               apply (number_injective ks); [| |exact En]; apply (in_kernel_taps c W (units c)); try assumption; apply map_length.
         -- intros s Is; apply in_flat_map in Is; destruct Is as (j & Ij & Is); apply in_map_iff in Is.
            destruct Is as (i & <- & Ii); apply in_group in Ii; apply channel_index; try tauto; apply (number_taps c m ok j Ij).
-    + unfold tap_sums; rewrite coef_merge_all; apply Z.eq_le_incl; generalize (difference c m); clear.
+    + unfold tap_sums, singles_by; rewrite coef_merge_all; apply Z.eq_le_incl; generalize (difference c m); clear.
       intros s; induction s as [|[l x] v IH]; [reflexivity|]; cbn [absolute rekey map filter fst snd coef].
       destruct (Z.eqb_spec x 0) as [->|]; cbn [negb map]; fold (absolute v) (rekey (channel c) (absolute v)).
       * rewrite IH; destruct (channel c l =? _)%Z; reflexivity.
