@@ -1,8 +1,10 @@
-(** The headline theorems of the mathematics and the axioms that each rests on: axioms.txt lists the
+(** The headline theorems and the axioms that each rests on: axioms.txt lists the
     axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Transposed Borders.
+  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps RoundingLayer
+  FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
+From Attention Require CheckHeads CheckSame CheckWithin CheckText.
 
 (** Lemma 2 *)
 Print Assumptions lemma2.
@@ -74,3 +76,40 @@ Print Assumptions transposed_closed.
 Print Assumptions off_grid_leak.
 Print Assumptions border_replicates.
 Print Assumptions border_not_zeros.
+
+(** floating point *)
+Print Assumptions float32_threshold.
+Print Assumptions float64_threshold.
+Print Assumptions float16_threshold.
+Print Assumptions bfloat16_threshold.
+Print Assumptions exp_rounds_to_zero.
+Print Assumptions dot_rounding.
+Print Assumptions dot_rounding_multiples.
+Print Assumptions sum_exact.
+Print Assumptions one_hot_exact.
+Print Assumptions softmax_one_hot.
+Print Assumptions softmax_one_hot_scores.
+Print Assumptions correctly_rounded_exp.
+Print Assumptions faithful_exp_is_not_enough.
+Print Assumptions softmax_rounding.
+Print Assumptions taps_bound.
+Print Assumptions layer_rounding.
+Print Assumptions sharp_layer_rounding.
+Print Assumptions final_rounding.
+Print Assumptions near_one_hot_softmax.
+Print Assumptions figures_sound.
+Print Assumptions check_float_sound.
+Print Assumptions final_bound_sound.
+Print Assumptions check_float_sharp.
+Print Assumptions quadratic_score_exact.
+Print Assumptions sharp_certificate.
+Print Assumptions float32_exponential.
+Print Assumptions float64_exponential.
+
+(** the verified checker *)
+Print Assumptions CheckHeads.head_sharp.
+Print Assumptions CheckSame.check_same_sound.
+Print Assumptions CheckWithin.exp_bound_sound.
+Print Assumptions CheckWithin.check_within_sound.
+Print Assumptions CheckText.check_sound.
+Print Assumptions CheckText.check_text_sound.
