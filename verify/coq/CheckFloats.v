@@ -46,6 +46,9 @@ Definition pair_of : RoundingCheck.float_pair raw_head := RoundingCheck.FloatPai
             end)
   (fun j => Dyadic (nth j (c_bias c) 0%Z) (c_bias_scale c)).
 
+(** log2 of the heads' integer at 2^(s_v + s_key_pos). *)
+Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_read m h) | [] => 0%Z end.
+
 (** α = 2^(a + s_v + s_key_pos) of every head. *)
 Definition check_floats (s : RoundingCheck.setting) (a : Z) (T : dyadic) : bool :=
   comparable c m && Z.leb 0 a && forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ a)) (kept m) &&
@@ -81,7 +84,8 @@ Qed.
 
 End Sound.
 
-Theorem check_floats_sound c m s a T : check_floats c m s a T = true ->
+(** What an accepted check means: the statement in full. *)
+Definition floats_within (c : convolution) (m : attention_layer) (s : RoundingCheck.setting) (a : Z) (T : dyadic) : Prop :=
   let α := bpow radix2 (a + (s_v (scale_of m) + s_key_pos (scale_of m))) in
   let emin := RoundingCheck.s_emin s in let prec := RoundingCheck.s_prec s in
   let L := with_heads (layer_of m) (kept m) in
@@ -103,8 +107,10 @@ Theorem check_floats_sound c m s a T : check_floats c m s a T = true ->
   (forall h, In h (kept m) -> alpha_of m h = α) /\
   conv (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j = computes_conv c sizes X o j /\
   Rabs (z - y) <= value T.
+
+Theorem check_floats_sound c m s a T : check_floats c m s a T = true -> floats_within c m s a T.
 Proof.
-  intros E α emin prec L expf sizes X o j scores P y z G q A Io Hj Ht HX Ex Es Ev Cy Cz.
+  intros E; cbv beta delta [floats_within]; intros α emin prec L expf sizes X o j scores P y z G q A Io Hj Ht HX Ex Es Ev Cy Cz.
   unfold check_floats in E; rewrite !andb_true_iff, forallb_forall in E.
   destruct E as ((((((ok & Ca) & Cs) & Cp) & Ce) & Cn) & Cf); apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).

@@ -1,7 +1,8 @@
 (** The checker as a function of one text: what is extracted, and what its theorem says.
 
     The text is decimal integers with spaces or line ends between them, in this order:
-      mode                 0 same; 1 within, then B and T, each as mantissa and exponent
+      mode                 0 same; 1 within, then B and T, each as mantissa and exponent; 2 floats, then the format (e_min, p),
+                           the order (0 values first, 1 attended first), the most tokens, B and T
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias (zeros if there is none)
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
@@ -12,11 +13,12 @@
 
     Statements:
       check_text_sound  if [check_text] returns Accepted, the text reads as two layers that are the same function in the
-                        limit, or differ by T at most *)
+                        limit, or differ by T at most: over the reals, or in floating point with all rounding *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
-From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin.
+From Attention Require RoundingHead RoundingCheck.
+From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin CheckFloats.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -123,14 +125,19 @@ Definition read_attention : reader attention_layer :=
              scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so; s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
-(** What is asked: the same function, or a difference of T at most for |X| ≤ B. *)
-Inductive question : Set := the_same | within (B T : dyadic).
+(** What is asked: the same function, or a difference of T at most for |X| ≤ B, over the reals or in floating point. *)
+Inductive question : Set := the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic).
 
 Definition read_question : reader question :=
   mode <- number;
   match mode with
   | 0%Z => return_ the_same
   | 1%Z => bm <- number; be <- number; tm <- number; te <- number; return_ (within (Dyadic bm be) (Dyadic tm te))
+  | 2%Z =>
+      e <- number; p <- number; o <- read_flag; n <- number;
+      bm <- number; be <- number; tm <- number; te <- number;
+      let order := if o then RoundingHead.attended_first else RoundingHead.values_first in
+      return_ (floats (RoundingCheck.Setting e p order n (Dyadic bm be)) (Dyadic tm te))
   | _ => fail
   end.
 
@@ -147,7 +154,11 @@ Definition read_text (s : string) : option (question * convolution * attention_l
 Inductive verdict : Set := Accepted | Rejected | Unreadable.
 
 Definition check (q : question) (c : convolution) (m : attention_layer) : bool :=
-  match q with the_same => check_same c m | within B T => check_within c m B T end.
+  match q with
+  | the_same => check_same c m
+  | within B T => check_within c m B T
+  | floats s T => check_floats c m s (sharp_exponent m) T
+  end.
 
 Definition check_text (s : string) : verdict :=
   match read_text s with
@@ -161,21 +172,24 @@ Open Scope R_scope.
 
 (** What an accepted question means, for inputs of every size that torch accepts, every output o, every channel j. *)
 Definition answered (q : question) (c : convolution) (m : attention_layer) : Prop :=
-  forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
   match q with
   | the_same =>
+      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
       is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j) p_infty
         (computes_conv c sizes X o j)
   | within B T =>
+      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o j) <= value T
+  | floats s T => floats_within c m s (sharp_exponent m) T
   end.
 
 Theorem check_sound q c m : check q c m = true -> answered q c m.
 Proof.
-  destruct q as [|B T]; intros E sizes X o j A Io Hj.
-  - exact (check_same_sound c m E sizes X o j A Io Hj).
-  - intros HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
+  destruct q as [|B T|s T]; intros E.
+  - intros sizes X o j A Io Hj; exact (check_same_sound c m E sizes X o j A Io Hj).
+  - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
+  - exact (check_floats_sound c m s (sharp_exponent m) T E).
 Qed.
 
 Theorem check_text_sound s : check_text s = Accepted ->

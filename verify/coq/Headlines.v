@@ -4,7 +4,7 @@
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps RoundingLayer
   FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
-From Attention Require CheckHeads CheckSame CheckWithin CheckText.
+From Attention Require CheckHeads CheckSame CheckWithin CheckFloats CheckText.
 
 (** Lemma 2 *)
 Print Assumptions lemma2.
@@ -111,5 +111,6 @@ Print Assumptions CheckHeads.head_sharp.
 Print Assumptions CheckSame.check_same_sound.
 Print Assumptions CheckWithin.exp_bound_sound.
 Print Assumptions CheckWithin.check_within_sound.
+Print Assumptions CheckFloats.check_floats_sound.
 Print Assumptions CheckText.check_sound.
 Print Assumptions CheckText.check_text_sound.

@@ -18,6 +18,7 @@ def text(
     bias: np.ndarray | None,
     tensors: Mapping[str, np.ndarray],
     within: tuple[float, float] | None = None,
+    floats: tuple[int, int, int, int] | None = None,
 ) -> str:
     """The text of one pair.
 
@@ -27,6 +28,8 @@ def text(
         bias: (D_out,) or None.
         tensors: the eight tensors of the attention layer, heads first.
         within: None asks for the same function, (B, T) for a difference of at most T where |X| ≤ B.
+        floats: beside ``within``, asks for it in floating point: e_min and p of the format, 0 where values are projected first
+            and 1 where tokens are attended first, and the most tokens.
 
     Raises:
         ValueError: a number is not finite, or a geometry is none.
@@ -35,7 +38,8 @@ def text(
     key_dim = tensors["v"].shape[1]
     if bias is None:
         bias = np.zeros(geometries[0]["out_channels"])
-    lines: list[str] = ["0" if within is None else f"1 {_dyadic(within[0])} {_dyadic(within[1])}"]
+    asked = "1" if floats is None else f"2 {_line(floats)}"
+    lines: list[str] = ["0" if within is None else f"{asked} {_dyadic(within[0])} {_dyadic(within[1])}"]
     lines += [_geometry(geometries[0]), _tensor(weight), _tensor(bias)]
     lines += [_geometry(geometries[1]), f"{heads} {key_dim} {head_dim}"]
     lines += [_tensor(tensors[name]) for name in TENSORS]
