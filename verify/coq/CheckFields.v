@@ -6,7 +6,8 @@
       convolution     weight and bias; [computes_conv] is the function that torch documents
       attention_layer the eight tensors; [layer_of] is the layer of Eq. 3 and 6, [reads] its tokens
     Statements:
-      conv_on_tokens  the convolution is b + Σ_j X̃_{q+τ_j} W_j on the tokens that its own fields give, transposed or not *)
+      conv_on_tokens  the convolution is b + Σ_j X̃_{q+τ_j} W_j on the tokens that its own fields give, transposed or
+        not *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Flocq Require Import Core.
@@ -47,7 +48,8 @@ Definition taxes (g : geometry) (sizes : list Z) : list taxis :=
 (** torch takes an input of these sizes. *)
 Definition accepts (g : geometry) (sizes : list Z) : Prop :=
   length sizes = dims g /\
-  if transposed g then Forall (fun a => transposed_legal a) (taxes g sizes) else Forall (legal (mode_of g)) (axes g sizes).
+  if transposed g then Forall (fun a => transposed_legal a) (taxes g sizes) else Forall (legal (mode_of g)) (axes g
+    sizes).
 
 (** Input pixels, outputs, tokens; what a token holds; the query of an output. *)
 Definition pixels (g : geometry) (sizes : list Z) : list position :=
@@ -69,7 +71,8 @@ Definition shift_of (g : geometry) (sizes : list Z) (j : position) : position :=
 
 (** * The convolution *)
 
-(** The weight is read in torch's order, (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K), its first axis cut
+(** The weight is read in torch's order, (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K), its first axis
+  cut
     into the groups, the kernel positions in row-major order. *)
 Record convolution : Set := {
   c_geometry :> geometry;
@@ -155,10 +158,12 @@ Definition tap_matrix (c : convolution) (j : position) : matrix :=
   if transposed c then transposed_block_diagonal (in_g c) (out_g c) (weight_of c) j
   else block_diagonal (in_g c) (out_g c) (weight_of c) j.
 
-Theorem conv_on_tokens (c : convolution) sizes X o j : accepts c sizes -> (0 < in_g c)%nat -> (j < groups_n c * out_g c)%nat ->
+Theorem conv_on_tokens (c : convolution) sizes X o j : accepts c sizes -> (0 < in_g c)%nat -> (j < groups_n c * out_g
+  c)%nat ->
   In o (outputs c sizes) ->
   computes_conv c sizes X o j = bias_of c j + sum (kernel_taps c sizes) (fun t =>
-    row_times (groups_n c * in_g c) (reads c sizes X (add (query_of c sizes o) (shift_of c sizes t))) (tap_matrix c t) j).
+    row_times (groups_n c * in_g c) (reads c sizes X (add (query_of c sizes o) (shift_of c sizes t))) (tap_matrix c t)
+      j).
 Proof.
   unfold accepts, computes_conv, outputs, kernel_taps, reads, query_of, shift_of, tap_matrix.
   destruct (transposed c); intros [_ A] Hi Hj Io.

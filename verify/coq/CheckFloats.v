@@ -11,7 +11,8 @@
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed.
-From Attention Require Import RoundingTree RoundingDot RoundingHead RoundingTaps RoundingLayer FloatSoftmax RoundingDyadic.
+From Attention Require Import RoundingTree RoundingDot RoundingHead RoundingTaps RoundingLayer FloatSoftmax
+  RoundingDyadic.
 From Attention Require RoundingCheck RoundingScores.
 From Attention Require Import CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
 Import ListNotations.
@@ -40,7 +41,8 @@ Definition pair_of : RoundingCheck.float_pair raw_head := RoundingCheck.FloatPai
   (fun h => block_entry (s_out (scale_of m)) (Z.to_nat (head_dim m)) (out_g c) (h_out h))
   (fun j => Dyadic (nth j (raw_b_out m) 0%Z) (s_b (scale_of m)))
   (kernel_shifts c)
-  (fun τ => match find (fun j => if same_position (shift_of c (units c) j) τ then true else false) (kernel_taps c (units c)) with
+  (fun τ => match find (fun j => if same_position (shift_of c (units c) j) τ then true else false) (kernel_taps c
+    (units c)) with
             | Some j => kernel_entry j
             | None => fun _ _ => z_of 0
             end)
@@ -78,14 +80,16 @@ Proof.
   - cbn; rewrite Fg, Fi; reflexivity.
   - cbn; rewrite Fg; reflexivity.
   - intros h i _ _; cbn; rewrite value_block, Fo; reflexivity.
-  - intros τ i _ _; cbn; unfold kernel_at; destruct (find _ _); [symmetry; apply value_kernel_entry|symmetry; apply value_of].
+  - intros τ i _ _; cbn; unfold kernel_at; destruct (find _ _); [symmetry; apply value_kernel_entry|symmetry;
+    apply value_of].
   - intros h i k _ _ _; cbn; rewrite value_block, Fi; reflexivity.
 Qed.
 
 End Sound.
 
 (** What an accepted check means: the statement in full. *)
-Definition floats_within (c : convolution) (m : attention_layer) (s : RoundingCheck.setting) (a : Z) (T : dyadic) : Prop :=
+Definition floats_within (c : convolution) (m : attention_layer) (s : RoundingCheck.setting) (a : Z) (T : dyadic) :
+  Prop :=
   let α := bpow radix2 (a + (s_v (scale_of m) + s_key_pos (scale_of m))) in
   let emin := RoundingCheck.s_emin s in let prec := RoundingCheck.s_prec s in
   let L := with_heads (layer_of m) (kept m) in
@@ -99,18 +103,22 @@ Definition floats_within (c : convolution) (m : attention_layer) (s : RoundingCh
   (forall h, In h (kept m) -> RoundingScores.exact_scores prec q (shift_read m h) G) ->
   (* the evaluations *)
   (forall h, In h (kept m) ->
-     (forall k, In k G -> computes emin prec (RoundingScores.score_terms (dims c) α (shift_read m h) (sub k q)) (scores h k)) /\
+     (forall k, In k G -> computes emin prec (RoundingScores.score_terms (dims c) α (shift_read m h) (sub k q))
+       (scores h k)) /\
      float_softmax emin prec expf G (scores h) (P h)) ->
-  computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j) y ->
+  computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q
+    j) y ->
   attend_computes emin prec (RoundingCheck.s_order s) L G (reads c sizes X) P j z ->
   (* read α from the tensors; the exact convolution is torch's *)
   (forall h, In h (kept m) -> alpha_of m h = α) /\
-  conv (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j = computes_conv c sizes X o j /\
+  conv (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j = computes_conv c sizes
+    X o j /\
   Rabs (z - y) <= value T.
 
 Theorem check_floats_sound c m s a T : check_floats c m s a T = true -> floats_within c m s a T.
 Proof.
-  intros E; cbv beta delta [floats_within]; intros α emin prec L expf sizes X o j scores P y z G q A Io Hj Ht HX Ex Es Ev Cy Cz.
+  intros E; cbv beta delta [floats_within];
+    intros α emin prec L expf sizes X o j scores P y z G q A Io Hj Ht HX Ex Es Ev Cy Cz.
   unfold check_floats in E; rewrite !andb_true_iff, forallb_forall in E.
   destruct E as ((((((ok & Ca) & Cs) & Cp) & Ce) & Cn) & Cf); apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
@@ -119,7 +127,8 @@ Proof.
     unfold α; rewrite Cs, (bpow_plus radix2 a); f_equal; change 2%Z with (radix_val radix2); apply IZR_Zpower, Ca.
   - symmetry; apply (computes_conv_shifts c m ok sizes A X o j Hj Io).
   - apply (RoundingScores.sharp_certificate s (pair_of c m) L (kernel_at c) (bias_of c)
-      (a + (s_v (scale_of m) + s_key_pos (scale_of m))) (dims c) expf G (reads c sizes X) q scores P T j y z); try assumption.
+      (a + (s_v (scale_of m) + s_key_pos (scale_of m))) (dims c) expf G (reads c sizes X) q scores P T j y z);
+        try assumption.
     + apply pair_represents, ok.
     + apply (tokens_dims c m ok sizes A).
     + apply (query_dims c m ok sizes A o Io).

@@ -19,7 +19,8 @@ Fixpoint equal_lists (a b : list Z) : bool :=
   match a, b with [], [] => true | x :: a', y :: b' => (x =? y) && equal_lists a' b' | _, _ => false end.
 
 Definition equal_paddings (p p' : padding) : bool :=
-  match p, p' with integers a, integers b => equal_lists a b | same, same => true | valid, valid => true | _, _ => false end.
+  match p, p' with integers a, integers b => equal_lists a b | same, same => true | valid, valid => true | _, _ =>
+    false end.
 
 Definition equal_modes (m m' : padding_mode) : bool :=
   match m, m' with
@@ -100,8 +101,10 @@ Proof. destruct m, m'; simpl; congruence. Qed.
 
 Theorem geometry_equal g h : equal_geometries g h = true -> g = h.
 Proof.
-  unfold equal_geometries; rewrite !andb_true_iff; intros (((((((((A1 & A2) & A3) & A4) & A5) & A6) & A7) & A8) & A9) & A10).
-  apply Z.eqb_eq in A1, A2, A8; apply lists_equal in A3, A4, A5, A10; apply paddings_equal in A6; apply modes_equal in A7.
+  unfold equal_geometries; rewrite !andb_true_iff;
+    intros (((((((((A1 & A2) & A3) & A4) & A5) & A6) & A7) & A8) & A9) & A10).
+  apply Z.eqb_eq in A1, A2, A8; apply lists_equal in A3, A4, A5, A10; apply paddings_equal in A6;
+    apply modes_equal in A7.
   apply eqb_prop in A9; destruct g, h; simpl in *; congruence.
 Qed.
 
@@ -110,8 +113,10 @@ Definition same_kernel (a b : axis) : Prop := kernel a = kernel b /\ dilation a 
 
 Lemma axes_units g sizes : length sizes = dims g -> Forall2 same_kernel (axes g sizes) (axes g (units g)).
 Proof.
-  unfold axes, axes_of, units, dims; generalize (pads (padding_of g) (kernel_size g) (dilation_of g)); generalize (stride_of g), (dilation_of g).
-  generalize (kernel_size g); intros ks; revert sizes; induction ks as [|k ks IH]; intros [|n ns] ss ds ps E; simpl in E; try lia.
+  unfold axes, axes_of, units, dims; generalize (pads (padding_of g) (kernel_size g) (dilation_of g));
+    generalize (stride_of g), (dilation_of g).
+  generalize (kernel_size g); intros ks; revert sizes; induction ks as [|k ks IH]; intros [|n ns] ss ds ps E;
+    simpl in E; try lia.
   - constructor.
   - destruct ss as [|s ss], ds as [|d ds], ps as [|[p p'] ps]; simpl; try constructor; [split; reflexivity|].
     apply IH; lia.
@@ -119,10 +124,12 @@ Qed.
 
 Lemma shift_same_kernel a b : Forall2 same_kernel a b -> forall j, shift a j = shift b j.
 Proof.
-  induction 1 as [|x y a b [K D] _ IH]; intros [|t j]; simpl; try reflexivity; unfold anchor; rewrite K, D, IH; reflexivity.
+  induction 1 as [|x y a b [K D] _ IH]; intros [|t j]; simpl; try reflexivity; unfold anchor; rewrite K, D, IH;
+    reflexivity.
 Qed.
 
-Lemma taps_same_kernel a b : Forall2 same_kernel a b -> map (fun x => range (kernel x)) a = map (fun x => range (kernel x)) b.
+Lemma taps_same_kernel a b : Forall2 same_kernel a b -> map (fun x => range (kernel x)) a = map (fun x => range
+  (kernel x)) b.
 Proof. induction 1 as [|x y a b [K D] _ IH]; simpl; [reflexivity|]; rewrite K, IH; reflexivity. Qed.
 
 Lemma taxes_same_kernel (e : list Z) a b : Forall2 same_kernel a b ->
@@ -156,18 +163,23 @@ Lemma well_formed_fields : 0 < groups g /\ 0 < in_channels g /\ 0 < out_channels
 Proof.
   revert W; unfold well_formed; rewrite !andb_true_iff, !Z.ltb_lt, !Z.eqb_eq, Nat.ltb_lt, !Nat.eqb_eq.
   intros (((((((((((A1 & A2) & A3) & A4) & A5) & A6) & _) & A7) & A8) & A9) & A10) & _); repeat split; try assumption.
-  assert (P : forall p ks ds, match p with integers l => length l = length ks | _ => True end -> length ds = length ks ->
+  assert (P : forall p ks ds, match p with integers l => length l = length ks | _ => True end -> length ds = length ks
+    ->
     length (pads p ks ds) = length ks).
   { intros p; destruct p as [l| |].
     - induction l as [|x l IH]; intros [|k ks] [|d ds]; simpl; try lia; intros E F; rewrite IH; lia.
-    - intros ks; induction ks as [|k ks IH]; intros [|d ds]; simpl; try lia; intros _ F; rewrite IH; [reflexivity|exact I|lia].
-    - intros ks; induction ks as [|k ks IH]; intros [|d ds]; simpl; try lia; intros _ F; rewrite IH; [reflexivity|exact I|lia]. }
+    - intros ks; induction ks as [|k ks IH]; intros [|d ds]; simpl; try lia; intros _ F; rewrite IH;
+      [reflexivity|exact I|lia].
+    - intros ks; induction ks as [|k ks IH]; intros [|d ds]; simpl; try lia; intros _ F; rewrite IH;
+      [reflexivity|exact I|lia]. }
   apply P; [destruct (padding_of g); [apply Nat.eqb_eq, A10|exact I|exact I]|exact A8].
 Qed.
 
-Lemma axes_kernels sizes : length sizes = dims g -> map kernel (axes g sizes) = kernel_size g /\ length (axes g sizes) = dims g.
+Lemma axes_kernels sizes : length sizes = dims g -> map kernel (axes g sizes) = kernel_size g /\ length (axes g sizes)
+  = dims g.
 Proof.
-  destruct well_formed_fields as (_ & _ & _ & _ & _ & _ & Ls & Ld & _ & Lp); revert Ls Ld Lp; unfold axes, axes_of, dims.
+  destruct well_formed_fields as (_ & _ & _ & _ & _ & _ & Ls & Ld & _ & Lp); revert Ls Ld Lp;
+    unfold axes, axes_of, dims.
   generalize (pads (padding_of g) (kernel_size g) (dilation_of g)); generalize (stride_of g), (dilation_of g).
   generalize (kernel_size g); intros ks; revert sizes; induction ks as [|k ks IH];
     intros [|n ns] [|s ss] [|d ds] [|[p p'] ps]; simpl; try lia; intros Ls Ld Lp E; [split; reflexivity|].
@@ -188,15 +200,18 @@ Proof.
     destruct (length_taxes g sizes) as [_ Eb]; [apply well_formed_fields|exact L|].
     rewrite <- Eb, map_map; revert F; generalize (taxes g sizes); intros a; revert j; clear.
     induction a as [|x a IH]; intros j F; inversion F; subst; simpl; constructor; [assumption|apply IH; assumption].
-  - unfold taps; rewrite in_box_ranges; intros F; rewrite <- K; revert F; generalize (axes g sizes); intros a; revert j; clear.
+  - unfold taps; rewrite in_box_ranges; intros F; rewrite <- K; revert F; generalize (axes g sizes); intros a;
+    revert j; clear.
     induction a as [|x a IH]; intros j F; inversion F; subst; simpl; constructor; [assumption|apply IH; assumption].
 Qed.
 
 Lemma channels_g : (0 < groups_n g)%nat /\ (0 < in_g g)%nat /\ (0 < out_g g)%nat.
 Proof.
   destruct well_formed_fields as (G & I & O & Mi & Mo & _); unfold groups_n, in_g, out_g.
-  assert (0 < in_channels g / groups g) by (apply Z.mod_divide in Mi; [|lia]; destruct Mi as [z Ez]; rewrite Ez, Z.div_mul by lia; nia).
-  assert (0 < out_channels g / groups g) by (apply Z.mod_divide in Mo; [|lia]; destruct Mo as [z Ez]; rewrite Ez, Z.div_mul by lia; nia).
+  assert (0 < in_channels g / groups g) by (apply Z.mod_divide in Mi; [|lia]; destruct Mi as [z Ez];
+    rewrite Ez, Z.div_mul by lia; nia).
+  assert (0 < out_channels g / groups g) by (apply Z.mod_divide in Mo; [|lia]; destruct Mo as [z Ez];
+    rewrite Ez, Z.div_mul by lia; nia).
   lia.
 Qed.
 
@@ -210,11 +225,13 @@ Lemma number_injective ks j j' : Forall2 (fun x k => 0 <= x < k) j ks -> Forall2
   number ks j = number ks j' -> j = j'.
 Proof.
   intros F F'; assert (L : length j = length j').
-  { assert (P : forall l m, Forall2 (fun x k => 0 <= x < k) l m -> length l = length m) by (clear; induction 1; simpl; congruence).
+  { assert (P : forall l m, Forall2 (fun x k => 0 <= x < k) l m -> length l = length m) by (clear; induction 1; simpl;
+    congruence).
     rewrite (P _ _ F), (P _ _ F'); reflexivity. }
   intros E.
   apply zeros_equal; [exact L|]; apply (number_zero ks); [|rewrite number_sub by exact L; lia].
-  clear E L; revert j' F'; induction F as [|x k j ks Hx _ IH]; intros j' F'; inversion F'; subst; simpl; constructor; [lia|].
+  clear E L; revert j' F'; induction F as [|x k j ks Hx _ IH]; intros j' F'; inversion F'; subst; simpl; constructor;
+    [lia|].
   apply IH; assumption.
 Qed.
 
@@ -224,8 +241,10 @@ Open Scope R_scope.
 
 Lemma all_zero_nth m i a : all_zero m = true -> nth a (nth i m []) 0%Z = 0%Z.
 Proof.
-  unfold all_zero; rewrite forallb_forall; intros F; destruct (nth_in_or_default i m []) as [I| ->]; [|destruct a; reflexivity].
-  specialize (F _ I); rewrite forallb_forall in F; destruct (nth_in_or_default a (nth i m []) 0%Z) as [J|]; [|assumption].
+  unfold all_zero; rewrite forallb_forall; intros F; destruct (nth_in_or_default i m []) as [I| ->]; [|destruct a;
+    reflexivity].
+  specialize (F _ I); rewrite forallb_forall in F; destruct (nth_in_or_default a (nth i m []) 0%Z) as [J|];
+    [|assumption].
   apply Z.eqb_eq, F, J.
 Qed.
 
@@ -258,7 +277,8 @@ Proof.
   destruct (_ && _)%bool eqn:B in E; [|discriminate]; injection E as <- <-.
   rewrite !andb_true_iff in B; destruct B as ((((B0 & B1) & B2) & B3) & B4).
   apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3.
-  assert (Lc : length (c0 :: c) = S (dims m)) by (rewrite <- R; unfold read_back_of; rewrite map_length; apply seq_length).
+  assert (Lc : length (c0 :: c) = S (dims m)) by (rewrite <- R; unfold read_back_of; rewrite map_length;
+    apply seq_length).
   assert (C : forall i, (i < S (dims m))%nat ->
     row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) i =
     number_of (s_v (scale_of m) + s_key_pos (scale_of m)) (nth i (c0 :: c) 0%Z)).
@@ -277,10 +297,12 @@ Proof.
   - split; [intros i j|intros i]; cbn [parameters layer_of W_qry u]; unfold matrix_of, vector_of.
     + rewrite all_zero_nth by exact B1; apply number_of_0.
     + replace (nth i (h_u h) 0%Z) with 0%Z; [apply number_of_0|]; symmetry.
-      destruct (nth_in_or_default i (h_u h) 0%Z) as [I|]; [|assumption]; rewrite forallb_forall in B2; apply Z.eqb_eq, B2, I.
+      destruct (nth_in_or_default i (h_u h) 0%Z) as [I|]; [|assumption]; rewrite forallb_forall in B2;
+        apply Z.eqb_eq, B2, I.
   - unfold number_of, value; simpl; apply Rmult_lt_0_compat; [apply IZR_lt; lia|apply bpow_gt_0].
   - rewrite map_length; simpl in Lc; lia.
-  - intros i Hi; rewrite C by exact Hi; destruct i as [|i]; unfold v_quadratic, number_of, value; cbn [mantissa exponent nth].
+  - intros i Hi; rewrite C by exact Hi; destruct i as [|i]; unfold v_quadratic, number_of, value;
+    cbn [mantissa exponent nth].
     + rewrite opp_IZR; ring.
     + unfold coordinate; set (half := fun x => (- (x / (2 * c0)))%Z).
       assert (Li : (i < length (map half c))%nat) by (rewrite map_length; simpl in Lc; lia).
@@ -293,7 +315,8 @@ Proof.
 Qed.
 
 (** The score of such a head falls off quadratically from q + τ. *)
-Lemma head_falls {H} (L : layer H) h d α τ X q k : content_free L h -> D_p L = S d -> (forall δ, r L δ = r_quadratic δ) ->
+Lemma head_falls {H} (L : layer H) h d α τ X q k : content_free L h -> D_p L = S d -> (forall δ, r L δ = r_quadratic
+  δ) ->
   (forall i, (i < S d)%nat ->
      row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) i = v_quadratic α τ i) ->
   length q = d -> length τ = d -> length k = d ->
@@ -301,7 +324,8 @@ Lemma head_falls {H} (L : layer H) h d α τ X q k : content_free L h -> D_p L =
 Proof.
   intros C Ep Er Ev q_d τ_d k_d.
   assert (S : forall k, score L h X q k = dot (S d) (v_quadratic α τ) (r_quadratic (sub k q))).
-  { intros k'; rewrite read_back, Ep, Er by exact C; apply sum_below_ext; intros i Hi; rewrite Ev by exact Hi; reflexivity. }
+  { intros k'; rewrite read_back, Ep, Er by exact C; apply sum_below_ext; intros i Hi; rewrite Ev by exact Hi;
+    reflexivity. }
   assert (length (add q τ) = d) by (rewrite length_add; congruence).
   rewrite !S, !lemma2 by (try assumption; rewrite length_sub; congruence).
   rewrite !sub_sub, norm2_sub_diag by congruence; lra.

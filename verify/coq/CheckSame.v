@@ -2,7 +2,8 @@
 
     Statements:
       taps_difference_read  the vector [difference] holds tap − W at every kernel position and pair of channels
-      check_same_sound      if [check_same] accepts, then for every size that torch accepts, every image and every output,
+      check_same_sound      if [check_same] accepts, then for every size that torch accepts, every image and every
+        output,
                             the layer with its v multiplied by α → ∞ tends to the convolution *)
 
 From Coquelicot Require Import Coquelicot.
@@ -101,7 +102,8 @@ Notation ks := (kernel_size c).
 Notation T := (positions_of_kernel c).
 
 Lemma comparable_facts : a_geometry m = c_geometry c /\ well_formed c = true /\
-  shaped4 (groups_n c) (if transposed c then in_g c else out_g c) (if transposed c then out_g c else in_g c) T (c_weight c) = true /\
+  shaped4 (groups_n c) (if transposed c then in_g c else out_g c) (if transposed c then out_g c else in_g c) T
+    (c_weight c) = true /\
   (0 < Z.to_nat (head_dim m))%nat /\ length (c_bias c) = (groups_n c * out_g c)%nat /\
   length (raw_b_out m) = (groups_n c * out_g c)%nat /\
   forall h, In h (kept m) ->
@@ -110,7 +112,8 @@ Lemma comparable_facts : a_geometry m = c_geometry c /\ well_formed c = true /\
 Proof.
   revert ok; unfold comparable; rewrite !andb_true_iff, forallb_forall, Nat.ltb_lt, !Nat.eqb_eq.
   intros ((((((A1 & A2) & A3) & A4) & A5) & A6) & A7); apply geometry_equal in A1; repeat (split; [assumption|]).
-  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; repeat (split; [assumption|]).
+  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; repeat (split;
+    [assumption|]).
   destruct (tap_read m h) as [j|]; [exists j; reflexivity|discriminate].
 Qed.
 
@@ -200,7 +203,8 @@ Proof.
         (nth (if transposed c then i mod in_g c else k mod out_g c)%nat (nth (k / out_g c) (c_weight c) []) []) []) 0%Z)
     else 0).
   - destruct (Nat.eqb_spec (i / in_g c) (k / out_g c)) as [Eg|]; [|reflexivity].
-    assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod; lia).
+    assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod;
+      lia).
     replace (index (channels_in c) (Z.of_nat T) (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)) with
       (index (channels_in c) (Z.of_nat T) (Z.of_nat (k mod out_g c)) (Z.of_nat (k / out_g c * in_g c + i mod in_g c))
         (Z.of_nat (Z.to_nat (number ks j)))) by (rewrite <- Ei, Z2Nat.id by lia; reflexivity).
@@ -208,7 +212,8 @@ Proof.
     rewrite (coefs_kernel (groups_n c) (in_g c) T (transposed c) _ (c_weight c) (out_g c)); try assumption; [|lia].
     rewrite <- (factor_value (c_weight_scale c) (common_scale c m)) by (unfold common_scale; lia); f_equal; ring.
   - unfold tap_matrix; destruct (transposed c) eqn:Tr; unfold transposed_block_diagonal, block_diagonal;
-      destruct (Nat.eqb (i / in_g c) (k / out_g c)); try reflexivity; unfold weight_of, entry; rewrite Tr; [|reflexivity].
+      destruct (Nat.eqb (i / in_g c) (k / out_g c)); try reflexivity; unfold weight_of, entry; rewrite Tr;
+        [|reflexivity].
     assert (D1 : ((k / out_g c * in_g c + i mod in_g c) / in_g c = k / out_g c)%nat).
     { rewrite Nat.add_comm, Nat.div_add, (Nat.div_small (i mod in_g c)) by lia; reflexivity. }
     assert (D2 : ((k / out_g c * in_g c + i mod in_g c) mod in_g c = i mod in_g c)%nat).
@@ -230,7 +235,8 @@ Proof.
     replace (number_of (common_scale c m) (- coefs kv ix)) with (- number_of (common_scale c m) (coefs kv ix)) by
       (unfold number_of, value; simpl; rewrite opp_IZR; ring).
     replace (number_of (common_scale c m) (zsum _ _)) with
-      (sum (kept m) (fun h => if position_eq_dec (f h) (shift_of c (units c) j) then value_output L h i k else 0)); [ring|].
+      (sum (kept m) (fun h => if position_eq_dec (f h) (shift_of c (units c) j) then value_output L h i k else 0));
+        [ring|].
     unfold number_of, value; cbn [mantissa exponent]; rewrite IZR_zsum, <- sum_scal_r; apply sum_ext; intros h Ih.
     symmetry; apply (head_entry h j i k Ih Ij Hi Hk Eg).
   - rewrite Rminus_0_r; apply sum_zero; intros h Ih; destruct (position_eq_dec _ _); [|reflexivity].
@@ -351,7 +357,8 @@ Proof.
   unfold check_same; rewrite !andb_true_iff, !forallb_forall; intros [[ok D] Bd] sizes X o k A Io Hk.
   destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
   rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io).
-  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes) (reads c sizes X)
+  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes) (reads c
+    sizes X)
     (query_of c sizes o) k); [intros α; apply attend_L|].
   set (L := with_heads (layer_of m) (kept m)); destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [L D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
@@ -359,7 +366,8 @@ Proof.
   { apply Rminus_diag_uniq; assert (Bk := bias_difference c m ok k Hk).
     assert (Ib : In (nth k (bias_differences c m) (z_of 0)) (bias_differences c m)).
     { apply nth_In; unfold bias_differences; rewrite map_length, combine_length; lia. }
-    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N]; [assumption|].
+    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N];
+      [assumption|].
     apply Rabs_no_R0 in N; unfold L in N; congruence. }
   apply (same_iff L (shift_read m) (dims c) (kernel_shifts c) (kernel_at c) (bias_of c)).
   - apply (kernel_shifts_positions c m ok sizes A).

@@ -148,7 +148,8 @@ Proof. induction v as [|[l x] v IH]; simpl; [ring|]; rewrite IH; destruct (l =? 
 
 Lemma coef_rekey f v k : (forall l x, In (l, x) v -> f l = f k -> l = k) -> coef (rekey f v) (f k) = coef v k.
 Proof.
-  induction v as [|[l x] v IH]; intros E; [reflexivity|]; simpl; rewrite IH by (intros l' x' I; apply (E l' x'); right; exact I).
+  induction v as [|[l x] v IH]; intros E; [reflexivity|]; simpl; rewrite IH by (intros l' x' I; apply (E l' x');
+    right; exact I).
   destruct (Z.eqb_spec l k) as [->|D]; [rewrite Z.eqb_refl; reflexivity|].
   rewrite (proj2 (Z.eqb_neq _ _)); [reflexivity|]; intros F; apply D, (E l x); [left; reflexivity|exact F].
 Qed.
@@ -187,7 +188,8 @@ Proof.
     cbn [merge]; destruct (Z.compare_spec m l) as [->| |].
     + rewrite IH; cbn [coef]; destruct (l =? k); ring.
     + rewrite IH; cbn [coef]; ring.
-    + change (coef (merge ((m, x) :: a) b ((l, y) :: done)) k = coef ((m, x) :: a) k + coef ((l, y) :: b) k + coef done k).
+    + change (coef (merge ((m, x) :: a) b ((l, y) :: done)) k = coef ((m, x) :: a) k + coef ((l, y) :: b) k + coef
+      done k).
       rewrite IHb; cbn [coef]; ring.
 Qed.
 
@@ -212,7 +214,8 @@ Qed.
 
 (** (x A)_k for the row x of n entries and the sparse rows of A. *)
 Theorem coef_row_product xs rows k :
-  IZR (coef (row_product xs rows) k) = sum_below (length xs) (fun a => (IZR (nth a xs 0%Z) * IZR (coef (nth a rows []) k))%R).
+  IZR (coef (row_product xs rows) k) = sum_below (length xs) (fun a => (IZR (nth a xs 0%Z) * IZR (coef (nth a rows [])
+    k))%R).
 Proof.
   revert rows; induction xs as [|x xs IH]; intros rows; [reflexivity|]; simpl length; rewrite sum_below_S.
   destruct rows as [|row rows].
@@ -244,7 +247,8 @@ Qed.
 
 Lemma zsum_le {A} (l : list A) f g : (forall x, In x l -> f x <= g x) -> zsum l f <= zsum l g.
 Proof.
-  induction l as [|a l IH]; intros E; [apply Z.le_refl|]; rewrite !zsum_cons; apply Z.add_le_mono; [apply E; left; reflexivity|].
+  induction l as [|a l IH]; intros E; [apply Z.le_refl|]; rewrite !zsum_cons; apply Z.add_le_mono; [apply E; left;
+    reflexivity|].
   apply IH; intros x I; apply E; right; exact I.
 Qed.
 
@@ -258,7 +262,8 @@ Qed.
 Theorem channel_sum_le (chan : Z -> Z) v S k : NoDup S -> (forall s, In s S -> chan s = k) ->
   zsum S (fun s => Z.abs (coef v s)) <= coef (rekey chan (absolute v)) k.
 Proof.
-  intros N C; induction v as [|[l x] v IH]; [simpl; rewrite zsum_zero; [apply Z.le_refl|reflexivity]|]; cbn [coef absolute rekey map fst snd].
+  intros N C; induction v as [|[l x] v IH]; [simpl; rewrite zsum_zero; [apply Z.le_refl|reflexivity]|];
+    cbn [coef absolute rekey map fst snd].
   apply Z.le_trans with (zsum S (fun s => if l =? s then Z.abs x else 0) + zsum S (fun s => Z.abs (coef v s))).
   - clear; induction S as [|s S IHS]; [discriminate|]; rewrite !zsum_cons; destruct (l =? s); lia.
   - apply Z.add_le_mono; [|exact IH].
@@ -266,7 +271,8 @@ Proof.
     + clear; induction S as [|s S IHS]; [simpl; lia|]; rewrite !zsum_cons; destruct (l =? s); lia.
     + destruct (Z.eqb_spec (chan l) k) as [E|D].
       * pose proof (count_le S l N); nia.
-      * rewrite zsum_zero; [lia|]; intros s I; destruct (Z.eqb_spec l s) as [->|]; [|reflexivity]; exfalso; apply D, C, I.
+      * rewrite zsum_zero; [lia|]; intros s I; destruct (Z.eqb_spec l s) as [->|]; [|reflexivity]; exfalso;
+        apply D, C, I.
 Qed.
 
 Lemma coef_concat vs k : coef (concat vs) k = coefs vs k.
@@ -276,7 +282,8 @@ Proof. induction vs as [|v vs IH]; [reflexivity|]; cbn [concat]; rewrite coef_ap
 Corollary channel_sums_le (chan : Z -> Z) vs S k : NoDup S -> (forall s, In s S -> chan s = k) ->
   zsum S (fun s => Z.abs (coefs vs s)) <= coefs (map (fun v => rekey chan (absolute v)) vs) k.
 Proof.
-  intros N C; replace (coefs (map (fun v => rekey chan (absolute v)) vs) k) with (coef (rekey chan (absolute (concat vs))) k).
+  intros N C; replace (coefs (map (fun v => rekey chan (absolute v)) vs) k) with (coef (rekey chan (absolute (concat
+    vs))) k).
   - rewrite (zsum_ext S _ (fun s => Z.abs (coef (concat vs) s))) by (intros; rewrite coef_concat; reflexivity).
     apply channel_sum_le; assumption.
   - clear; induction vs as [|v vs IH]; [reflexivity|]; cbn [concat map]; rewrite coefs_cons, <- IH.
@@ -301,5 +308,6 @@ Proof.
   - apply IH; [exact Nm|]; intros x b x' b' I1 I2 I3 I4; apply E; auto; right; assumption.
   - intros p I I'; apply in_map_iff in I; destruct I as (b & <- & Ib).
     apply in_flat_map in I'; destruct I' as (a' & Ia' & I'); apply in_map_iff in I'; destruct I' as (b' & F & Ib').
-    apply (E a' b' a b) in F; [|right; exact Ia'|exact Ib'|left; reflexivity|exact Ib]; destruct F as [-> _]; contradiction.
+    apply (E a' b' a b) in F; [|right; exact Ia'|exact Ib'|left; reflexivity|exact Ib]; destruct F as [-> _];
+      contradiction.
 Qed.

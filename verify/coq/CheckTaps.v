@@ -146,7 +146,8 @@ Qed.
 Theorem coefs_kernel (flip : bool) factor w out u i c t : 
   shaped4 g (if flip then n else out) (if flip then out else n) T w = true ->
   (u < g)%nat -> (i < n)%nat -> (c < out)%nat -> (t < T)%nat ->
-  coefs (kernel_vectors D (Z.of_nat T) flip (Z.of_nat n) factor w) (ix (Z.of_nat c) (Z.of_nat (u * n + i)) (Z.of_nat t)) =
+  coefs (kernel_vectors D (Z.of_nat T) flip (Z.of_nat n) factor w) (ix (Z.of_nat c) (Z.of_nat (u * n + i)) (Z.of_nat
+    t)) =
   factor * nth t (nth (if flip then c else i) (nth (if flip then i else c) (nth u w []) []) []) 0.
 Proof.
   intros S Hu Hi Hc Ht; unfold kernel_vectors; rewrite coefs_flat_map.
@@ -156,7 +157,8 @@ Proof.
   set (key := fun u a b t => if flip then ix b (u * Z.of_nat n + a) t else ix a (u * Z.of_nat n + b) t).
   assert (Ha : (a < na)%nat) by (unfold a, na; destruct flip; assumption).
   assert (Hb : (b < nb)%nat) by (unfold b, nb; destruct flip; assumption).
-  assert (Ek : ix (Z.of_nat c) (Z.of_nat (u * n + i)) (Z.of_nat t) = key (Z.of_nat u) (Z.of_nat a) (Z.of_nat b) (Z.of_nat t)).
+  assert (Ek : ix (Z.of_nat c) (Z.of_nat (u * n + i)) (Z.of_nat t) = key (Z.of_nat u) (Z.of_nat a) (Z.of_nat b)
+    (Z.of_nat t)).
   { unfold key, a, b; destruct flip; f_equal; lia. }
   assert (J : forall u' a' b' t', 0 <= u' < Z.of_nat g -> 0 <= a' < Z.of_nat na -> 0 <= b' < Z.of_nat nb ->
     0 <= t' < Z.of_nat T -> key u' a' b' t' = key (Z.of_nat u) (Z.of_nat a) (Z.of_nat b) (Z.of_nat t) ->
@@ -186,7 +188,8 @@ Proof.
       apply in_map_iff in Iy; destruct Iy as ([t' x] & E & It); apply Bt in It; cbn [fst snd] in E, It.
       rewrite Et in It; injection E as <- _; intros E; apply (J u' a' b' t') in E; [lia|lia|lia|lia|lia]. }
   cbn [fst snd]; rewrite coefs_map, (zsum_enum _ _ 0 a []); [|lia|].
-  2:{ intros a' s Ia Da; destruct (Bf _ Su _ _ Ia) as (A & _ & Bs); apply coef_absent; intros l y Iy; cbn [fst snd] in *.
+  2:{ intros a' s Ia Da; destruct (Bf _ Su _ _ Ia) as (A & _ & Bs); apply coef_absent; intros l y Iy;
+    cbn [fst snd] in *.
       apply in_flat_map in Iy; destruct Iy as ([b' ts] & Ib & Iy); destruct (Bs _ _ Ib) as [B Et].
       apply in_map_iff in Iy; destruct Iy as ([t' x] & E & It); apply Bt in It; cbn [fst snd] in E, It.
       rewrite Et in It; injection E as <- _; intros E; apply (J (0 + Z.of_nat u) a' b' t') in E; lia. }
@@ -201,7 +204,8 @@ Proof.
       rewrite Et in It; injection E as <- _; intros E; apply (J (0 + Z.of_nat u) (0 + Z.of_nat a) b' t') in E; lia. }
   cbn [fst snd]; rewrite <- coef_sparse_of.
   apply (coef_keyed (fun t => key (0 + Z.of_nat u) (0 + Z.of_nat a) (0 + Z.of_nat b) t)).
-  intros t' x It E; apply Bt in It; rewrite Lt in It; apply (J (0 + Z.of_nat u) (0 + Z.of_nat a) (0 + Z.of_nat b)) in E; lia.
+  intros t' x It E; apply Bt in It; rewrite Lt in It;
+    apply (J (0 + Z.of_nat u) (0 + Z.of_nat a) (0 + Z.of_nat b)) in E; lia.
 Qed.
 
 End Vectors.
@@ -232,7 +236,8 @@ Proof.
   rewrite row_times_block_diagonal by assumption; unfold blocks_of.
   destruct (shaped_nth _ _ _ _ (j / out_g m)%nat S Hu) as (_ & _ & Lr).
   assert (Hm : (i mod in_g m < in_g m)%nat) by (apply Nat.mod_upper_bound; exact Hin).
-  assert (Db : forall a, (a < dh)%nat -> ((j / out_g m * dh + a) / dh = j / out_g m /\ (j / out_g m * dh + a) mod dh = a)%nat).
+  assert (Db : forall a, (a < dh)%nat -> ((j / out_g m * dh + a) / dh = j / out_g m /\ (j / out_g m * dh + a) mod dh =
+    a)%nat).
   { intros a Ha; rewrite Nat.add_comm, Nat.div_add, Nat.mod_add, Nat.div_small, Nat.mod_small; lia. }
   destruct (Nat.eqb_spec (i / in_g m) (j / out_g m)) as [Eu|Nu].
   - unfold number_of at 3, value; simpl mantissa; simpl exponent; rewrite coef_row_product, (Lr _ Hm).

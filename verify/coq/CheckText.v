@@ -1,14 +1,17 @@
 (** The checker as a function of one text: what is extracted, and what its theorem says.
 
     The text is decimal integers with spaces or line ends between them, in this order:
-      mode                 0 same; 1 within, then B and T, each as mantissa and exponent; 2 floats, then the format (e_min, p),
+      mode                 0 same; 1 within, then B and T, each as mantissa and exponent;
+        2 floats, then the format (e_min, p),
                            the order (0 values first, 1 attended first), the most tokens, B and T
-      the convolution      geometry; exponent and entries of weight; exponent and entries of bias (zeros if there is none)
+      the convolution      geometry; exponent and entries of weight;
+        exponent and entries of bias (zeros if there is none)
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
     Entries are integers, in torch's row-major order; the tensor is they times 2^exponent.  A geometry is
       in_channels out_channels d, kernel_size, stride, dilation (d numbers each),
-      padding (0 and d numbers; 1 for 'same'; 2 for 'valid'), padding_mode (0 zeros, 1 reflect, 2 replicate, 3 circular),
+      padding (0 and d numbers; 1 for 'same';
+        2 for 'valid'), padding_mode (0 zeros, 1 reflect, 2 replicate, 3 circular),
       groups, transposed (0 or 1), output_padding (d numbers)
 
     Statements:
@@ -18,7 +21,8 @@
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
 From Attention Require RoundingHead RoundingCheck.
-From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin CheckFloats.
+From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
+  CheckFloats.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -49,7 +53,8 @@ Definition lex_step (s : lexer) (x : ascii) : lexer :=
   end.
 
 Definition numbers_of (s : string) : option (list Z) :=
-  match lex_step (fold_string lex_step (Between []) s) " " with Between done => Some (rev_append done []) | _ => None end.
+  match lex_step (fold_string lex_step (Between []) s) " " with Between done => Some (rev_append done []) | _ => None
+    end.
 Local Close Scope char_scope.
 
 (** * From integers to layers *)
@@ -95,14 +100,16 @@ Definition blocks (g m n : nat) : reader (list (list (list Z))) := many g (rows 
 
 Definition read_convolution : reader convolution :=
   g <- read_geometry;
-  let taps := positions_of_kernel {| c_geometry := g; c_weight_scale := 0; c_weight := []; c_bias_scale := 0; c_bias := [] |} in
+  let taps := positions_of_kernel {| c_geometry := g; c_weight_scale := 0; c_weight := []; c_bias_scale := 0;
+    c_bias := [] |} in
   ws <- number;
   w <- many (groups_n g) (if transposed g then blocks (in_g g) (out_g g) taps else blocks (out_g g) (in_g g) taps);
   bs <- number; b <- row (groups_n g * out_g g);
   return_ {| c_geometry := g; c_weight_scale := ws; c_weight := w; c_bias_scale := bs; c_bias := b |}.
 
 (** The heads from the seven tensors that have a head axis. *)
-Fixpoint heads_of (q k p : list (list (list Z))) (us vs : list (list Z)) (val out : list (list (list (list Z)))) : list raw_head :=
+Fixpoint heads_of (q k p : list (list (list Z))) (us vs : list (list Z)) (val out : list (list (list (list Z)))) :
+  list raw_head :=
   match q, k, p, us, vs, val, out with
   | q1 :: q', k1 :: k', p1 :: p', u1 :: us', v1 :: vs', a1 :: val', o1 :: out' =>
       {| h_qry := q1; h_key := k1; h_key_pos := p1; h_u := u1; h_v := v1; h_val := a1; h_out := o1 |}
@@ -122,7 +129,8 @@ Definition read_attention : reader attention_layer :=
   so <- number; out <- many h (blocks (groups_n g) d_h (out_g g));
   sb <- number; b <- row (groups_n g * out_g g);
   return_ {| a_geometry := g; key_dim := dk; head_dim := dh;
-             scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so; s_b := sb |};
+             scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so;
+               s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
 (** What is asked: the same function, or a difference of T at most for |X| ≤ B, over the reals or in floating point. *)
@@ -175,12 +183,14 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
   match q with
   | the_same =>
       forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
-      is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j) p_infty
+      is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j)
+        p_infty
         (computes_conv c sizes X o j)
   | within B T =>
       forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
-      Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o j) <= value T
+      Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
+        j) <= value T
   | floats s T => floats_within c m s (sharp_exponent m) T
   end.
 
@@ -195,6 +205,7 @@ Qed.
 Theorem check_text_sound s : check_text s = Accepted ->
   exists q c m, read_text s = Some (q, c, m) /\ answered q c m.
 Proof.
-  unfold check_text; destruct (read_text s) as [[[q c] m]|]; [|discriminate]; destruct (check q c m) eqn:E; [|discriminate].
+  unfold check_text; destruct (read_text s) as [[[q c] m]|]; [|discriminate]; destruct (check q c m) eqn:E;
+    [|discriminate].
   intros _; exists q, c, m; split; [reflexivity|apply check_sound, E].
 Qed.

@@ -26,7 +26,8 @@ Theorem exp_bound_sound α : 0 <= value α -> exp (- value α) <= value (exp_bou
 Proof.
   intros Hα; unfold exp_bound; set (y := Dyadic (mantissa α) (exponent α - 80)).
   assert (Ey : value α = 2 ^ 80 * value y).
-  { unfold y, value; cbn [mantissa exponent]; unfold Z.sub; rewrite bpow_plus; change (bpow radix2 (- (80))) with (/ IZR (2 ^ 80)).
+  { unfold y, value; cbn [mantissa exponent]; unfold Z.sub; rewrite bpow_plus;
+    change (bpow radix2 (- (80))) with (/ IZR (2 ^ 80)).
     rewrite (pow_IZR 2 80); change (2 ^ Z.of_nat 80)%Z with (2 ^ 80)%Z; field; apply IZR_neq; discriminate. }
   assert (Hy : 0 <= value y) by (assert (0 < 2 ^ 80) by (apply pow_lt; lra); nra).
   rewrite Ey; clear Ey Hα; generalize 80%nat; intros n; induction n as [|n IH].
@@ -105,7 +106,8 @@ Notation ix := (index (channels_in c) (Z.of_nat T)).
 Definition group_channels (k : nat) : list nat :=
   filter (fun i => Nat.eqb (i / in_g c) (k / out_g c)) (seq 0 (groups_n c * in_g c)).
 
-Lemma channel_index i k t : (i < groups_n c * in_g c)%nat -> (i / in_g c = k / out_g c)%nat -> (0 <= t < Z.of_nat T)%Z ->
+Lemma channel_index i k t : (i < groups_n c * in_g c)%nat -> (i / in_g c = k / out_g c)%nat -> (0 <= t < Z.of_nat T)%Z
+  ->
   (0 < out_g c)%nat -> channel c (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t) = Z.of_nat k.
 Proof.
   intros Hi Eg Ht Ho; unfold channel, channel_by, index; cbv zeta.
@@ -114,13 +116,16 @@ Proof.
   assert (E1 : (((kc * D + Z.of_nat i) * Z.of_nat T + t) / Z.of_nat T = kc * D + Z.of_nat i)%Z).
   { symmetry; apply (Z.div_unique _ _ _ t); [left; lia|ring]. }
   rewrite E1.
-  assert (E2 : ((kc * D + Z.of_nat i) / D = kc)%Z) by (symmetry; apply (Z.div_unique _ _ _ (Z.of_nat i)); [left; lia|ring]).
-  assert (E3 : ((kc * D + Z.of_nat i) mod D = Z.of_nat i)%Z) by (symmetry; apply (Z.mod_unique _ _ kc); [left; lia|ring]).
+  assert (E2 : ((kc * D + Z.of_nat i) / D = kc)%Z) by (symmetry; apply (Z.div_unique _ _ _ (Z.of_nat i)); [left;
+    lia|ring]).
+  assert (E3 : ((kc * D + Z.of_nat i) mod D = Z.of_nat i)%Z) by (symmetry; apply (Z.mod_unique _ _ kc); [left;
+    lia|ring]).
   rewrite E2, E3, <- Nat2Z.inj_div, Eg; unfold kc; rewrite <- Nat2Z.inj_mul, <- Nat2Z.inj_add; f_equal.
   rewrite (Nat.div_mod k (out_g c)) at 3 by lia; lia.
 Qed.
 
-Lemma group_sum k (F : nat -> R) : (forall i, (i < groups_n c * in_g c)%nat -> (i / in_g c <> k / out_g c)%nat -> F i = 0) ->
+Lemma group_sum k (F : nat -> R) : (forall i, (i < groups_n c * in_g c)%nat -> (i / in_g c <> k / out_g c)%nat -> F i
+  = 0) ->
   sum_below (groups_n c * in_g c) F = sum (group_channels k) F.
 Proof.
   intros E; unfold group_channels; rewrite RoundingCheck.sum_filter; [reflexivity|].
@@ -128,7 +133,8 @@ Proof.
 Qed.
 
 Lemma in_group i k : In i (group_channels k) -> (i < groups_n c * in_g c)%nat /\ (i / in_g c = k / out_g c)%nat.
-Proof. intros I; apply filter_In in I; destruct I as [I E]; apply in_seq in I; apply Nat.eqb_eq in E; split; [lia|exact E]. Qed.
+Proof. intros I; apply filter_In in I; destruct I as [I E]; apply in_seq in I; apply Nat.eqb_eq in E; split;
+  [lia|exact E]. Qed.
 
 Lemma Rabs_number e z : Rabs (number_of e z) = number_of e (Z.abs z).
 Proof. unfold number_of; apply eq_sym, (value_abs (Dyadic z e)). Qed.
@@ -144,18 +150,21 @@ Lemma head_sums_sound k : (k < groups_n c * out_g c)%nat ->
   sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k) <=
   number_of (head_scale m) (coef (head_sums c m) (Z.of_nat k)).
 Proof.
-  intros Hk; unfold head_sums, sums_by; rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
+  intros Hk; unfold head_sums, sums_by;
+    rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
   apply sum_le; intros h Ih; cbn [heads with_heads] in Ih.
   destruct (comparable_facts c m ok) as (E & W & _ & Hd & _ & _ & F); destruct (F h Ih) as (Sv & So & _).
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (channels_g c W) as (Cg & Ci & Co).
   destruct (head_looks c m ok h Ih) as (j & a & T0 & L0 & I0 & S0).
   assert (Hu : (k / out_g c < groups_n c)%nat) by (apply Nat.div_lt_upper_bound; lia).
   assert (V : forall i, (i < groups_n c * in_g c)%nat -> value_output L h i k = if Nat.eqb (i / in_g c) (k / out_g c)
-    then number_of (head_scale m) (coefs (vectors_of c m 1 h) (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j))) else 0).
+    then number_of (head_scale m) (coefs (vectors_of c m 1 h) (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks
+      j))) else 0).
   { intros i Hi; rewrite value_output_with, value_output_blocks; rewrite ?Fg, ?Fi, ?Fo; try assumption.
     destruct (Nat.eqb_spec (i / in_g c) (k / out_g c)) as [Eg|]; [|reflexivity].
     assert (Hm : (i mod in_g c < in_g c)%nat) by (apply Nat.mod_upper_bound; lia).
-    assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod; lia).
+    assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod;
+      lia).
     unfold vectors_of; rewrite T0; rewrite Ei at 2; unfold channels_in.
     rewrite coefs_head; try assumption; try (apply (number_taps c m ok); assumption);
       try (apply (shaped_nth _ _ _ _ 0%nat Sv); lia); try (apply (shaped_nth _ _ _ _ 0%nat So); lia);
@@ -184,7 +193,8 @@ Qed.
 
 (** Σ_τ Σ_i |tap − W_τ| of output channel k. *)
 Lemma tap_sums_sound k : (k < groups_n c * out_g c)%nat ->
-  sum (kernel_shifts c) (fun τ => column_sum (groups_n c * in_g c) (fun i j' => tap L f τ i j' - kernel_at c τ i j') k) <=
+  sum (kernel_shifts c) (fun τ => column_sum (groups_n c * in_g c) (fun i j' => tap L f τ i j' - kernel_at c τ i j')
+    k) <=
   number_of (common_scale c m) (coef (tap_sums c m) (Z.of_nat k)).
 Proof.
   intros Hk; destruct (comparable_facts c m ok) as (E & W & _); destruct (channels_g c W) as (Cg & Ci & Co).
@@ -207,16 +217,19 @@ Proof.
               assert (R := number_taps c m ok j Ij); assert (R' := number_taps c m ok j' Ij').
               unfold key in Ek; apply index_injective in Ek; try (unfold channels_in; lia).
               destruct Ek as (_ & Ei & En); split; [|lia].
-              apply (number_injective ks); [| |exact En]; apply (in_kernel_taps c W (units c)); try assumption; apply map_length.
+              apply (number_injective ks); [| |exact En]; apply (in_kernel_taps c W (units c)); try assumption;
+                apply map_length.
         -- intros s Is; apply in_flat_map in Is; destruct Is as (j & Ij & Is); apply in_map_iff in Is.
-           destruct Is as (i & <- & Ii); apply in_group in Ii; apply channel_index; try tauto; apply (number_taps c m ok j Ij).
+           destruct Is as (i & <- & Ii); apply in_group in Ii; apply channel_index; try tauto;
+             apply (number_taps c m ok j Ij).
     + unfold tap_sums, singles_by; rewrite coef_merge_all; apply Z.eq_le_incl; generalize (difference c m); clear.
       intros s; induction s as [|[l x] v IH]; [reflexivity|]; cbn [absolute rekey map filter fst snd coef].
       destruct (Z.eqb_spec x 0) as [->|]; cbn [negb map]; fold (absolute v) (rekey (channel c) (absolute v)).
       * rewrite IH; destruct (channel c l =? _)%Z; reflexivity.
       * rewrite coefs_cons, IH; cbn [coef fst snd]; ring.
   - intros j Ij; unfold column_sum; rewrite (group_sum k).
-    + rewrite <- (number_of_sum (common_scale c m)), sum_map; apply sum_ext; intros i Ii; apply in_group in Ii; destruct Ii as [Hi Eg].
+    + rewrite <- (number_of_sum (common_scale c m)), sum_map; apply sum_ext; intros i Ii; apply in_group in Ii;
+      destruct Ii as [Hi Eg].
       rewrite (kernel_at_shift c sizes A) by exact Ij; rewrite (taps_difference_read c m ok sizes A) by assumption.
       rewrite (proj2 (Nat.eqb_eq _ _) Eg); apply Rabs_number.
     + intros i Hi Ng; rewrite (kernel_at_shift c sizes A) by exact Ij.
@@ -232,7 +245,8 @@ Proof.
     (add (query_of c sizes o) (f h)) (alpha_of m h) (tokens_dims c m ok sizes A)
     (targets_on_tokens c sizes A o Io _ (heads_on_shifts c m ok h Ih))
     (fun k Ik => kept_falls c m ok sizes A h X o k Ih Io Ik) Ha).
-  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_bound; rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
+  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_bound;
+    rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
   apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|].
   assert (Hs : (0 < sharpness_read m h)%Z).
   { unfold alpha_of, number_of, value in Ha; cbn [mantissa exponent] in Ha.
@@ -246,12 +260,14 @@ Qed.
 
 End Sound.
 
-(** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch accepts, every image with
+(** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch accepts, every image
+  with
     |X| ≤ B, every output o and channel k.  The layer reads the tokens of its own geometry. *)
 Theorem check_within_sound c m B T : check_within c m B T = true ->
   forall sizes X o k, accepts c sizes -> bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
   In o (outputs c sizes) -> (k < groups_n c * out_g c)%nat ->
-  Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k - computes_conv c sizes X o k) <= value T.
+  Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k - computes_conv c sizes X o k)
+    <= value T.
 Proof.
   unfold check_within; rewrite !andb_true_iff, forallb_forall; intros [[ok HB] Hb] sizes X o k A HX Io Hk.
   destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
@@ -281,8 +297,10 @@ Proof.
       apply Rmult_le_pos; [apply IZR_le|apply bpow_ge_0]; unfold least; destruct (map _ _); lia. }
     apply Rplus_le_compat; [apply Rplus_le_compat|].
     + apply Rle_refl.
-    + replace (2 * value B * (value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k)))
-        with (2 * value B * value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k)) by ring.
+    + replace (2 * value B * (value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
+      (value_output L h) k)))
+        with (2 * value B * value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
+          (value_output L h) k)) by ring.
       apply Rmult_le_compat_l; [apply Rmult_le_pos; [lra|exact Lk]|exact HS].
     + apply Rmult_le_compat_l; [exact HB|exact TS].
 Qed.

@@ -1,11 +1,12 @@
 (** The checker as an OCaml program.  Built by three commands, in this folder:
 
       coq_makefile -f _CoqProject *.v -o Makefile && make
-      ocamlfind ocamlopt -O3 -package zarith -linkpkg verified.mli verified.ml checker.ml -o checker
+      ocamlfind ocamlopt -package zarith -linkpkg verified.mli verified.ml checker.ml -o checker
       ./checker FILE
 
     What is believed beside Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
-    option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the three
+    option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the
+      three
     functions below, which replace Coq's own by faster ones. *)
 
 From Coq Require Import ZArith Extraction ExtrOcamlBasic ExtrOcamlNativeString ExtrOcamlZBigInt.

@@ -2,7 +2,8 @@
     axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps RoundingLayer
+  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
+    RoundingLayer
   FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckFloats CheckText.
 

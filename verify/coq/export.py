@@ -34,7 +34,7 @@ def text(
     Raises:
         ValueError: a number is not finite, or a geometry is none.
     """
-    heads, groups, _, head_dim = tensors["w_val"].shape
+    heads, _, _, head_dim = tensors["w_val"].shape
     key_dim = tensors["v"].shape[1]
     if bias is None:
         bias = np.zeros(geometries[0]["out_channels"])
@@ -52,7 +52,14 @@ def _geometry(fields: Mapping[str, Any]) -> str:
     if fields["padding_mode"] not in MODES or not (isinstance(padding, Sequence)):
         raise ValueError(f"no geometry: {dict(fields)}")
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
-    numbers = [fields["in_channels"], fields["out_channels"], len(kernel), *kernel, *fields["stride"], *fields["dilation"]]
+    numbers = [
+        fields["in_channels"],
+        fields["out_channels"],
+        len(kernel),
+        *kernel,
+        *fields["stride"],
+        *fields["dilation"],
+    ]
     numbers += [*pads, MODES.index(fields["padding_mode"]), fields["groups"], int(fields["transposed"])]
     extra = fields["output_padding"] or [0] * len(kernel)
     return _line([*numbers, *extra])
