@@ -1,0 +1,241 @@
+(** What no layer with softmax does exactly at finite sharpness, and what one does by accident.
+
+    Statements:
+      never_exact         on two tokens or more no layer of one head, whatever its scores (content
+                          terms included), computes a nonzero kernel of one tap
+      never_exact_construction   so the construction computes such a kernel at no α
+      two_heads_needed    a kernel with a positive and a negative weight needs two heads: one head
+                          stays away from it by half the smaller weight, in any limit too
+      exact_by_accident   never_exact has no general form: where every token is a tap, some nonzero
+                          kernel is computed exactly at that query, at every α: the attention
+                          weights are a stochastic matrix, which has the eigenvalue 1 *)
+
+From Coq Require Import Reals ZArith List Lra Lia Permutation.
+From Attention Require Import Definitions Sums Softmax Lemma2 Layers Theorem1.
+Import ListNotations.
+Open Scope R_scope.
+
+(** The image that is 1 at token k, channel i, and 0 elsewhere. *)
+Definition unit_image (k : position) (i : nat) : image :=
+  fun k' i' => if position_eq_dec k' k then if Nat.eq_dec i' i then 1 else 0 else 0.
+Definition zero_image : image := fun _ _ => 0.
+
+(** One head on the image 1 at k1: its attention to k1 times its value matrix. *)
+Lemma attend_unit {H} (L : layer H) h G q j k1 i1 : heads L = [h] -> NoDup G -> In k1 G -> (i1 < D_in L)%nat ->
+  attend L G (unit_image k1 i1) q j = b_out L j + attention L G h (unit_image k1 i1) q k1 * value_output L h i1 j.
+Proof.
+  intros E N I Hi; rewrite attend_heads, E; unfold sum at 1; simpl fold_right; rewrite Rplus_0_r; f_equal.
+  unfold row_times at 1; rewrite (sum_below_single (D_in L) i1); [|exact Hi|].
+  - rewrite (sum_single G k1 _ N I).
+    + unfold unit_image at 2; destruct (position_eq_dec k1 k1); [|congruence].
+      destruct (Nat.eq_dec i1 i1); [ring|congruence].
+    + intros k _ D; unfold unit_image at 2; destruct (position_eq_dec k k1); [congruence|ring].
+  - intros i _ D; rewrite sum_zero; [ring|]; intros k _; unfold unit_image at 2.
+    destruct (Nat.eq_dec i i1); [congruence|]; destruct (position_eq_dec k k1); ring.
+Qed.
+
+Lemma attend_zero {H} (L : layer H) G q j : attend L G zero_image q j = b_out L j.
+Proof.
+  unfold attend; rewrite (sum_zero (heads L)); [ring|]; intros h _; unfold row_times.
+  apply sum_below_zero; intros a _; rewrite sum_below_zero; [ring|]; intros i _.
+  rewrite sum_zero; [ring|]; intros; unfold zero_image; ring.
+Qed.
+
+Lemma conv_zero d_in Δ W b q j : conv d_in Δ W b zero_image q j = b j.
+Proof.
+  unfold conv; rewrite sum_zero; [ring|]; intros τ _; apply sum_below_zero; intros; unfold zero_image; ring.
+Qed.
+
+(** A kernel on the image 1 at q + τ0: its weight at τ0. *)
+Lemma conv_unit d d_in Δ W b q j τ0 i0 : positions d Δ -> length q = d -> In τ0 Δ -> (i0 < d_in)%nat ->
+  conv d_in Δ W b (unit_image (add q τ0) i0) q j = b j + W τ0 i0 j.
+Proof.
+  intros [N F] Hq I Hi; rewrite Forall_forall in F; unfold conv; f_equal; rewrite (sum_single Δ τ0 _ N I).
+  - unfold row_times; rewrite (sum_below_single d_in i0); [|exact Hi|].
+    + unfold unit_image; destruct (position_eq_dec _ _); [|congruence]; destruct (Nat.eq_dec i0 i0); [ring|congruence].
+    + intros i _ D; unfold unit_image; destruct (position_eq_dec _ _); [|ring]; destruct (Nat.eq_dec i i0); [congruence|ring].
+  - intros τ Iτ D; unfold row_times; apply sum_below_zero; intros i _; unfold unit_image.
+    destruct (position_eq_dec _ _) as [E|]; [|ring]; exfalso; apply D; apply (add_injective q); [| |exact E].
+    + rewrite Hq; apply F, Iτ.
+    + rewrite Hq; apply F, I.
+Qed.
+
+(** A kernel on the image 1 at a token that no tap reads. *)
+Lemma conv_unit_unread d_in Δ W b q j k1 i1 : (forall τ, In τ Δ -> add q τ <> k1) ->
+  conv d_in Δ W b (unit_image k1 i1) q j = b j.
+Proof.
+  intros D; unfold conv; rewrite sum_zero; [ring|]; intros τ Iτ; unfold row_times; apply sum_below_zero; intros i _.
+  unfold unit_image; destruct (position_eq_dec (add q τ) k1) as [E|]; [destruct (D τ Iτ E)|ring].
+Qed.
+
+(** * Never exact *)
+
+(** Two tokens or more, a layer of one head with any scores, a kernel of one tap τ that is not zero
+    into output channel j: on some image of zeros and one 1 the two outputs differ. *)
+Theorem never_exact {H} (L : layer H) h d τ W b G q i0 j k1 :
+  heads L = [h] -> positions d G -> length q = d -> length τ = d -> (i0 < D_in L)%nat ->
+  In (add q τ) G -> In k1 G -> k1 <> add q τ -> W τ i0 j <> 0 ->
+  exists X, bounded (D_in L) 1 G X /\ attend L G X q j <> conv (D_in L) [τ] W b X q j.
+Proof.
+  intros E [N F] Hq Hτ Hi I0 I1 D HW.
+  assert (T : positions d [τ]) by (split; [repeat constructor; intros []|repeat constructor; exact Hτ]).
+  assert (HB : forall k, bounded (D_in L) 1 G (unit_image k i0)).
+  { intros k k' i _ _; unfold unit_image; destruct (position_eq_dec k' k); [destruct (Nat.eq_dec i i0)|];
+      rewrite ?Rabs_R0, ?Rabs_R1; lra. }
+  destruct (Req_dec (b_out L j) (b j)) as [Eb|Nb].
+  - destruct (Req_dec (value_output L h i0 j) 0) as [Z|NZ].
+    + exists (unit_image (add q τ) i0); split; [apply HB|].
+      rewrite (attend_unit L h) by assumption; rewrite (conv_unit d) by (try assumption; left; reflexivity).
+      rewrite Z; lra.
+    + exists (unit_image k1 i0); split; [apply HB|].
+      rewrite (attend_unit L h) by assumption.
+      rewrite conv_unit_unread by (intros τ' [<-|[]]; congruence); rewrite Eb.
+      pose proof (softmax_positive G (fun k => score L h (unit_image k1 i0) q k) k1 I1) as P.
+      unfold attention; intros A.
+      assert (A' : softmax G (fun k => score L h (unit_image k1 i0) q k) k1 * value_output L h i0 j = 0) by lra.
+      apply Rmult_integral in A'; destruct A'; lra.
+  - exists zero_image; split; [|rewrite attend_zero, conv_zero; exact Nb].
+    intros k i _ _; unfold zero_image; rewrite Rabs_R0; lra.
+Qed.
+
+(** So the construction computes a nonzero kernel of one tap at no finite α. *)
+Corollary never_exact_construction d d_in d_out α τ W b b' G q i0 j k1 :
+  positions d G -> length q = d -> length τ = d -> (i0 < d_in)%nat ->
+  In (add q τ) G -> In k1 G -> k1 <> add q τ -> W τ i0 j <> 0 ->
+  exists X, bounded d_in 1 G X /\
+    attend (construction d d_in d_out α [τ] (fun t => t) W b') G X q j <> conv d_in [τ] W b X q j.
+Proof.
+  intros; apply (never_exact (construction d d_in d_out α [τ] (fun t => t) W b') τ d τ W b G q i0 j k1);
+    solve [reflexivity | assumption].
+Qed.
+
+(** * Two heads for both signs *)
+
+(** A kernel with W_τ1 > 0 > W_τ2 at one pair of channels: one head, whatever its scores, is off by more
+    than ε on one of three images, for every ε below half of both weights. *)
+Theorem two_heads_needed {H} (L : layer H) h d Δ W b G q i0 j τ1 τ2 ε :
+  heads L = [h] -> positions d Δ -> positions d G -> length q = d -> targets_on G q Δ -> (i0 < D_in L)%nat ->
+  In τ1 Δ -> In τ2 Δ -> 2 * ε <= W τ1 i0 j -> 2 * ε <= - W τ2 i0 j -> 0 < W τ1 i0 j -> W τ2 i0 j < 0 ->
+  exists X, bounded (D_in L) 1 G X /\ ~ Rabs (attend L G X q j - conv (D_in L) Δ W b X q j) < ε.
+Proof.
+  intros E HΔ [N F] Hq T Hi I1 I2 E1 E2 P1 P2.
+  assert (HB : forall k, bounded (D_in L) 1 G (unit_image k i0)).
+  { intros k k' i _ _; unfold unit_image; destruct (position_eq_dec k' k); [destruct (Nat.eq_dec i i0)|];
+      rewrite ?Rabs_R0, ?Rabs_R1; lra. }
+  assert (HB0 : bounded (D_in L) 1 G zero_image) by (intros k i _ _; unfold zero_image; rewrite Rabs_R0; lra).
+  set (error := fun X => Rabs (attend L G X q j - conv (D_in L) Δ W b X q j)).
+  destruct (Rlt_dec (error zero_image) ε) as [A0|]; [|exists zero_image; split; assumption].
+  set (X1 := unit_image (add q τ1) i0); set (X2 := unit_image (add q τ2) i0).
+  destruct (Rlt_dec (error X1) ε) as [A1|]; [|exists X1; split; [apply HB|assumption]].
+  destruct (Rlt_dec (error X2) ε) as [A2|]; [|exists X2; split; [apply HB|assumption]].
+  exfalso; unfold error, X1, X2 in A0, A1, A2; rewrite attend_zero, conv_zero in A0.
+  rewrite (attend_unit L h) in A1, A2 by (try assumption; apply T; assumption).
+  rewrite (conv_unit d) in A1, A2 by assumption.
+  pose proof (softmax_positive G (fun k => score L h X1 q k) _ (T _ I1)) as Q1.
+  pose proof (softmax_positive G (fun k => score L h X2 q k) _ (T _ I2)) as Q2.
+  unfold attention in A1, A2; unfold X1, X2 in Q1, Q2.
+  set (p1 := softmax _ _ _) in A1, Q1; set (p2 := softmax _ _ _) in A2, Q2; set (m := value_output L h i0 j) in *.
+  apply Rabs_def2 in A0, A1, A2; assert (0 < p1 * m) by lra; assert (p2 * m < 0) by lra.
+  destruct (Rle_dec m 0); nra.
+Qed.
+
+(** * Exact by accident *)
+
+(** Fewer homogeneous linear equations than unknowns have a solution other than zero. *)
+Lemma linear_equations {A} (dec : forall x y : A, {x = y} + {x <> y}) (equations : list (A -> R)) :
+  forall l : list A, NoDup l -> (length equations < length l)%nat ->
+  exists w : A -> R, (exists x, In x l /\ w x <> 0) /\ forall e, In e equations -> sum l (fun x => w x * e x) = 0.
+Proof.
+  remember (length equations) as n eqn:Hn; revert equations Hn; induction n as [|n IH]; intros equations Hn l N Hl.
+  - destruct equations; [|discriminate]; destruct l as [|a l]; [simpl in Hl; lia|].
+    exists (fun _ => 1); split; [exists a; split; [left; reflexivity|lra]|intros e []].
+  - destruct equations as [|e0 equations]; [discriminate|]; simpl in Hn.
+    destruct (existsb (fun x => if Req_EM_T (e0 x) 0 then false else true) l) eqn:Ex.
+    + apply existsb_exists in Ex; destruct Ex as (x0 & I0 & E0); destruct (Req_EM_T (e0 x0) 0) as [|E0']; [discriminate|].
+      clear E0; destruct (in_split x0 l I0) as (l1 & l2 & ->).
+      apply NoDup_remove in N; destruct N as [N N0]; set (l' := l1 ++ l2) in *.
+      assert (S : forall g, sum (l1 ++ x0 :: l2) g = g x0 + sum l' g).
+      { intros g; rewrite (sum_permutation (l1 ++ x0 :: l2) (x0 :: l')); [reflexivity|]; symmetry; apply Permutation_middle. }
+      destruct (IH (map (fun e x => e x - e x0 / e0 x0 * e0 x) equations)) with (l := l') as (w & (x & Ix & Nx) & Hw).
+      * rewrite map_length; lia.
+      * exact N.
+      * unfold l'; rewrite app_length in *; simpl in Hl; lia.
+      * set (c := - sum l' (fun x => w x * e0 x) / e0 x0).
+        exists (fun x => if dec x x0 then c else w x); split.
+        { exists x; split; [|destruct (dec x x0) as [->|]; [contradiction|exact Nx]].
+          unfold l' in Ix; apply in_app_or in Ix; apply in_or_app; simpl; tauto. }
+        assert (S' : forall e, sum (l1 ++ x0 :: l2) (fun x => (if dec x x0 then c else w x) * e x) =
+                               c * e x0 + sum l' (fun x => w x * e x)).
+        { intros e; rewrite S; destruct (dec x0 x0); [|congruence]; f_equal; apply sum_ext; intros y Iy.
+          destruct (dec y x0) as [->|]; [contradiction|reflexivity]. }
+        intros e [<-|Ie]; rewrite S'; [unfold c; field; exact E0'|].
+        specialize (Hw _ (in_map _ _ _ Ie)); cbv beta in Hw.
+        rewrite (sum_ext l' _ (fun x => w x * e x - e x0 / e0 x0 * (w x * e0 x))) in Hw by (intros; ring).
+        rewrite sum_minus, sum_scal in Hw; unfold c; rewrite <- Hw; field; exact E0'.
+    + assert (Z : forall x, In x l -> e0 x = 0).
+      { intros x Ix; destruct (Req_EM_T (e0 x) 0) as [E|E] eqn:D; [exact E|]; exfalso.
+        assert (T : existsb (fun x => if Req_EM_T (e0 x) 0 then false else true) l = true); [|congruence].
+        apply existsb_exists; exists x; split; [exact Ix|]; rewrite D; reflexivity. }
+      destruct (IH equations) with (l := l) as (w & Hx & Hw); [lia|exact N|lia|].
+      exists w; split; [exact Hx|]; intros e [<-|Ie]; [|apply Hw, Ie].
+      apply sum_zero; intros x Ix; rewrite (Z x Ix); ring.
+Qed.
+
+(** A stochastic matrix P (rows add up to 1) has a fixed row vector w ≠ 0: w P = w. *)
+Lemma stochastic_fixed_vector {A} (dec : forall x y : A, {x = y} + {x <> y}) (l : list A) (P : A -> A -> R) :
+  NoDup l -> l <> [] -> (forall x, In x l -> sum l (P x) = 1) ->
+  exists w : A -> R, (exists x, In x l /\ w x <> 0) /\ forall y, In y l -> sum l (fun x => w x * P x y) = w y.
+Proof.
+  intros N NE HP; destruct l as [|a l]; [congruence|]; set (all := a :: l) in *.
+  set (unit := fun y x : A => if dec x y then 1 else 0).
+  assert (U : forall (w : A -> R) y, In y all -> sum all (fun x => w x * (P x y - unit y x)) =
+                                     sum all (fun x => w x * P x y) - w y).
+  { intros w y Iy; rewrite (sum_ext all _ (fun x => w x * P x y - w x * unit y x)) by (intros; ring).
+    rewrite sum_minus, (sum_single all y (fun x => w x * unit y x) N Iy); unfold unit.
+    - destruct (dec y y); [ring|congruence].
+    - intros x _ D; destruct (dec x y); [congruence|ring]. }
+  destruct (linear_equations dec (map (fun y x => P x y - unit y x) l) all N) as (w & Hx & Hw).
+  { rewrite map_length; simpl; lia. }
+  exists w; split; [exact Hx|].
+  assert (Hl : forall y, In y l -> sum all (fun x => w x * P x y) - w y = 0).
+  { intros y Iy; rewrite <- U by (right; exact Iy); apply (Hw (fun x => P x y - unit y x)).
+    apply (in_map (fun y x => P x y - unit y x)), Iy. }
+  assert (Total : sum all (fun y => sum all (fun x => w x * P x y) - w y) = 0).
+  { rewrite sum_minus, sum_swap, (sum_ext all (fun x => sum all (fun y => w x * P x y)) w); [ring|].
+    intros x Ix; rewrite sum_scal, HP by exact Ix; ring. }
+  intros y [<-|Iy]; [|specialize (Hl y Iy); lra].
+  unfold all in Total at 1; rewrite sum_cons, (sum_zero l) in Total by exact Hl; lra.
+Qed.
+
+(** Where every token of the grid is a tap at the query q, some kernel W_τ = w_τ M with w ≠ 0, M any
+    matrix, is computed exactly at q, for every image: at every α. *)
+Theorem exact_by_accident d d_in d_out α Δ (M : matrix) b G q :
+  positions d Δ -> Δ <> [] -> positions d G -> length q = d -> Permutation (map (add q) Δ) G ->
+  exists w : position -> R, (exists τ, In τ Δ /\ w τ <> 0) /\
+  let W := fun τ i j => w τ * M i j in
+  forall X j, (j < d_out)%nat ->
+  attend (construction d d_in d_out α Δ (fun τ => τ) W b) G X q j = conv d_in Δ W b X q j.
+Proof.
+  intros [N F] NE G_d Hq every.
+  set (L := construction d d_in d_out α Δ (fun τ => τ) (fun _ => M) b).
+  set (P := fun τ τ' => attention L G τ zero_image q (add q τ')).
+  assert (Each : forall g, sum G g = sum Δ (fun τ => g (add q τ))).
+  { intros g; rewrite <- (sum_permutation _ _ _ every), sum_map; reflexivity. }
+  destruct (stochastic_fixed_vector position_eq_dec Δ P N NE) as (w & Hw & fixed).
+  { intros τ _; unfold P; rewrite <- (Each (fun k => attention L G τ zero_image q k)); apply softmax_sum.
+    intros EG; rewrite EG in every; apply Permutation_sym, Permutation_nil, map_eq_nil in every; contradiction. }
+  exists w; split; [exact Hw|]; intros W X j Hj; unfold construction; rewrite attend_positional by exact Hj.
+  unfold conv; f_equal.
+  (* both are Σ_τ w_τ (X_{q+τ} M)_j *)
+  set (y := fun k => row_times d_in (X k) M j).
+  transitivity (sum Δ (fun τ => sum Δ (fun τ' => w τ * P τ τ' * y (add q τ')))).
+  - apply sum_ext; intros τ _; unfold P.
+    rewrite <- (Each (fun k => w τ * attention L G τ zero_image q k * y k)).
+    unfold y, row_times, sum_below, W.
+    rewrite (sum_ext G _ (fun k => sum (seq 0 d_in) (fun i => attention L G τ zero_image q k * X k i * (w τ * M i j)))).
+    + rewrite sum_swap; apply sum_ext; intros i _; rewrite <- sum_scal_r; apply sum_ext; intros k Ik; f_equal; f_equal.
+      apply softmax_ext; [|exact Ik]; intros; unfold L, construction; rewrite !score_positional; reflexivity.
+    + intros k _; rewrite <- sum_scal; apply sum_ext; intros; ring.
+  - rewrite sum_swap; apply sum_ext; intros τ' I'; rewrite sum_scal_r, fixed by exact I'.
+    unfold y, W, row_times, sum_below; rewrite <- sum_scal; apply sum_ext; intros; ring.
+Qed.

@@ -1,0 +1,211 @@
+(** The checker as a function of one text: what is extracted, and what its theorem says.
+
+    The text is decimal integers with spaces or line ends between them, in this order:
+      mode                 0 same; 1 within, then B and T, each as mantissa and exponent;
+        2 floats, then the format (e_min, p),
+                           the order (0 values first, 1 attended first), the most tokens, B and T
+      the convolution      geometry; exponent and entries of weight;
+        exponent and entries of bias (zeros if there is none)
+      the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
+                           w_val, w_out and b_out, one tensor after the other
+    Entries are integers, in torch's row-major order; the tensor is they times 2^exponent.  A geometry is
+      in_channels out_channels d, kernel_size, stride, dilation (d numbers each),
+      padding (0 and d numbers; 1 for 'same';
+        2 for 'valid'), padding_mode (0 zeros, 1 reflect, 2 replicate, 3 circular),
+      groups, transposed (0 or 1), output_padding (d numbers)
+
+    Statements:
+      check_text_sound  if [check_text] returns Accepted, the text reads as two layers that are the same function in the
+                        limit, or differ by T at most: over the reals, or in floating point with all rounding *)
+
+From Coquelicot Require Import Coquelicot.
+From Coq Require Import Reals ZArith List Bool Ascii String Lia.
+From Attention Require RoundingHead RoundingCheck.
+From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
+  CheckFloats.
+Import ListNotations.
+
+(** * From characters to integers *)
+
+Fixpoint fold_string {A : Type} (f : A -> ascii -> A) (a : A) (s : string) : A :=
+  match s with EmptyString => a | String x s' => fold_string f (f a x) s' end.
+
+Local Open Scope char_scope.
+Definition digit (x : ascii) : option Z :=
+  if Ascii.eqb x "0" then Some 0%Z else if Ascii.eqb x "1" then Some 1%Z else if Ascii.eqb x "2" then Some 2%Z else
+  if Ascii.eqb x "3" then Some 3%Z else if Ascii.eqb x "4" then Some 4%Z else if Ascii.eqb x "5" then Some 5%Z else
+  if Ascii.eqb x "6" then Some 6%Z else if Ascii.eqb x "7" then Some 7%Z else if Ascii.eqb x "8" then Some 8%Z else
+  if Ascii.eqb x "9" then Some 9%Z else None.
+Definition blank (x : ascii) : bool := Ascii.eqb x " " || Ascii.eqb x "010".
+
+(** Between numbers; after a minus; inside a number, with its sign; where no number can be read. *)
+Inductive lexer : Set :=
+| Between (done : list Z) | Minus (done : list Z) | Inside (done : list Z) (negative : bool) (n : Z) | Odd.
+
+Definition lex_step (s : lexer) (x : ascii) : lexer :=
+  match s, digit x with
+  | Between done, Some d => Inside done false d
+  | Between done, None => if blank x then s else if Ascii.eqb x "-" then Minus done else Odd
+  | Minus done, Some d => Inside done true d
+  | Inside done negative n, Some d => Inside done negative (10 * n + d)
+  | Inside done negative n, None => if blank x then Between ((if negative then - n else n)%Z :: done) else Odd
+  | _, _ => Odd
+  end.
+
+Definition numbers_of (s : string) : option (list Z) :=
+  match lex_step (fold_string lex_step (Between []) s) " " with Between done => Some (rev_append done []) | _ => None
+    end.
+Local Close Scope char_scope.
+
+(** * From integers to layers *)
+
+Definition reader (A : Type) : Type := list Z -> option (A * list Z).
+Definition return_ {A} (a : A) : reader A := fun l => Some (a, l).
+Definition bind {A C} (p : reader A) (k : A -> reader C) : reader C :=
+  fun l => match p l with Some (a, l') => k a l' | None => None end.
+Notation "x <- p ; q" := (bind p (fun x => q)) (at level 60, p at next level, right associativity).
+Definition fail {A} : reader A := fun _ => None.
+Definition number : reader Z := fun l => match l with [] => None | x :: l' => Some (x, l') end.
+Fixpoint many {A} (n : nat) (p : reader A) : reader (list A) :=
+  match n with O => return_ [] | S n' => x <- p; xs <- many n' p; return_ (x :: xs) end.
+
+Definition read_padding (d : nat) : reader padding :=
+  kind <- number;
+  match kind with
+  | 0%Z => p <- many d number; return_ (integers p)
+  | 1%Z => return_ same
+  | 2%Z => return_ valid
+  | _ => fail
+  end.
+Definition read_mode : reader padding_mode :=
+  m <- number;
+  match m with
+  | 0%Z => return_ zeros | 1%Z => return_ reflect | 2%Z => return_ replicate | 3%Z => return_ circular | _ => fail
+  end.
+Definition read_flag : reader bool :=
+  b <- number; match b with 0%Z => return_ false | 1%Z => return_ true | _ => fail end.
+
+Definition read_geometry : reader geometry :=
+  i <- number; o <- number; n <- number;
+  let d := Z.to_nat n in
+  ks <- many d number; ss <- many d number; ds <- many d number;
+  p <- read_padding d; m <- read_mode; g <- number; t <- read_flag; e <- many d number;
+  return_ {| in_channels := i; out_channels := o; kernel_size := ks; stride_of := ss; dilation_of := ds;
+             padding_of := p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
+
+(** A tensor of the given shape. *)
+Definition row (n : nat) : reader (list Z) := many n number.
+Definition rows (m n : nat) : reader (list (list Z)) := many m (row n).
+Definition blocks (g m n : nat) : reader (list (list (list Z))) := many g (rows m n).
+
+Definition read_convolution : reader convolution :=
+  g <- read_geometry;
+  let taps := positions_of_kernel {| c_geometry := g; c_weight_scale := 0; c_weight := []; c_bias_scale := 0;
+    c_bias := [] |} in
+  ws <- number;
+  w <- many (groups_n g) (if transposed g then blocks (in_g g) (out_g g) taps else blocks (out_g g) (in_g g) taps);
+  bs <- number; b <- row (groups_n g * out_g g);
+  return_ {| c_geometry := g; c_weight_scale := ws; c_weight := w; c_bias_scale := bs; c_bias := b |}.
+
+(** The heads from the seven tensors that have a head axis. *)
+Fixpoint heads_of (q k p : list (list (list Z))) (us vs : list (list Z)) (val out : list (list (list (list Z)))) :
+  list raw_head :=
+  match q, k, p, us, vs, val, out with
+  | q1 :: q', k1 :: k', p1 :: p', u1 :: us', v1 :: vs', a1 :: val', o1 :: out' =>
+      {| h_qry := q1; h_key := k1; h_key_pos := p1; h_u := u1; h_v := v1; h_val := a1; h_out := o1 |}
+        :: heads_of q' k' p' us' vs' val' out'
+  | _, _, _, _, _, _, _ => []
+  end.
+
+Definition read_attention : reader attention_layer :=
+  g <- read_geometry; n <- number; dk <- number; dh <- number;
+  let h := Z.to_nat n in let d_k := Z.to_nat dk in let d_h := Z.to_nat dh in let d_in := (groups_n g * in_g g)%nat in
+  sq <- number; q <- many h (rows d_in d_k);
+  sk <- number; k <- many h (rows d_in d_k);
+  sp <- number; p <- many h (rows d_k (S (dims g)));
+  su <- number; us <- many h (row d_k);
+  sv <- number; vs <- many h (row d_k);
+  sa <- number; val <- many h (blocks (groups_n g) (in_g g) d_h);
+  so <- number; out <- many h (blocks (groups_n g) d_h (out_g g));
+  sb <- number; b <- row (groups_n g * out_g g);
+  return_ {| a_geometry := g; key_dim := dk; head_dim := dh;
+             scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so;
+               s_b := sb |};
+             raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
+
+(** What is asked: the same function, or a difference of T at most for |X| ≤ B, over the reals or in floating point. *)
+Inductive question : Set := the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic).
+
+Definition read_question : reader question :=
+  mode <- number;
+  match mode with
+  | 0%Z => return_ the_same
+  | 1%Z => bm <- number; be <- number; tm <- number; te <- number; return_ (within (Dyadic bm be) (Dyadic tm te))
+  | 2%Z =>
+      e <- number; p <- number; o <- read_flag; n <- number;
+      bm <- number; be <- number; tm <- number; te <- number;
+      let order := if o then RoundingHead.attended_first else RoundingHead.values_first in
+      return_ (floats (RoundingCheck.Setting e p order n (Dyadic bm be)) (Dyadic tm te))
+  | _ => fail
+  end.
+
+Definition read_all : reader (question * convolution * attention_layer) :=
+  q <- read_question; c <- read_convolution; m <- read_attention; return_ (q, c, m).
+
+(** The two layers of a text; nothing may be left over. *)
+Definition read_text (s : string) : option (question * convolution * attention_layer) :=
+  match numbers_of s with
+  | Some l => match read_all l with Some (r, []) => Some r | _ => None end
+  | None => None
+  end.
+
+Inductive verdict : Set := Accepted | Rejected | Unreadable.
+
+Definition check (q : question) (c : convolution) (m : attention_layer) : bool :=
+  match q with
+  | the_same => check_same c m
+  | within B T => check_within c m B T
+  | floats s T => check_floats c m s (sharp_exponent m) T
+  end.
+
+Definition check_text (s : string) : verdict :=
+  match read_text s with
+  | Some (q, c, m) => if check q c m then Accepted else Rejected
+  | None => Unreadable
+  end.
+
+(** * Soundness *)
+
+Open Scope R_scope.
+
+(** What an accepted question means, for inputs of every size that torch accepts, every output o, every channel j. *)
+Definition answered (q : question) (c : convolution) (m : attention_layer) : Prop :=
+  match q with
+  | the_same =>
+      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+      is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j)
+        p_infty
+        (computes_conv c sizes X o j)
+  | within B T =>
+      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+      bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
+      Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
+        j) <= value T
+  | floats s T => floats_within c m s (sharp_exponent m) T
+  end.
+
+Theorem check_sound q c m : check q c m = true -> answered q c m.
+Proof.
+  destruct q as [|B T|s T]; intros E.
+  - intros sizes X o j A Io Hj; exact (check_same_sound c m E sizes X o j A Io Hj).
+  - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
+  - exact (check_floats_sound c m s (sharp_exponent m) T E).
+Qed.
+
+Theorem check_text_sound s : check_text s = Accepted ->
+  exists q c m, read_text s = Some (q, c, m) /\ answered q c m.
+Proof.
+  unfold check_text; destruct (read_text s) as [[[q c] m]|]; [|discriminate]; destruct (check q c m) eqn:E;
+    [|discriminate].
+  intros _; exists q, c, m; split; [reflexivity|apply check_sound, E].
+Qed.

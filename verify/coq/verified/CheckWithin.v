@@ -1,0 +1,306 @@
+(** The checker in the mode `within T`: finite sharpness, taps and biases that may differ.
+
+    Statements:
+      exp_bound_sound     e^{−α} from above, in integers
+      check_within_sound  if [check_within] accepts B and T, then for every size that torch accepts, every image with
+                          |X| ≤ B and every output, |MHSA(X) − Conv(X)| ≤ T: bias + leakage + taps, over the reals *)
+
+From Coq Require Import Reals ZArith List Bool Lra Lia.
+From Flocq Require Import Core.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers Geometry Transposed.
+From Attention Require RoundingCheck.
+From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
+Import ListNotations.
+Open Scope R_scope.
+
+(** * e^{−α} from above *)
+
+Fixpoint squared (n : nat) (x : dyadic) : dyadic :=
+  match n with O => x | S n' => let y := squared n' x in round_up 256 (z_mul y y) end.
+
+(** With y = α/2^80: e^{−y} ≤ 1 − y + y², squared eighty times; the excess is about α²·2^−81. *)
+Definition exp_bound (α : dyadic) : dyadic :=
+  let y := Dyadic (mantissa α) (exponent α - 80) in squared 80 (z_add (z_sub (z_of 1) y) (z_mul y y)).
+
+Theorem exp_bound_sound α : 0 <= value α -> exp (- value α) <= value (exp_bound α).
+Proof.
+  intros Hα; unfold exp_bound; set (y := Dyadic (mantissa α) (exponent α - 80)).
+  assert (Ey : value α = 2 ^ 80 * value y).
+  { unfold y, value; cbn [mantissa exponent]; unfold Z.sub; rewrite bpow_plus;
+    change (bpow radix2 (- (80))) with (/ IZR (2 ^ 80)).
+    rewrite (pow_IZR 2 80); change (2 ^ Z.of_nat 80)%Z with (2 ^ 80)%Z; field; apply IZR_neq; discriminate. }
+  assert (Hy : 0 <= value y) by (assert (0 < 2 ^ 80) by (apply pow_lt; lra); nra).
+  rewrite Ey; clear Ey Hα; generalize 80%nat; intros n; induction n as [|n IH].
+  - cbn [squared pow]; rewrite value_add, value_sub, value_of, value_mul, Rmult_1_l; set (z := value y) in *.
+    assert (E := exp_ineq1_le z); assert (P := exp_pos z); rewrite exp_Ropp.
+    apply Rmult_le_reg_l with (exp z); [exact P|]; rewrite Rinv_r by lra.
+    apply Rle_trans with ((1 + z) * (1 - z + z * z)); [|apply Rmult_le_compat_r; nra].
+    replace ((1 + z) * (1 - z + z * z)) with (1 + z * z * z) by ring.
+    assert (0 <= z * z * z) by (apply Rmult_le_pos; [nra|exact Hy]); lra.
+  - cbn [squared]; eapply Rle_trans; [|apply round_up_le]; rewrite value_mul.
+    replace (- (2 ^ S n * value y)) with (- (2 ^ n * value y) + - (2 ^ n * value y)) by (simpl; ring).
+    rewrite exp_plus; apply Rmult_le_compat; try (left; apply exp_pos); exact IH.
+Qed.
+
+(** * What is computed *)
+
+Section Computed.
+Variables (c : convolution) (m : attention_layer) (B : dyadic).
+
+(** The output channel that an index belongs to, for t kernel positions, D input channels, n of them and o output
+    channels in a group. *)
+Definition channel_by (t D n o x : Z) : Z := let y := (x / t)%Z in ((y mod D) / n * o + y / D)%Z.
+Definition channel : Z -> Z :=
+  channel_by (Z.of_nat (positions_of_kernel c)) (channels_in c) (Z.of_nat (in_g c)) (Z.of_nat (out_g c)).
+
+(** Σ_h Σ_i |W_val^h W_out^h| and Σ_τ Σ_i |tap − W_τ| by output channel, before their powers of two. *)
+Definition sums_by (key : Z -> Z) (vs : list sparse) : sparse := merge_all (map (fun v => rekey key (absolute v)) vs).
+Definition singles_by (key : Z -> Z) (v : sparse) : sparse :=
+  merge_all (map (fun e => [(key (fst e), Z.abs (snd e))]) (filter (fun e => negb (Z.eqb (snd e) 0)) v)).
+Definition head_sums : sparse := sums_by channel (flat_map (vectors_of c m 1) (kept m)).
+Definition tap_sums : sparse := singles_by channel (difference c m).
+
+Definition least (l : list Z) : Z := match l with [] => 0%Z | x :: l' => Z.max 0 (fold_right Z.min x l') end.
+
+(** 2 d e^{−α} for the softest head. *)
+Definition leak_bound : dyadic :=
+  z_mul (z_of (2 * Z.of_nat (dims c)))
+    (exp_bound (Dyadic (least (map (sharpness_read m) (kept m))) (s_v (scale_of m) + s_key_pos (scale_of m)))).
+
+(** |b_out − b| + 2·B·leak·Σ|W_val W_out| + B·Σ|tap − W| of every output channel. *)
+Definition bounds : list dyadic :=
+  let leak := z_mul (z_mul (z_of 2) B) leak_bound in
+  let heads := head_sums in
+  let taps := tap_sums in
+  map (fun kb => z_add (z_add (snd kb) (z_mul leak (Dyadic (coef heads (fst kb)) (head_scale m))))
+                   (z_mul B (Dyadic (coef taps (fst kb)) (common_scale c m))))
+    (enum 0 (bias_differences c m)).
+
+Definition check_within (T : dyadic) : bool :=
+  comparable c m && z_le (z_of 0) B && forallb (fun b => z_le b T) bounds.
+
+End Computed.
+
+(** * Soundness *)
+
+Lemma least_le l x : In x l -> (0 < x)%Z -> (0 <= least l <= x)%Z.
+Proof.
+  destruct l as [|y l]; [intros []|]; cbn [least]; intros I Hx; assert (fold_right Z.min y l <= x)%Z; [|lia].
+  destruct I as [->|I]; induction l as [|z l IH]; simpl in *; try lia; try tauto.
+  destruct I as [->|I]; [lia|]; specialize (IH I); lia.
+Qed.
+
+Section Sound.
+Variables (c : convolution) (m : attention_layer).
+Hypothesis ok : comparable c m = true.
+Variable sizes : list Z.
+Hypothesis A : accepts c sizes.
+
+Notation L := (with_heads (layer_of m) (kept m)).
+Notation f := (shift_read m).
+Notation ks := (kernel_size c).
+Notation T := (positions_of_kernel c).
+Notation ix := (index (channels_in c) (Z.of_nat T)).
+
+(** The input channels of output channel k's group. *)
+Definition group_channels (k : nat) : list nat :=
+  filter (fun i => Nat.eqb (i / in_g c) (k / out_g c)) (seq 0 (groups_n c * in_g c)).
+
+Lemma channel_index i k t : (i < groups_n c * in_g c)%nat -> (i / in_g c = k / out_g c)%nat -> (0 <= t < Z.of_nat T)%Z
+  ->
+  (0 < out_g c)%nat -> channel c (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t) = Z.of_nat k.
+Proof.
+  intros Hi Eg Ht Ho; unfold channel, channel_by, index; cbv zeta.
+  set (D := channels_in c); assert (HD : D = Z.of_nat (groups_n c * in_g c)) by reflexivity.
+  set (kc := Z.of_nat (k mod out_g c)).
+  assert (E1 : (((kc * D + Z.of_nat i) * Z.of_nat T + t) / Z.of_nat T = kc * D + Z.of_nat i)%Z).
+  { symmetry; apply (Z.div_unique _ _ _ t); [left; lia|ring]. }
+  rewrite E1.
+  assert (E2 : ((kc * D + Z.of_nat i) / D = kc)%Z) by (symmetry; apply (Z.div_unique _ _ _ (Z.of_nat i)); [left;
+    lia|ring]).
+  assert (E3 : ((kc * D + Z.of_nat i) mod D = Z.of_nat i)%Z) by (symmetry; apply (Z.mod_unique _ _ kc); [left;
+    lia|ring]).
+  rewrite E2, E3, <- Nat2Z.inj_div, Eg; unfold kc; rewrite <- Nat2Z.inj_mul, <- Nat2Z.inj_add; f_equal.
+  rewrite (Nat.div_mod k (out_g c)) at 3 by lia; lia.
+Qed.
+
+Lemma group_sum k (F : nat -> R) : (forall i, (i < groups_n c * in_g c)%nat -> (i / in_g c <> k / out_g c)%nat -> F i
+  = 0) ->
+  sum_below (groups_n c * in_g c) F = sum (group_channels k) F.
+Proof.
+  intros E; unfold group_channels; rewrite RoundingCheck.sum_filter; [reflexivity|].
+  intros i Ii N; apply in_seq in Ii; apply E; [lia|]; apply Nat.eqb_neq, N.
+Qed.
+
+Lemma in_group i k : In i (group_channels k) -> (i < groups_n c * in_g c)%nat /\ (i / in_g c = k / out_g c)%nat.
+Proof. intros I; apply filter_In in I; destruct I as [I E]; apply in_seq in I; apply Nat.eqb_eq in E; split;
+  [lia|exact E]. Qed.
+
+Lemma Rabs_number e z : Rabs (number_of e z) = number_of e (Z.abs z).
+Proof. unfold number_of; apply eq_sym, (value_abs (Dyadic z e)). Qed.
+
+Lemma number_of_sum {X} e (l : list X) g : sum l (fun x => number_of e (g x)) = number_of e (zsum l g).
+Proof. unfold number_of, value; cbn [mantissa exponent]; rewrite IZR_zsum; apply sum_scal_r. Qed.
+
+Lemma number_of_le e x y : (x <= y)%Z -> number_of e x <= number_of e y.
+Proof. intros E; unfold number_of, value; apply Rmult_le_compat_r; [apply bpow_ge_0|apply IZR_le, E]. Qed.
+
+(** Σ_h Σ_i |W_val^h W_out^h| of output channel k. *)
+Lemma head_sums_sound k : (k < groups_n c * out_g c)%nat ->
+  sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k) <=
+  number_of (head_scale m) (coef (head_sums c m) (Z.of_nat k)).
+Proof.
+  intros Hk; unfold head_sums, sums_by;
+    rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
+  apply sum_le; intros h Ih; cbn [heads with_heads] in Ih.
+  destruct (comparable_facts c m ok) as (E & W & _ & Hd & _ & _ & F); destruct (F h Ih) as (Sv & So & _).
+  destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (channels_g c W) as (Cg & Ci & Co).
+  destruct (head_looks c m ok h Ih) as (j & a & T0 & L0 & I0 & S0).
+  assert (Hu : (k / out_g c < groups_n c)%nat) by (apply Nat.div_lt_upper_bound; lia).
+  assert (V : forall i, (i < groups_n c * in_g c)%nat -> value_output L h i k = if Nat.eqb (i / in_g c) (k / out_g c)
+    then number_of (head_scale m) (coefs (vectors_of c m 1 h) (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks
+      j))) else 0).
+  { intros i Hi; rewrite value_output_with, value_output_blocks; rewrite ?Fg, ?Fi, ?Fo; try assumption.
+    destruct (Nat.eqb_spec (i / in_g c) (k / out_g c)) as [Eg|]; [|reflexivity].
+    assert (Hm : (i mod in_g c < in_g c)%nat) by (apply Nat.mod_upper_bound; lia).
+    assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod;
+      lia).
+    unfold vectors_of; rewrite T0; rewrite Ei at 2; unfold channels_in.
+    rewrite coefs_head; try assumption; try (apply (number_taps c m ok); assumption);
+      try (apply (shaped_nth _ _ _ _ 0%nat Sv); lia); try (apply (shaped_nth _ _ _ _ 0%nat So); lia);
+      try (intros u' Hu'; apply (shaped_nth _ _ _ _ u' Sv Hu')).
+    rewrite Z.eqb_refl, Z.mul_1_l; reflexivity. }
+  unfold column_sum; rewrite (group_sum k).
+  - rewrite (sum_ext _ _ (fun i => number_of (head_scale m) (Z.abs (coefs (vectors_of c m 1 h)
+      (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)))))).
+    + rewrite number_of_sum; apply number_of_le.
+      set (key := fun i => ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)).
+      assert (M : forall l, zsum l (fun i => Z.abs (coefs (vectors_of c m 1 h) (key i))) =
+        zsum (map key l) (fun s => Z.abs (coefs (vectors_of c m 1 h) s))).
+      { induction l as [|i l IH]; [reflexivity|]; cbn [map]; rewrite !zsum_cons, IH; reflexivity. }
+      rewrite M; apply channel_sums_le.
+      * assert (P := NoDup_pairs (fun (_ : unit) i => key i) [tt] (group_channels k)); cbn [flat_map] in P.
+        rewrite app_nil_r in P; apply P; [constructor; [intros []|constructor]|apply NoDup_filter, seq_NoDup|].
+        intros [] i [] i' _ Ii _ Ii' Ek; split; [reflexivity|]; apply in_group in Ii, Ii'.
+        assert (R := number_taps c m ok j I0); unfold key in Ek; apply index_injective in Ek;
+          unfold channels_in; lia.
+      * intros s Is; apply in_map_iff in Is; destruct Is as (i & <- & Ii); apply in_group in Ii.
+        apply channel_index; try tauto; apply (number_taps c m ok j I0).
+    + intros i Ii; apply in_group in Ii; destruct Ii as [Hi Eg]; rewrite V by exact Hi.
+      rewrite (proj2 (Nat.eqb_eq _ _) Eg); apply Rabs_number.
+  - intros i Hi Ng; rewrite V by exact Hi; rewrite (proj2 (Nat.eqb_neq _ _) Ng); apply Rabs_R0.
+Qed.
+
+(** Σ_τ Σ_i |tap − W_τ| of output channel k. *)
+Lemma tap_sums_sound k : (k < groups_n c * out_g c)%nat ->
+  sum (kernel_shifts c) (fun τ => column_sum (groups_n c * in_g c) (fun i j' => tap L f τ i j' - kernel_at c τ i j')
+    k) <=
+  number_of (common_scale c m) (coef (tap_sums c m) (Z.of_nat k)).
+Proof.
+  intros Hk; destruct (comparable_facts c m ok) as (E & W & _); destruct (channels_g c W) as (Cg & Ci & Co).
+  unfold kernel_shifts; rewrite sum_map.
+  set (key := fun j i => ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)).
+  rewrite (sum_ext _ _ (fun j => number_of (common_scale c m) (zsum (map (key j) (group_channels k))
+    (fun s => Z.abs (coef (difference c m) s))))).
+  - rewrite number_of_sum; apply number_of_le.
+    apply Z.le_trans with (coef (rekey (channel c) (absolute (difference c m))) (Z.of_nat k)).
+    + apply Z.le_trans with (zsum (flat_map (fun j => map (key j) (group_channels k)) (kernel_taps c (units c)))
+        (fun s => Z.abs (coef (difference c m) s))).
+      * clear; induction (kernel_taps c (units c)) as [|j l IH]; [apply Z.le_refl|]; cbn [flat_map].
+        rewrite zsum_cons, zsum_app; lia.
+      * apply channel_sum_le.
+        -- apply NoDup_pairs.
+           ++ destruct (kernel_shifts_positions c m ok sizes A) as [N _]; unfold kernel_shifts in N.
+              apply NoDup_map_inv in N; exact N.
+           ++ apply NoDup_filter, seq_NoDup.
+           ++ intros j i j' i' Ij Ii Ij' Ii' Ek; apply in_group in Ii, Ii'.
+              assert (R := number_taps c m ok j Ij); assert (R' := number_taps c m ok j' Ij').
+              unfold key in Ek; apply index_injective in Ek; try (unfold channels_in; lia).
+              destruct Ek as (_ & Ei & En); split; [|lia].
+              apply (number_injective ks); [| |exact En]; apply (in_kernel_taps c W (units c)); try assumption;
+                apply map_length.
+        -- intros s Is; apply in_flat_map in Is; destruct Is as (j & Ij & Is); apply in_map_iff in Is.
+           destruct Is as (i & <- & Ii); apply in_group in Ii; apply channel_index; try tauto;
+             apply (number_taps c m ok j Ij).
+    + unfold tap_sums, singles_by; rewrite coef_merge_all; apply Z.eq_le_incl; generalize (difference c m); clear.
+      intros s; induction s as [|[l x] v IH]; [reflexivity|]; cbn [absolute rekey map filter fst snd coef].
+      destruct (Z.eqb_spec x 0) as [->|]; cbn [negb map]; fold (absolute v) (rekey (channel c) (absolute v)).
+      * rewrite IH; destruct (channel c l =? _)%Z; reflexivity.
+      * rewrite coefs_cons, IH; cbn [coef fst snd]; ring.
+  - intros j Ij; unfold column_sum; rewrite (group_sum k).
+    + rewrite <- (number_of_sum (common_scale c m)), sum_map; apply sum_ext; intros i Ii; apply in_group in Ii;
+      destruct Ii as [Hi Eg].
+      rewrite (kernel_at_shift c sizes A) by exact Ij; rewrite (taps_difference_read c m ok sizes A) by assumption.
+      rewrite (proj2 (Nat.eqb_eq _ _) Eg); apply Rabs_number.
+    + intros i Hi Ng; rewrite (kernel_at_shift c sizes A) by exact Ij.
+      rewrite (taps_difference_read c m ok sizes A) by assumption; rewrite (proj2 (Nat.eqb_neq _ _) Ng); apply Rabs_R0.
+Qed.
+
+(** Every head that carries something leaks at most [leak_bound]. *)
+Lemma leak_bound_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
+  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_bound c m).
+Proof.
+  intros Ih Io; destruct (kept_sharp c m ok h Ih) as (Cf & Ha & Lf & _).
+  assert (Q := quadratic_closed (dims c) (tokens c sizes) (fun k => score L h X (query_of c sizes o) k)
+    (add (query_of c sizes o) (f h)) (alpha_of m h) (tokens_dims c m ok sizes A)
+    (targets_on_tokens c sizes A o Io _ (heads_on_shifts c m ok h Ih))
+    (fun k Ik => kept_falls c m ok sizes A h X o k Ih Io Ik) Ha).
+  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_bound;
+    rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
+  apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|].
+  assert (Hs : (0 < sharpness_read m h)%Z).
+  { unfold alpha_of, number_of, value in Ha; cbn [mantissa exponent] in Ha.
+    apply lt_IZR; assert (P := bpow_gt_0 radix2 (s_v (scale_of m) + s_key_pos (scale_of m))); nra. }
+  assert (Hl := least_le (map (sharpness_read m) (kept m)) (sharpness_read m h) (in_map _ _ _ Ih) Hs).
+  eapply Rle_trans; [|apply exp_bound_sound].
+  - apply exp_monotone, Ropp_le_contravar.
+    exact (number_of_le (s_v (scale_of m) + s_key_pos (scale_of m)) _ _ (proj2 Hl)).
+  - unfold value; apply Rmult_le_pos; [apply IZR_le, Hl|apply bpow_ge_0].
+Qed.
+
+End Sound.
+
+(** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch accepts, every image
+  with
+    |X| ≤ B, every output o and channel k.  The layer reads the tokens of its own geometry. *)
+Theorem check_within_sound c m B T : check_within c m B T = true ->
+  forall sizes X o k, accepts c sizes -> bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
+  In o (outputs c sizes) -> (k < groups_n c * out_g c)%nat ->
+  Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k - computes_conv c sizes X o k)
+    <= value T.
+Proof.
+  unfold check_within; rewrite !andb_true_iff, forallb_forall; intros [[ok HB] Hb] sizes X o k A HX Io Hk.
+  destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
+  apply value_le in HB; rewrite value_of in HB.
+  rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io), <- attend_L1.
+  set (L := with_heads (layer_of m) (kept m)); destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
+  assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [L D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
+  assert (XB : bounded (D_in L) (value B) (tokens c sizes) (reads c sizes X)) by
+    (rewrite Ein; apply reads_bounded; assumption).
+  rewrite <- Ein; eapply Rle_trans; [apply (layer_within L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c)
+    (tokens c sizes) (reads c sizes X) (query_of c sizes o) k (value B) (fun _ => value (leak_bound c m)))|].
+  - apply (kernel_shifts_positions c m ok sizes A).
+  - apply (heads_on_shifts c m ok).
+  - apply (targets_on_tokens c sizes A o Io).
+  - exact XB.
+  - intros h Ih; apply (leak_bound_sound c m ok sizes A); assumption.
+  - assert (Ik : In (Z.of_nat k, nth k (bias_differences c m) (z_of 0)) (enum 0 (bias_differences c m))).
+    { apply (in_enum_nth _ 0); unfold bias_differences; rewrite map_length, combine_length; lia. }
+    unfold bounds in Hb; cbv zeta in Hb; specialize (Hb _ (in_map _ _ _ Ik)); apply value_le in Hb; cbn [fst snd] in Hb.
+    rewrite !value_add, !value_mul, value_of, (bias_difference c m ok k Hk) in Hb.
+    eapply Rle_trans; [|exact Hb]; rewrite Ein, sum_scal.
+    assert (HS := head_sums_sound c m ok k Hk); assert (TS := tap_sums_sound c m ok sizes A k Hk).
+    unfold number_of in HS, TS; fold L in HS, TS.
+    assert (Lk : 0 <= value (leak_bound c m)).
+    { unfold leak_bound; rewrite value_mul, value_of; apply Rmult_le_pos; [apply IZR_le; lia|].
+      eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound]; unfold value; cbn [mantissa exponent].
+      apply Rmult_le_pos; [apply IZR_le|apply bpow_ge_0]; unfold least; destruct (map _ _); lia. }
+    apply Rplus_le_compat; [apply Rplus_le_compat|].
+    + apply Rle_refl.
+    + replace (2 * value B * (value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
+      (value_output L h) k)))
+        with (2 * value B * value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
+          (value_output L h) k)) by ring.
+      apply Rmult_le_compat_l; [apply Rmult_le_pos; [lra|exact Lk]|exact HS].
+    + apply Rmult_le_compat_l; [exact HB|exact TS].
+Qed.

@@ -1,0 +1,22 @@
+(** The checker as an OCaml program.  Built by three commands, in this folder:
+
+      coq_makefile -f _CoqProject *.v -o Makefile && make
+      ocamlfind ocamlopt -package zarith -linkpkg verified.mli verified.ml checker.ml -o checker
+      ./checker FILE
+
+    What is believed beside Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
+    option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the
+      three
+    functions below, which replace Coq's own by faster ones. *)
+
+From Coq Require Import ZArith Extraction ExtrOcamlBasic ExtrOcamlNativeString ExtrOcamlZBigInt.
+From Attention Require Import CheckText.
+
+(** Division rounds down; by zero it is 0, with the remainder x. *)
+Extract Constant Z.div => "(fun x y -> if Z.sign y = 0 then Z.zero else Z.fdiv x y)".
+Extract Constant Z.modulo => "(fun x y -> if Z.sign y = 0 then x else Z.sub x (Z.mul y (Z.fdiv x y)))".
+(** One character after the other, without copying the string. *)
+Extract Constant fold_string => "String.fold_left".
+
+
+Extraction "verified.ml" check_text.
