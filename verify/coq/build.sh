@@ -9,8 +9,8 @@ cd "$into"
 find . -name '*.v' ! -name Headlines.v | sort | xargs coq_makefile -f _CoqProject -o Makefile
 make --silent -j"$(nproc)"
 coqc -R . Attention -w -ambiguous-paths Headlines.v >assumptions.txt
-grep -oE '^[A-Za-z_.0-9]+ :' assumptions.txt | sed 's/ :$//' | sort -u >axioms_used.txt
-sort -u axioms.txt | diff - axioms_used.txt
+grep -oE '^[A-Za-z_.0-9]+( :|$)' assumptions.txt | sed 's/ :$//' | LC_ALL=C sort -u >axioms_used.txt
+LC_ALL=C sort -u axioms.txt | diff - axioms_used.txt
 if grep -rnE '^ *(Admitted|Axiom|Parameter|Conjecture)\b|\badmit\b' --include='*.v' .; then
     echo "something is admitted" >&2
     exit 1

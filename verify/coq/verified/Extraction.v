@@ -1,8 +1,6 @@
-(** The checker as an OCaml program.  Built by three commands, in this folder:
+(** The checker as an OCaml program, which ../build.sh builds:
 
-      coq_makefile -f _CoqProject *.v -o Makefile && make
-      ocamlfind ocamlopt -package zarith -linkpkg verified.mli verified.ml checker.ml -o checker
-      ./checker FILE
+      verify/coq/build.sh FOLDER && FOLDER/checker FILE
 
     What is believed beside Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
     option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the
