@@ -36,11 +36,10 @@ def text(
     """
     heads, _, _, head_dim = tensors["w_val"].shape
     key_dim = tensors["v"].shape[1]
-    if bias is None:
-        bias = np.zeros(geometries[0]["out_channels"])
+    stored_bias: np.ndarray = np.zeros(geometries[0]["out_channels"]) if bias is None else bias
     asked = "1" if floats is None else f"2 {_line(floats)}"
     lines: list[str] = ["0" if within is None else f"{asked} {_dyadic(within[0])} {_dyadic(within[1])}"]
-    lines += [_geometry(geometries[0]), _tensor(weight), _tensor(bias)]
+    lines += [_geometry(geometries[0]), _tensor(weight), _tensor(stored_bias)]
     lines += [_geometry(geometries[1]), f"{heads} {key_dim} {head_dim}"]
     lines += [_tensor(tensors[name]) for name in TENSORS]
     return "\n".join(lines) + "\n"
