@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import layers, networks, rows, ways
+from benchmarks import executions, layers, networks, rows
 from benchmarks.timing import Floor, clock_of
 
-SECTIONS: dict[str, Callable[[Floor], rows.Found]] = layers.SECTIONS | networks.SECTIONS | ways.SECTIONS
+SECTIONS: dict[str, Callable[[Floor], rows.Found]] = layers.SECTIONS | networks.SECTIONS | executions.SECTIONS
 WITH_MORE_THREADS = ("single", "networks")
 """Sections that are repeated for every number of threads but the first, unless sections are named."""
 
@@ -64,7 +64,7 @@ def draw(path: Path, found: rows.Found, what: str) -> None:
     """Cost against tokens."""
     from verify.plots.costs import cost_figure
 
-    cost_figure(ways.series(found), what).savefig(path)
+    cost_figure(executions.series(found), what).savefig(path)
     print(f"  drawn: {path}")
 
 

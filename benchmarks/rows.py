@@ -1,4 +1,4 @@
-"""What a benchmark found: rows of a table, and one JSON of all of them."""
+"""The results of a benchmark: rows of a table, and one JSON of all of them."""
 
 import json
 import math

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.recheck.arrays import Rejected, layers_in
+from verify.recheck.certificate_file import LayerCertificate, read_document
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
-from verify.recheck.pairs import LayerPair
-from verify.recheck.statements import LayerCertificate, read_document
+from verify.recheck.layer_pair import LayerPair
 from verify.recheck.unwrapping import by_certified_name
 from verify.verdict import Verdict
 

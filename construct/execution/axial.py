@@ -24,12 +24,12 @@ from torch import Tensor
 
 from construct.encoding.encodings import Encoding
 from construct.errors import require
-from construct.execution import chunked, factored, kernels
+from construct.execution import chunked, kernels, soft_heads
 from construct.execution.autograd import shifted
 from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
+from construct.execution.head_matrices import merged
 from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.merging import merged
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.transforms import numbers, transformed
@@ -88,9 +88,9 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     if not plan.soft:
         return y
     tokens = grid.padded(x).to(dtype)
-    if not recorded and factored.fits(grid, FACTOR_BYTES):
+    if not recorded and soft_heads.fits(grid, FACTOR_BYTES):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        seen = factored.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+        seen = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
     else:
         seen = _attended(layer, tokens, grid, plan.soft, w)
     return y + seen.movedim((-2, -1), (1, 2)).flatten(1, 2)
@@ -213,7 +213,7 @@ def _memory(
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
         total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
-        total += factored.memory(grid, len(plan.soft), size, FACTOR_BYTES, recorded)
+        total += soft_heads.memory(grid, len(plan.soft), size, FACTOR_BYTES, recorded)
         if recorded:  # what each head sees is kept, after every axis
             total += len(plan.soft) * batch * _seen(grid) * groups * channels * size
     elif grid.affine is None:

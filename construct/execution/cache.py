@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from construct.encoding import quadratic as encoding
+from construct.execution.head_matrices import as_bits, identity_parts
 from construct.execution.kernels.blocks import most_queries
-from construct.execution.merging import as_bits, identity_parts
 from construct.execution.transforms import faked, plain, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES

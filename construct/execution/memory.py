@@ -1,4 +1,4 @@
-"""What the executions need besides their attention maps, and how much they multiply."""
+"""Estimates of memory and multiplications that ``dense`` and ``chunked`` share."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which heads are pure shifts on a grid, and between which tokens: read off ``v`` and ``w_key_pos``, in every call."""
+"""Splits the heads of a layer on a grid into one-hot ones, with their shifts, and soft ones, from ``v`` and ``w_key_pos`` alone."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How exact scores are as dot products of queries and keys, and which heads are refused for it.
+"""The rounding of scores that are evaluated as dot products (``sdpa``), and the refusal of heads for which it is too large.
 
 With k and q positions less a centre m, a score of positions a_0 ‖k − q‖² + a·(k − q) is a_0 ‖k‖² + (a − 2 a_0 q)·k and a term
 that is the same for every key.

@@ -1,4 +1,4 @@
-"""What an execution is, and what it reads of the layer whose Eq. 3 it evaluates."""
+"""The interfaces of an execution (run, memory, cost) and of the attention layer that it evaluates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention of heads that are shifts, in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
+"""One-hot heads in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
 
 A trace sees tensors without numbers, so where the heads look has to be known before: a trace freezes it.  What is traced is
 the shift itself, for any spatial size: pad, take what each head sees, multiply by its matrix; with channels first or last, as
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
 from construct.execution.autograd import channels_last, shifted
+from construct.execution.head_matrices import is_identity
 from construct.execution.kernels.windows import Shifts
-from construct.execution.merging import is_identity
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.transforms import abstract, eagerly, jit_traced

@@ -1,4 +1,4 @@
-"""Calls in which tensors are not what they seem: under ``torch.func``, with forward-mode derivatives, fake, meta, or traced.
+"""Detects ``torch.func`` transforms, forward-mode derivatives, fake and meta tensors, and tracing.
 
 Where heads look is read off the numbers of ``v`` and ``w_key_pos``.  A transform wraps these numbers, and a fake tensor has none.
 """

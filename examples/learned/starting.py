@@ -14,7 +14,7 @@ from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.encoding import quadratic as encodings
 from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
-from construct.execution.merging import is_identity
+from construct.execution.head_matrices import is_identity
 from construct.geometry import ConvGeometry
 from construct.modules.learning import learned_covariance, learned_quadratic, with_covariance
 from construct.weights import MHSAWeights

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import construct
 from construct.attention import MHSA
-from construct.execution.merging import is_identity
+from construct.execution.head_matrices import is_identity
 from construct.modules.learning import gate_content, learned_quadratic, with_key_dim
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from construct.execution.merging import is_identity
+from construct.execution.head_matrices import is_identity
 
 LAYERS: dict[str, Any] = {
     "1x1": lambda: nn.Conv2d(24, 40, 1),

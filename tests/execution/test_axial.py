@@ -13,8 +13,8 @@ from torch import nn
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.attention import smaller_blocks
-from construct.execution import axial, merging
-from construct.execution.merging import is_identity
+from construct.execution import axial, head_matrices
+from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
 from truths import random_layer
@@ -196,15 +196,15 @@ def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
         off = False
     size = blocks[0, 0].nbytes
     # All at once, four and two, two at a time, by one period of each and by two.
-    for at_once in (merging.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
-        with mock.patch.object(merging, "AT_ONCE", at_once):
+    for at_once in (head_matrices.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
+        with mock.patch.object(head_matrices, "AT_ONCE", at_once):
             assert is_identity(blocks) == (not off)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("at_once", [1, 30, merging.AT_ONCE])
+@pytest.mark.parametrize("at_once", [1, 30, head_matrices.AT_ONCE])
 def test_the_identity_is_known_in_every_type(dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(merging, "AT_ONCE", at_once)
+    monkeypatch.setattr(head_matrices, "AT_ONCE", at_once)
     blocks = torch.eye(5, dtype=dtype).repeat(3, 2, 1, 1)
     assert is_identity(blocks)
     for place in ((2, 1, 4, 4), (0, 0, 0, 0), (2, 1, 4, 3), (1, 0, 0, 4)):

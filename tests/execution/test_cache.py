@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.execution import cache, merging
-from construct.execution.merging import AT_ONCE, is_identity
+from construct.execution import cache, head_matrices
+from construct.execution.head_matrices import AT_ONCE, is_identity
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
@@ -257,8 +257,8 @@ def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
 
 
 def test_layers_are_called_on_the_processor_whatever_the_default_device() -> None:
-    merging._identities.cache_clear()
-    merging._ones.cache_clear()
+    head_matrices._identities.cache_clear()
+    head_matrices._ones.cache_clear()
     for channels in (4, 260):
         layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
         with torch.device("meta"):

@@ -15,11 +15,11 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import kernels
 from construct.execution.autograd import Shifted, Weights
+from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
-from construct.execution.merging import is_identity
 from runs import KERNELS, preferring
 
 EXAMPLES = settings().max_examples

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 import verify
 from construct.from_conv import main
 from verify.recheck.arrays import Rejected
-from verify.recheck.statements import record_digest
+from verify.recheck.certificate_file import record_digest
 
 NETWORKS = """
 import warnings

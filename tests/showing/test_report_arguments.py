@@ -108,8 +108,9 @@ def test_layers_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_attention_of_any_format_is_taken(dtype: torch.dtype, tmp_path: Path) -> None:
     maps = torch.full((2, 4, 4), 0.25, dtype=dtype).requires_grad_()
-    verify.write_report(tmp_path / "page.html", attention={"a": maps})
-    verify.write_report(tmp_path / "page.html", attention={"a": maps.tolist()})
+    verify.write_report(tmp_path / "tensor.html", attention={"a": maps})
+    verify.write_report(tmp_path / "lists.html", attention={"a": maps.tolist()})
+    assert (tmp_path / "tensor.html").read_bytes() == (tmp_path / "lists.html").read_bytes()
 
 
 def test_a_place_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:

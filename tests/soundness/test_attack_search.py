@@ -141,11 +141,7 @@ def search(examples: int) -> Counter[str]:
     return counts
 
 
-def test_no_random_attack_obtains_a_false_verdict():
-    counts = search(EXAMPLES)
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(50 * EXAMPLES, marks=pytest.mark.deep)])
+def test_no_random_attack_obtains_a_false_verdict(examples: int):
+    counts = search(examples)
     assert min(counts[word] for word in ("PROVED", "REFUTED", "UNDECIDED")) > 3
-
-
-@pytest.mark.deep
-def test_no_random_attack_obtains_a_false_verdict_in_a_long_search():
-    search(50 * EXAMPLES)

@@ -9,7 +9,7 @@ import numpy as np
 
 from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
-from verify.recheck.statements import VERSION
+from verify.recheck.certificate_file import VERSION
 from verify.verdict import Verdict, exactly, from_above
 
 MOST_SHOWN = 2**16

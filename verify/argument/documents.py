@@ -9,7 +9,7 @@ JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they
     network              null, or what the runs of both networks showed: their calls, and their distance from float64
     record_sha256        digest of all the rest as canonical JSON: sorted keys, no spaces, ASCII
 
-It is read by :mod:`verify.recheck.statements`.
+It is read by :mod:`verify.recheck.certificate_file`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verify.recheck.statements import FORMAT, VERSION, record_digest
+from verify.recheck.certificate_file import FORMAT, VERSION, record_digest
 
 if TYPE_CHECKING:
     from verify.argument.certificate import Certificate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, new_figure, plain, style
 from verify.recheck.arrays import strict_json
-from verify.recheck.statements import read_document
+from verify.recheck.certificate_file import read_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

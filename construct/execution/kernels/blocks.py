@@ -1,4 +1,4 @@
-"""Cutting the queries of a call into blocks."""
+"""Blocks of queries: ranges of an image's outputs that a kernel computes at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

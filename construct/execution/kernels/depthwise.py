@@ -1,4 +1,4 @@
-"""One channel a group: every head multiplies what it sees by one number a channel, y[o] = b + Σ_h x[s·o + e_h]·w_h.
+"""The kernel of depthwise convolutions: one multiply-add for each head over a block of outputs, y[o] = b + Σ_h x[s·o + e_h]·w_h.
 
 There is no matrix to multiply by; what costs time is reading the tokens once a head.  So a block of queries is as large as a core's
 cache holds, and every head adds its part to the whole block.  The input is read where it lies, and a head only adds to the queries

@@ -1,4 +1,4 @@
-"""Products of matrices, by the quicker one of the two libraries that torch brings for the CPU.
+"""GEMM: matrix products by BLAS or by oneDNN, whichever is quicker for the shapes.
 
 oneDNN's inner product keeps its pace where matrices are larger than a core's cache (97 against 77 GFLOP/s), and where they have few
 columns (18 against 5 for three), and puts what it makes into new memory; the BLAS behind ``torch.mm`` takes less to begin.

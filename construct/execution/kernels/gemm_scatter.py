@@ -1,4 +1,4 @@
-"""GEMM and col2im: one product a token with the matrices of all heads, added up where each head looked.
+"""The kernel of few output channels: one GEMM with the matrices of all heads, then col2im.
 
     x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
 

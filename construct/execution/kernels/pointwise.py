@@ -1,4 +1,4 @@
-"""A single head that sees its own token: one matrix product over the tokens as they lie."""
+"""The kernel of 1 × 1 convolutions: one matrix product over the tokens where they lie in memory."""
 
 from math import prod
 

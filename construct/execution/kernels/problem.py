@@ -1,4 +1,4 @@
-"""What a kernel is asked for, and what it answers with."""
+"""The interface of a kernel: a Problem (shapes, layouts, dtypes), a Task (workspace and run), and the Kernel protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The buffer that kernels work in, which later calls of the same thread use again."""
+"""The workspace of the kernels: one buffer for each thread, reused from call to call."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""W_h = W_val^h W_out^h, the one matrix of a head whose attention is known; free where one factor is the identity.
+"""The matrix W_h = W_val^h W_out^h of every head, free where one factor is the identity.
 
 A layer made from a convolution has the tap in one factor and the identity in the other.  That is looked up in every call,
 and not remembered: weights may have been edited since, through ``.data`` or from outside torch, which leaves no trace.

@@ -1,4 +1,4 @@
-"""Heads that are no shifts, where nothing is recorded: one matrix product an axis and a head, on tokens that are copied once.
+"""Soft heads of position-only attention without autograd: one small softmax matrix for each axis, applied one after the other.
 
 P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`).  The last axis comes first, as rows; what is left is then always a
 batch of products with one matrix, and comes out as the next product reads it.

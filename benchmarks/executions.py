@@ -1,4 +1,4 @@
-"""Attention against attention: executions against each other, soft heads, what has been published; memory, and growth."""
+"""Attention against attention: soft heads, the published layers; memory, growth with tokens."""
 
 import math
 import statistics

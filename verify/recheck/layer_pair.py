@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from verify.recheck.arrays import TENSORS, Rejected, StoredLayer, numbers
+from verify.recheck.certificate_file import LayerCertificate
 from verify.recheck.grids import StatedGeometry, geometry_of
-from verify.recheck.statements import LayerCertificate
 
 CONVOLUTION = ("weight", "bias")
 AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")
