@@ -20,6 +20,7 @@ from construct.files.archives import Malformed, content, directory, records
 from construct.files.pickle_records import KNOWN
 from construct.files.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
+from construct.modules.traversal import holds_modules
 
 ZIP = b"PK\x03\x04"
 """The first bytes of a zip archive, as torch.save writes it."""
@@ -145,6 +146,33 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
         # A package admits its classes only; a lower-case initial is taken for a function.
         options[name if top in _FOREIGN or not last[:1].isupper() else top] = None
     return list(options)
+
+
+def stand_in(name: str) -> type[nn.Module]:
+    """An inert class in place of one that is not imported: it keeps a module's children and tensors, and can compute nothing.
+
+    Args:
+        name: of the class in the file, ``package.module.Class``.
+
+    Raises:
+        Malformed: by an object of it that would lose modules.
+    """
+
+    def keep(self: nn.Module, *arguments: object) -> None:
+        nn.Module.__init__(self)
+        lose(arguments)
+
+    def restore(self: nn.Module, state: object) -> None:
+        if isinstance(state, dict) and "_modules" in state:
+            nn.Module.__setstate__(self, state)
+        else:
+            lose(state)
+
+    def lose(value: object) -> None:
+        if holds_modules(value):
+            raise Malformed(f"a {name} holds modules in a way of its own, which takes its class")
+
+    return type(name.rpartition(".")[2], (nn.Module,), {"__init__": keep, "__setstate__": restore})
 
 
 def unlisted_names(walker: Walker, ours: Collection[str]) -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from construct.errors import BadModelFile, one_line
 from construct.files.pickle_records import Container, Instance
+from construct.weights import NAMES
 
 KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights", "generator"),
@@ -49,6 +50,10 @@ def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[s
                 )
                 raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{remedy}")
             others = [repr(k)[:60] for k in content if k not in tensors]
+            if plain := [
+                k for k in content if k not in tensors and str(k).rpartition(".")[2] in ("weight", "bias", *NAMES)
+            ]:
+                raise BadModelFile(f"{name}: {plain[0]!r:.80} is no tensor (save the state dict of a module)")
             notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
             if hasattr(content, "_metadata"):  # of a state dict
                 tensors = OrderedDict(tensors)

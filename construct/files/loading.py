@@ -59,10 +59,9 @@ def load(
 
     Args:
         path: of a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv`` wrote.
-        model: the network of a state dict, before or after conversion; it is not changed.  A file with a whole module needs
-            none.
-        layers: return only the attention layers, which needs no network; classes of a whole module have to be allowed
-            all the same.
+        model: the network that was saved, before or after conversion; it is not changed.  A state dict needs it; of a whole
+            module, only the tensors are read then, and its classes need not be allowed.
+        layers: return only the attention layers, which needs no network and no class of its own.
         allow: more classes that the file may hold: exact names (``package.module.Class``), or packages, which allow every class
             that they define; these packages are imported.
         trust: whether the file may run code.
@@ -79,7 +78,7 @@ def load(
     name = printable(str(path))
     if layers and model is not None:
         raise BadModelFile(f"{name}: model and layers=True are two ways to read it (give one of them)")
-    file = read(path, allow=allow, trust=trust)
+    file = read(path, allow=allow, trust=trust, inert=layers or model is not None)
     notes = file.notes
     try:
         if model is not None:
@@ -127,26 +126,25 @@ def _attention_paths(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a network with the tensors of a state dict, loaded strictly and in the state dict's dtypes.
+    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes.
 
-    Where the state dict has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
+    Where the file has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
     or else that of the convolution.
 
     Args:
         model: the network, with convolutions or with attention layers.
-        file: with a state dict.
+        file: with a state dict, or with a module that has one.
         name: of the network, for messages.
 
     Returns:
         The copy, and notes on renamed tensors.
 
     Raises:
-        BadModelFile: the file holds a whole module, or they do not fit.
+        BadModelFile: they do not fit.
     """
-    if isinstance(file.content, nn.Module):
-        raise BadModelFile("holds a whole module, which needs no network", "leave model out")
+    state = file.content.state_dict() if isinstance(file.content, nn.Module) else file.content
     try:
-        return _load_state(model, file.content, records_in(file.content, file.metadata))
+        return _load_state(model, state, records_in(state, file.metadata))
     except Exception as error:  # a user's network may raise anything
         what = str(error) if isinstance(error, BadModelFile) else describe(error)
         raise BadModelFile(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
 from construct.errors import BadModelFile, describe, one_line, printable
-from construct.files.allow_list import Allowed, allow_options, allowing, import_allowed, unlisted_names
+from construct.files.allow_list import Allowed, allow_options, allowing, import_allowed, stand_in, unlisted_names
 from construct.files.archives import Malformed, Truncated
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
@@ -71,8 +71,16 @@ def regular_file(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False) -> ModelFile:
+def read(
+    path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False
+) -> ModelFile:
     """Read a module or a state dict; code in the file runs only with ``trust``.
+
+    Args:
+        path: of the file.
+        allow: see :func:`construct.load`.
+        trust: see :func:`construct.load`.
+        inert: read objects of other classes without importing these: as modules that hold what they held and compute nothing.
 
     Raises:
         BadModelFile: no such file, no model, damaged, or with classes that are not allowed.
@@ -113,7 +121,7 @@ def read(path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool
             elif kind == "pt2":
                 content = _load_trusted(file, kind, name)
             else:
-                content, walker = _load_pickled(file, size, archive, name, allowed, trust)
+                content, walker = _load_pickled(file, size, archive, name, allowed, trust, inert)
                 place = model_paths(walker.root)
                 with allowing() as ours:
                     extra_names = unlisted_names(walker, ours)
@@ -149,6 +157,8 @@ def read_inputs(path: str | os.PathLike[str]) -> Any:
     return tuple(content) if isinstance(content, list) else content
 
 
+LAZY = "torch.nn.parameter.UninitializedParameter"
+"""The class of weights that do not exist yet."""
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
 _KINDS = {
     "safetensors": "safetensors",
@@ -167,7 +177,13 @@ def _detect(file: BinaryIO, name: str) -> tuple[int, str, Archive | None]:
 
 
 def _load_pickled(
-    file: BinaryIO, size: int, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False
+    file: BinaryIO,
+    size: int,
+    archive: Archive | None,
+    name: str,
+    allowed: Allowed,
+    trust: bool = False,
+    inert: bool = False,
 ) -> tuple[object, Walker]:
     """Load a pickle after a walk has checked every class and size in it."""
     with allowing() as ours:
@@ -176,8 +192,10 @@ def _load_pickled(
             file.seek(0)
             return _load_trusted(file, "pickle", name), walker
         named = allowed.of(unlisted_names(walker, ours))
-        if others := unlisted_names(walker, ours | named.keys()):
+        others = unlisted_names(walker, ours | named.keys())
+        if others and (not inert or LAZY in others):
             raise _not_allowed(others, walker, name, allowed)
+        named |= {other: stand_in(other) for other in others}
     try:
         if walker.malformed is not None:
             raise walker.malformed
@@ -218,7 +236,7 @@ def _load_trusted(file: BinaryIO, kind: str, name: str) -> object:
 
 def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
     """The error for classes that are not allowed, with every remedy."""
-    if "torch.nn.parameter.UninitializedParameter" in names:
+    if LAZY in names:
         return BadModelFile(
             f"{name}: holds lazy modules whose weights do not exist yet",
             "run one batch through the network, and save it again",
@@ -231,8 +249,8 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
     more = [option for option in allow_options(names) if option not in options]
     if allowed.packages and not more:
         what += f", which {', '.join(allowed.packages)} does not define as a class"
-    alone = "save that alone, where its classes are installed" if place else ""
-    remedy, choices = alone or "save its state dict", (*options, *more)
+    alone = "save that alone, from a program where its classes can be imported" if place else ""
+    remedy, choices = alone or "save its state dict, or give its network with model=Net()", (*options, *more)
     trusting = "; or, if you trust these packages, whose code then may run: " if more else ""
     return BadModelFile(
         f"{name}: {what}",

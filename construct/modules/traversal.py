@@ -56,7 +56,7 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     A module in two places has two names, each of which would be in the state dict: 40 modules can have 2^40 names.
 
     Raises:
-        ValueError: too many names, a module that contains itself, or an ambiguous name.
+        ValueError: too many names, a module that contains itself, an ambiguous name, or a value in a method's place.
     """
     modules = list(every_module(model))
     for path, module in modules:
@@ -68,6 +68,9 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if len({*registered, *vars(module)}) < len(registered) + len(vars(module)):
             twice = next(name for name in registered if registered.count(name) > 1 or name in vars(module))
             raise ValueError(f"{path or 'the model'}: the name {twice!r:.60} is given to two things")
+        for name, value in vars(module).items():
+            if callable(getattr(nn.Module, name, None)) and (not callable(value) or isinstance(value, nn.Module)):
+                raise ValueError(f"{path or 'the model'}: it has {name!r:.60} of its own, which hides a method")
     counts: dict[nn.Module, int] = {}
     above: set[nn.Module] = set()
     stack = [(module, False) for _, module in modules]

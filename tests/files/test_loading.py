@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
     assert "two ways to read it" in refusal(path, model=Net(), layers=True)
     whole = tmp_path / "whole.pt"
     construct.save(construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))), whole)
-    assert "holds a whole module, which needs no network (leave model out)" in refusal(whole, model=Net())
+    assert "does not fit Net" in refusal(whole, model=Net())
     missing = OrderedDict(state)
     del missing["stem.v"]
     missing._metadata = state._metadata  # type: ignore[attr-defined]
@@ -306,6 +306,59 @@ def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -
         construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)})).get_submodule("b"), net.get_submodule("b")
     )
     assert layer_in(path).geometry == net.get_submodule("b").geometry
+
+
+class Built(nn.Module):
+    """Is pickled as a call with its layers, which only its class can put where they belong."""
+
+    def __init__(self, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 1) if layer is None else layer
+
+    def __reduce__(self) -> Any:
+        return Built, (self.layer,)
+
+
+class Kept(nn.Module):
+    """Has a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 1)
+
+    def __getstate__(self) -> Any:
+        return [self.layer]
+
+    def __setstate__(self, state: Any) -> None:
+        Kept.__init__(self)
+        self.layer = state[0]
+
+
+def test_a_whole_module_is_opened_without_its_classes(tmp_path: Path) -> None:
+    """Its attention layers, and with the network all of it, as a state dict is."""
+    net: Any = construct.convert(made())
+    path = written(net, tmp_path / "whole.pt")
+    assert "holds classes that are not allowed" in refusal(path)
+    layers = construct.load(path, layers=True)
+    assert list(layers) == PATHS
+    assert layers["body.0"] is layers["again.0"]
+    assert all(same(layers[name], net.get_submodule(name)) for name in PATHS)
+    opened = construct.load(path, model=made(seed=1))
+    assert type(opened) is Net
+    assert same(opened, net)
+    assert torch.equal(opened(IMAGE), net(IMAGE))
+    checkpoint = written({"epoch": 3, "model": net}, tmp_path / "checkpoint.pt")
+    assert same(construct.load(checkpoint, model=Net()), net)
+
+
+@pytest.mark.parametrize("kind", [Built, Kept])
+def test_no_layer_of_an_unknown_class_is_lost_in_silence(kind: Any, tmp_path: Path) -> None:
+    path = written(construct.convert(nn.Sequential(nn.Conv2d(1, 1, 3), kind())), tmp_path / "odd.pt")
+    for options in ({"layers": True}, {"model": nn.Sequential(nn.Conv2d(1, 1, 3), kind())}):
+        assert f"{kind.__name__} holds modules in a way of its own" in refusal(path, **options)
+    name = f"{kind.__module__}.{kind.__name__}"
+    whole = construct.load(path, allow=[name])
+    assert same(construct.load(path, model=whole, allow=[name]), whole)
 
 
 def test_layers_of_two_names_are_two_layers(tmp_path: Path) -> None:

@@ -635,3 +635,21 @@ def test_row_63_truncated_is_what_lacks_its_end(place: Path) -> None:
         place.write_bytes(whole + b"more")
         with pytest.raises(BadModelFile, match="follow"):
             read(place)
+
+
+@pytest.mark.parametrize("name", ["bias", "0.bias", "0.w_out"])
+def test_what_is_no_tensor_in_the_place_of_one(name: str, place: Path) -> None:
+    """Passed over, the layer would be read without its bias."""
+    refused(saved({"0.weight": torch.ones(1, 1, 2, 2), name: 3.0}), place, "is no tensor")
+    read_alike(saved({"0.weight": torch.ones(1, 1, 2, 2), "0.bias": torch.ones(1)}), place)
+
+
+@pytest.mark.parametrize("name", ["named_modules", "forward", "eval"])
+def test_a_value_in_the_place_of_a_method(name: str, place: Path) -> None:
+    """What was read could not be gone through, run, or set to evaluation."""
+    layer = nn.Sequential(nn.Conv2d(1, 1, 2))
+    layer[0].__dict__[name] = None
+    data = saved(layer)
+    assert getattr(by_torch(data)[0], name) is None
+    with pytest.raises(BadModelFile, match="hides a method"):
+        by_command(data, place)

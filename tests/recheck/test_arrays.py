@@ -29,8 +29,9 @@ from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.layers.fields import stated_geometry
 from verify.recheck import arrays, opcodes
-from verify.recheck.arrays import BYTES, GEOMETRY, TENSORS, Pickled, Rejected, layers_in, numbers, strict_json
+from verify.recheck.arrays import BYTES, GEOMETRY, Pickled, Rejected, layers_in, numbers, strict_json
 from verify.recheck.opcodes import Walk
+from verify.recheck.unwrapping import TENSORS
 
 CONVOLUTIONS = {
     "1-D": lambda: nn.Conv1d(2, 3, 4, stride=2, dilation=2, padding=3, padding_mode="reflect"),

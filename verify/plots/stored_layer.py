@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from construct.attention import MHSA, ConvGeometry, MHSAWeights
-from verify.recheck.arrays import TENSORS, layers_in, numbers
+from verify.recheck.arrays import layers_in, numbers
+from verify.recheck.unwrapping import TENSORS
 
 
 def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:

@@ -31,9 +31,8 @@ from verify.recheck.opcodes import (
     counts,
     is_module,
 )
-from verify.recheck.unwrapping import geometry_records, network_in, tensors_of
+from verify.recheck.unwrapping import TENSORS, geometry_records, network_in, tensors_of
 
-TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
 GEOMETRY_VECTORS = ("kernel_size", "stride", "padding", "dilation", "output_padding")

@@ -15,6 +15,9 @@ DEEPEST = 4
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """Prefixes that DataParallel, torch.compile and training frameworks add to every name."""
 
+TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+"""The tensors of an attention layer."""
+
 _TENSORS = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
 _CONTAINERS = ("dict", "collections OrderedDict", "list", "set", "collections Counter", "collections defaultdict")
 _Layer = TypeVar("_Layer")
@@ -38,9 +41,20 @@ def network_in(root: Pickled) -> Pickled:
 
 
 def tensors_of(network: Pickled) -> dict[str, Any]:
-    """The tensors of a state dict, without the plain values and containers that training adds."""
+    """The tensors of a state dict, without the plain values and containers that training adds.
+
+    Raises:
+        Rejected: in a tensor's place is something else.
+    """
     entries = network.entries().items()
-    return {name: value for name, value in entries if isinstance(value, Pickled) and value.kind not in _CONTAINERS}
+    tensors = {name: value for name, value in entries if isinstance(value, Pickled) and value.kind not in _CONTAINERS}
+    if plain := [
+        name
+        for name, _ in entries
+        if name not in tensors and str(name).rpartition(".")[2] in ("weight", "bias", *TENSORS)
+    ]:
+        raise Rejected(f"{plain[0]!r:.80} is no tensor")
+    return tensors
 
 
 def geometry_records(state_dict: Pickled) -> dict[str, dict[str, Any]]:
