@@ -53,7 +53,7 @@ BAD: dict[str, Callable[[Path], Any]] = {
     "our state dict": lambda f: construct.load(saved(LAYER.state_dict(), f / "a.pt")),
     "another network": lambda f: construct.load(saved(LAYER.state_dict(), f / "a.pt"), model=nn.Linear(1, 1)),
     "no layers": lambda f: construct.load(saved(CONV, f / "a.pt"), layers=True),
-    "a module and a model": lambda f: construct.load(saved(CONV, f / "a.pt"), model=CONV),
+    "a module and another": lambda f: construct.load(saved(CONV, f / "a.pt"), model=nn.Linear(1, 1)),
     "a list": lambda f: construct.load(saved([1], f / "a.pt")),
     "lazy": lambda f: construct.load(saved(nn.Sequential(nn.LazyConv2d(1, 1)), f / "a.pt")),
     "never allowed": lambda f: construct.load(saved(CONV, f / "a.pt"), allow=["os.system"]),

@@ -126,6 +126,7 @@ def test_translating_the_input_translates_the_output(circular: bool):
     compared = Counter[str]()
     options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
 
+    @settings(max_examples=3 * EXAMPLES // 2)
     @given(convolutions(integers=[True], **options), st.data())
     def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
         d = len(conv.kernel_size)

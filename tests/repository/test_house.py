@@ -88,6 +88,35 @@ def fresh(code, *options):
     return done.stdout
 
 
+def law_of(paths):
+    """A law of one file becomes a test of all of these files, which names each that breaks it."""
+
+    def decorate(law):
+        def test():
+            broken = {}
+            for path in paths:
+                try:
+                    law(path)
+                except AssertionError as error:
+                    broken[ids(path)] = str(error)
+            assert paths
+            assert not broken, broken
+
+        test.__name__, test.__doc__ = law.__name__, law.__doc__
+        return test
+
+    return decorate
+
+
+def test_a_law_names_the_files_that_break_it():
+    @law_of(SOURCES)
+    def law(path):
+        assert ids(path) not in ("verify/checker.py", "construct/heads.py"), "odd"
+
+    with pytest.raises(AssertionError, match=r"(?s)construct/heads.py.*odd.*verify/checker.py.*odd"):
+        law()
+
+
 def test_the_walk_sees_the_house():
     assert {"construct.attention", "construct.execution.dense", "verify.oracle", "verify"} <= MODULES.keys()
     code = (
@@ -120,9 +149,7 @@ def test_no_folder_is_crowded(package):
         assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in (*CONSTRUCT, *VERIFY) if p.parent.parent != ROOT or p.stem != "__init__"], ids=ids
-)
+@law_of([p for p in (*CONSTRUCT, *VERIFY) if p.parent.parent != ROOT or p.stem != "__init__"])
 def test_imports_only_go_up_the_page(path):
     package, entry = top(module_name(path))
     order, wrong = ORDER[package], []
@@ -151,7 +178,7 @@ def test_errors_imports_nothing_heavy():
     assert names <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", VERIFY, ids=ids)
+@law_of(VERIFY)
 def test_verify_knows_of_construct_only_the_layer_that_it_runs(path):
     allowed = ("construct.attention", "construct.stock")
     if ids(path).startswith("verify/theory/symbolic/"):
@@ -160,15 +187,13 @@ def test_verify_knows_of_construct_only_the_layer_that_it_runs(path):
     assert not [(name, line) for name, line in names if not f"{name}.".startswith(tuple(f"{a}." for a in allowed))]
 
 
-@pytest.mark.parametrize("path", CONSTRUCT, ids=ids)
+@law_of(CONSTRUCT)
 def test_construct_knows_verify_only_in_its_command(path):
     if not ids(path).startswith("construct/command/"):
         assert not [line for name, line in imported(tree_of(path)) if name.split(".")[0] == "verify"]
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in VERIFY if ids(p).startswith(("verify/recheck/", "verify/checker"))], ids=ids
-)
+@law_of([p for p in VERIFY if ids(p).startswith(("verify/recheck/", "verify/checker"))])
 def test_the_checker_shares_no_code_with_what_it_checks(path):
     own = ("verify.recheck", "verify.verdict")
     for name, line in imported(tree_of(path)):
@@ -280,16 +305,14 @@ def test_no_utils():
     assert not [path for folder in (*PACKAGES, "tests", "examples") for path in (ROOT / folder).rglob("util*.py")]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
+@law_of(SOURCES)
 def test_files_stay_short(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= LONGER.get(ids(path), 400), "split it, or list it in LONGER"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
+@law_of([path for path in SOURCES if path.stem not in ("from_conv", "__main__")])
 def test_library_code_does_not_print(path):
-    if path.stem in ("from_conv", "__main__"):
-        pytest.skip("a command line prints")
     calls = [
         node.lineno
         for node in ast.walk(tree_of(path))
@@ -298,7 +321,7 @@ def test_library_code_does_not_print(path):
     assert not calls, calls
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
+@law_of(SOURCES)
 def test_what_is_public_has_a_docstring(path):
     tree = tree_of(path)
     assert ast.get_docstring(tree), "the module says what it is for"
@@ -341,7 +364,7 @@ OPERATORS = "construct/execution/kernels/gemm.py"
 """The one place that asks torch for an operator by its registered name: oneDNN's matrix product."""
 
 
-@pytest.mark.parametrize("path", CONSTRUCT, ids=ids)
+@law_of(CONSTRUCT)
 def test_nothing_in_construct_reaches_a_convolution(path):
     allowed = {"as_strided"} if ids(path) in VIEWS else {"aten"} if ids(path) == OPERATORS else set()
     assert set(forbidden(tree_of(path))) <= allowed

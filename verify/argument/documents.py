@@ -51,7 +51,7 @@ def write_document(
         ValueError: two layers have one name.
         OSError: a file cannot be read or written.
     """
-    _replace(Path(path), document(layers, conv_file, mhsa_file, network))
+    replace_file(Path(path), document(layers, conv_file, mhsa_file, network))
 
 
 def document(
@@ -145,7 +145,12 @@ def _finite(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: into a temporary file beside it, fsynced, then renamed.
+
+    Raises:
+        OSError: it cannot be written; what was there is unchanged.
+    """
     path = path.resolve()
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:

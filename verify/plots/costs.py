@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from construct.attention import MHSA
-from verify.argument.documents import _replace
+from verify.argument.documents import replace_file
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
@@ -61,7 +61,7 @@ def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: st
     """Write times for :func:`read_costs`; ``what`` says what was measured, and where."""
     rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
     document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
-    _replace(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    replace_file(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.argument.documents import _replace
+from verify.argument.documents import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     with style(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a font without some letter of a layer's name only draws a box
         figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-    _replace(target, content.getvalue())
+    replace_file(target, content.getvalue())
 
 
 def plain(text: str, most: int = 40) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from verify.argument.certificate import Certificate
-from verify.argument.documents import _replace
+from verify.argument.documents import replace_file
 from verify.argument.verdicts import certify_layer, combined
 from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
 from verify.report.images import activations, has_photograph, photograph
@@ -88,7 +88,7 @@ def write_report(
     if not layers:
         raise ValueError("write_report: there is nothing to show")
     lede = LEDE if original is not None else "Attention as it was given, head by head."
-    _replace(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
+    replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
