@@ -73,7 +73,7 @@ def test_one_ulp_of_a_tap_or_a_bias_is_refuted_wherever_it_can_be_seen():
     """In every format; where a tap reads padding only, no input can show it, and the word is UNDECIDED."""
     verdicts: dict[tuple[str, str], int] = {}
 
-    @settings(max_examples=3 * EXAMPLES // 2)
+    @settings(max_examples=9 * EXAMPLES // 4)
     @given(convolutions(), st.data(), st.sampled_from([1.0, 0.1, 3.0, 1e-3]))
     def is_seen(conv: Any, data: st.DataObject, bound: float):
         grid = data.draw(sizes_for(conv, tokens=40))

@@ -19,7 +19,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "examples/README.md"])
-FIGURES = sorted((DOCS / "figures").glob("*.svg"))
+WALK = DOCS / "figures/walk.svg"
+FIGURES = sorted({*(DOCS / "figures").glob("*.svg")} - {WALK})
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDED = {
     "theory",
@@ -34,6 +35,10 @@ NEEDED = {
     "nasty_inputs",
     "kernels",
     "roads",
+    "index",
+    "command_line",
+    "certificates",
+    "limits",
 }
 
 
@@ -103,6 +108,18 @@ def test_every_block_runs_and_prints_what_stands_there(page, tmp_path, monkeypat
 def test_every_link_leads_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_picture_of_the_readme_is_what_its_script_draws(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(DOCS / "walk.py"), str(tmp_path / "walk.svg")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "walk.svg").read_bytes() == WALK.read_bytes()
 
 
 def test_every_figure_is_shown_and_made_by_the_script(tmp_path):

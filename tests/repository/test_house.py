@@ -411,14 +411,13 @@ def test_every_file_that_the_readme_links_to_is_there():
     assert not [link for link in links if not (ROOT / link).exists()]
 
 
-def test_the_readme_counts_what_the_checker_loads():
+def test_the_page_on_certificates_counts_what_the_checker_loads():
     """Every file of ours that ``import verify.checker`` loads is named, and the lines of all together are as many as it says."""
     code = "import sys, verify.checker; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('verify')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = [Path(name) for name in done.stdout.split()]
-    text = README.read_text(encoding="utf-8")
-    about = text[text.index("## Recheck a certificate") : text.index("## The route of the proof")]
-    named = {Path(link).name for link in re.findall(r"\]\((verify/[\w/]+\.py)\)", about)}
+    about = (ROOT / "docs/certificates.md").read_text(encoding="utf-8").partition("## Recheck")[2]
+    named = {Path(link).name for link in re.findall(r"\]\(\.\./(verify/[\w/]+\.py)\)", about)}
     assert named == {path.name for path in loaded} - {"__init__.py"}
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded)
     (told,) = re.findall(r"([\d,]+) lines in all", about)
@@ -426,8 +425,15 @@ def test_the_readme_counts_what_the_checker_loads():
     assert len((ROOT / "verify/checker.py").read_text(encoding="utf-8").splitlines()) < 300
 
 
-def test_the_readme_tells_of_the_report_and_the_plots():
-    text = README.read_text(encoding="utf-8")
+def test_the_readme_is_short_and_leads_to_every_page():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= set(re.findall(r"\]\((\w+\.md)\)", index))
+
+
+def test_the_command_line_page_tells_of_the_report_and_the_plots():
+    text = (ROOT / "docs/command_line.md").read_text(encoding="utf-8")
     assert "verify.write_report(" in text
     assert "python -m verify plot" in text
     assert 'pip install ".[viz]"' in text
