@@ -400,7 +400,7 @@ def _not_a_unit_steps() -> list[ProofStep]:
 
 @added(
     "axis-factorisation",
-    "On a rectangular grid a head's attention is a product of one attention an axis, so that no T × T weights are needed.",
+    "On a rectangular grid a head's attention is a product of one an axis, so that no T × T weights are needed.",
     "full attention cannot be applied to bigger images due to large memory consumption.",
     "review, 2.1. Classification Accuracy",
 )

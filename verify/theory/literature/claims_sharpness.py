@@ -52,7 +52,7 @@ def hard_in_floats() -> Judgement:
     layer = attention_for(small_convolution((2, 3), (3, 3), padding=1))
     p = layer.attention_probabilities(torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)))
     hard = float(((p == 0) | (p == 1)).double().mean())
-    beside = [neighbour(1024, dtype) for dtype in DTYPES]
+    beside = [two_keys(1024, dtype)[1] for dtype in DTYPES]
     return proved(
         by_coq("softmax_one_hot", "correctly_rounded_exp"),
         Check(f"torch: a neighbour at α = 1024 weighs {max(beside):g} in all four formats", not any(beside)),
@@ -71,18 +71,20 @@ def alpha_46() -> Judgement:
     """At α = 46 the neighbour's weight is far above the smallest number, and the layer leaks."""
     single = torch.finfo(torch.float32)
     smallest = single.tiny * single.eps
-    weight, top = neighbour(46), 1 - neighbour(46)
+    top, weight = two_keys(46)
     leaks, aside = leaked_from_a_bright_pixel(46), leaked_from_a_bright_pixel(104)
     low, high = 46.0, 200.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if neighbour(middle) == 0 else (middle, high)
+        low, high = (low, middle) if two_keys(middle)[1] == 0 else (middle, high)
     derived = math.log(2 / smallest)
     return refuted(
-        Check(f"at α = 46 a neighbour weighs {weight:.3g} = e^−46", 1.0e-20 < weight < 1.1e-20),
+        Check(
+            f"at α = 46 the top weight is {top:g}, a neighbour's {weight:.3g} = e^−46", top == 1 and 1.0e-20 < weight < 1.1e-20
+        ),
         Check(f"a pixel of 1e30 leaks {leaks:.3g} into the head beside it", 1.0e10 < leaks < 1.1e10),
         Check(f"float32 goes down to {smallest:.2g} = e^{math.log(smallest):.1f}", smallest < 1e-44),
-        stands=f"at α = 46 the top weight rounds to {top:g}, and from α = 104 on every other weight is 0",
+        stands="at α = 46 the top weight rounds to 1, and from α = 104 on every other weight is 0",
         statement="e^−n rounds to 0 in float32 from n = 104 on, and for no smaller n",
         instead=proved(
             by_coq("float32_threshold"),
@@ -93,11 +95,12 @@ def alpha_46() -> Judgement:
     )  # fmt: skip
 
 
-def neighbour(alpha: float, dtype: torch.dtype = torch.float32) -> float:
-    """The weight of the key beside the target among two, in torch's softmax of the code's scores."""
+def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """The weights of the target and of the key beside it, of two keys, in torch's softmax of the code's scores."""
     two = np.array([[0], [1]], dtype=object)
     scores = proof_positions.quadratic_scores(two[:1], two, (0,), alpha).astype(float)
-    return float(torch.softmax(torch.tensor(scores[0], dtype=dtype), 0)[1])
+    target, beside = torch.softmax(torch.tensor(scores[0], dtype=dtype), 0).tolist()
+    return target, beside
 
 
 def leaked_from_a_bright_pixel(alpha: float) -> float:
