@@ -42,7 +42,7 @@ added = partial(claim, ours=True)
 
 @added(
     "finite-never-exact",
-    "At no finite α is a head one-hot, or one head a convolution of one tap; other kernels are met by accident.",
+    "On two tokens or more no head is one-hot at a finite α, nor a one-tap convolution; other kernels are met by accident.",
     YIELDS,
     "talk, Lemma 2",
 )
@@ -282,7 +282,7 @@ def head_count() -> Judgement:
     generic = equations.rank(unfolded(equations.integers(3, 3, 3, 3, 3)))
     shifts = equations.rank(equations.read_by_taps(PLANE).reshape(9, -1))
     return proved(
-        by_coq("heads_needed_layer"),
+        by_coq("heads_needed"),
         by_proof(lemmas.prove_head_count),
         Check(f"9 shift matrices on a padded 4×5 image have rank {shifts}", shifts == 9),
         Check(f"a random 3×3 kernel of 3 → 3 channels has rank {generic}", generic == 9),

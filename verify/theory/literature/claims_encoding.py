@@ -164,7 +164,7 @@ def scores_and_shift() -> Judgement:
 
 @claim(
     "slip-eq-5",
-    "The absolute score as printed has the query's position in both factors.",
+    "A_{q,k} = (X_q + P_q) W_qry W_keyᵀ (X_q + P_q)ᵀ.",
     r"(\mathbf{X}_{q,:} + \mathbf{P}_{q,:})^T",
     "talk, Self-Attention",
 )
@@ -184,20 +184,22 @@ def slip_eq_5() -> Judgement:
 
 @claim(
     "slip-eq-6",
-    "The third term of the relative score as printed is uᵀ W_key X_kᵀ.",
+    "The third term of the relative score is uᵀ W_key X_kᵀ.",
     r"\mathbf{u}^T \mathbf{W}_{key} \mathbf{X}_{k,:}^T",
     "talk, Self-Attention",
 )
 def slip_eq_6() -> Judgement:
-    """W_key is D_in × D_k: the printed product has no meaning unless they are equal."""
+    """W_key is D_in × D_k: the printed product has no meaning unless they are equal.
+
+    Slips of the same kind: Ŵ_key transposed on one slide and not on another, X̂_key in Lemma 2, W for W_out below Eq. 10.
+    """
     u, w_key, x = sympy.Matrix(symbols("u", 2)), sympy.Matrix(3, 2, symbols("K", 6)), sympy.Matrix(symbols("x", 3))
     fits = [u.shape[0] == matrix.shape[0] and matrix.shape[1] == x.shape[0] for matrix in (w_key, w_key.T)]
     return refuted(
         Check(
             f"D_in = 3, D_k = 2: the shapes fit with W_key: {fits[0]}, with W_keyᵀ: {fits[1]}", fits == [False, True]
         ),
-        stands="the term with W_keyᵀ; of the same kind are Ŵ_key, transposed on one slide and not on another, X̂_key in "
-        "Lemma 2, and W for W_out below Eq. 10",
+        stands="the term with W_keyᵀ (four-terms)",
     )
 
 

@@ -133,10 +133,13 @@ def width_shapes() -> Judgement:
     """By Eq. 10 W^(h) is D_in × D_out."""
     heads, width = sympy.symbols("N_h D_h", integer=True, positive=True)
     return refuted(
-        by_steps("W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more", _wider_steps),
+        by_steps(
+            "W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more, against Lemma 1's D_h ≥ D_out",
+            _wider_steps,
+        ),
         Check(f"D_out = D_h gives N_h in {sympy.solve(heads * width - width, heads)}",
               sympy.solve(heads * width - width, heads) == [1]),
-        stands="with one head; and Lemma 1's own condition D_h ≥ D_out holds with D_out = N_h·D_h for no more than one",
+        stands="the shapes of a single head",
         statement="W^(h) = W_val W_out is D_in × D_out for every D_h",
         instead=proved(by_steps("W_val W_out has a row for every input and a column for every output", _shape_steps)),
     )  # fmt: skip
