@@ -42,7 +42,7 @@ added = partial(claim, ours=True)
 
 @added(
     "finite-never-exact",
-    "On two tokens or more no head is one-hot at a finite α, nor a one-tap convolution; other kernels are met by accident.",
+    "At finite α no head is one-hot on two tokens or more, nor a one-tap convolution; other kernels can be met.",
     YIELDS,
     "talk, Lemma 2",
 )
