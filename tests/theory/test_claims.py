@@ -19,6 +19,7 @@ from verify import oracle
 from verify.theory.literature import (
     claim_table,
     claims_added,
+    claims_added_heads,
     claims_encoding,
     claims_heads,
     claims_sharpness,
@@ -453,18 +454,18 @@ BREAKAGES = {
     "key-width": [HALVED, NEGATED, NO_CERTIFICATE],
     "head-count": [
         FLIPPED,
-        (claims_added, "spread_attention", lambda setting, shares: equations.hard_heads(setting)[4]),
+        (claims_added_heads, "spread_attention", lambda setting, shares: equations.hard_heads(setting)[4]),
         (equations, "rank", lambda rows: 1),
     ],
     "head-width": [FLIPPED, (equations, "mix", without_the_last_head)],
     "narrow-spread": [
-        (claims_added, "spread_attention", lambda setting, shares: right_spread(setting, [1, 1])),
+        (claims_added_heads, "spread_attention", lambda setting, shares: right_spread(setting, [1, 1])),
         FLIPPED,
     ],
-    "blurred-windows": [(claims_added, "window", lambda tau, radius, reach: right_window(tau, 0, reach))],
+    "blurred-windows": [(claims_added_heads, "window", lambda tau, radius, reach: right_window(tau, 0, reach))],
     "axis-factorisation": [(encoding, "v", lambda tau, alpha: (*right_v(tau, alpha)[:-1], 0)), NO_COQ],
 }
-right_window, right_spread = claims_added.window, claims_added.spread_attention
+right_window, right_spread = claims_added_heads.window, claims_added_heads.spread_attention
 
 # And each correction of a claim that is refuted.
 CORRECTION_BREAKAGES = {

@@ -11,6 +11,7 @@ from typing import overload
 
 from verify.theory.literature import (
     claims_added,
+    claims_added_heads,
     claims_encoding,
     claims_experiments,
     claims_heads,
@@ -28,6 +29,7 @@ ALL: tuple[Claim, ...] = (
     *claims_symmetry.CLAIMS,
     *claims_experiments.CLAIMS,
     *claims_added.CLAIMS,
+    *claims_added_heads.CLAIMS,
 )
 """Every claim, in the order of the table; what we add comes last."""
 

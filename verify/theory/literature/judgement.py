@@ -92,11 +92,14 @@ class Claim:
     ours: bool = False
 
 
-def claim(
-    id: str, wording: str, quote: str, place: str, ours: bool = False
-) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Decorator: turn the function that judges a claim into a `Claim`."""
-    return lambda judge: Claim(id, wording, quote, place, judge, ours)
+def claim(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
+    """Decorator: turn the function that judges a claim of a source into a `Claim`."""
+    return lambda judge: Claim(id, wording, quote, place, judge)
+
+
+def added(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
+    """Decorator: the same for a statement of ours, beside a sentence of a source."""
+    return lambda judge: Claim(id, wording, quote, place, judge, ours=True)
 
 
 def proved(*checks: Check) -> Judgement:
