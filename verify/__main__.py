@@ -70,15 +70,15 @@ def _lemmas(options: argparse.Namespace) -> int:
 
 
 def _claims_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", nargs="*", metavar="CLAIM", help="judge only these claims (all by default)")
+    parser.add_argument("--why", nargs="+", metavar="N", help="only these rows, by number or name, with their evidence")
     parser.add_argument("--markdown", action="store_true", help="print the table as in docs/claims.md")
 
 
 def _claims(options: argparse.Namespace) -> int:
     from verify.theory.literature.claim_table import claims
 
-    table = claims(options.ids or None)
-    print(table.markdown() if options.markdown else table)
+    table = claims(options.why)
+    print(table.markdown() if options.markdown else "\n\n".join(map(str, table)) if options.why else table)
     return 0 if table.good else 1
 
 
@@ -96,7 +96,11 @@ def _plot(options: argparse.Namespace) -> int:
 COMMANDS = {
     "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
-    "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
+    "claims": Command(
+        "judge the claims of the paper, the slides, the blog, the talk and a review, and show what we add",
+        _claims_arguments,
+        _claims,
+    ),
     "audit": Command(
         "find out by experiment how far an attention layer is from a convolution", audit_command.add_arguments, _audit
     ),

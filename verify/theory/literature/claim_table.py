@@ -1,4 +1,4 @@
-"""``verify.claims``: the table of all claims of the paper, the talk and the blog, judged as printed.
+"""``verify.claims``: the claims of the paper, the slides, the blog, the talk and a review, and what we add, each with its verdict.
 
 The evidence is in ``claims_*.py``, the rules of a verdict in :mod:`verify.theory.literature.judgement`.
 """
@@ -10,28 +10,30 @@ from dataclasses import dataclass
 from typing import overload
 
 from verify.theory.literature import (
-    claims_borders,
+    claims_added,
+    claims_added_heads,
     claims_encoding,
+    claims_experiments,
     claims_heads,
     claims_sharpness,
     claims_symmetry,
     claims_theorem,
-    claims_training,
-    claims_widths,
 )
-from verify.theory.literature.judgement import EXPERIMENT, PROVED, REFUTED, UNDECIDED, Claim, Correction
+from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Correction
 
 ALL: tuple[Claim, ...] = (
     *claims_theorem.CLAIMS,
     *claims_sharpness.CLAIMS,
     *claims_encoding.CLAIMS,
     *claims_heads.CLAIMS,
-    *claims_widths.CLAIMS,
-    *claims_borders.CLAIMS,
     *claims_symmetry.CLAIMS,
-    *claims_training.CLAIMS,
+    *claims_experiments.CLAIMS,
+    *claims_added.CLAIMS,
+    *claims_added_heads.CLAIMS,
 )
-"""Every claim, in the order of the table."""
+"""Every claim, in the order of the table; what we add comes last."""
+
+_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -42,34 +44,57 @@ class JudgedClaim:
         number: its row in the table, from 1.
         id: a short name.
         wording: the statement, in our own words.
-        source: who makes it and where.
-        verdict: PROVED, REFUTED, "an experiment" (nothing here decides it), or UNDECIDED if a check fails.
+        quote: the sentence of the source, word for word; empty where the source is not at hand.
+        source: the source, and where in it.
+        ours: whether the statement is ours, and the quotation only what it stands beside.
+        verdict: PROVED, CHECKED (on samples), REFUTED, OPEN (nothing here decides it), or UNDECIDED if a check fails.
+        by: the method of the proof, the samples, or "as printed".
         evidence: the findings of the checks, with the numbers of this run.
-        correction: of a claim that is refuted as printed, the true statement with its own verdict and evidence.
+        stands: of a claim that is refuted as printed, the part that is true.
+        correction: of such a claim, the true statement with its own verdict and evidence.
     """
 
     number: int
     id: str
     wording: str
+    quote: str
     source: str
+    ours: bool
     verdict: str
+    by: str
     evidence: str
+    stands: str
     correction: Correction | None
 
+    @property
+    def quotation(self) -> str:
+        """The sentence of the source with its place."""
+        return f"“{self.quote}” ({self.source})" if self.quote else f"source: {self.source}"
+
+    @property
+    def row(self) -> str:
+        """Two lines: number, verdict and name, then the statement."""
+        return f"{self.number:3}  {_with_method(self.verdict, self.by)}  {self.id}\n     {self.wording}"
+
     def __str__(self) -> str:
-        lines = [f"{self.number:3}  {self.verdict:<13}  {self.id}  ({self.source})"]
-        paragraphs = [("", self.wording), ("evidence: ", self.evidence)]
+        paragraphs = [("beside: " if self.ours else "", self.quotation)]
+        if self.stands:
+            paragraphs.append(("what stands: ", self.stands))
+        paragraphs.append(("evidence: ", self.evidence))
         if self.correction is not None:
-            paragraphs.append((f"instead, {self.correction.verdict}: ", self.correction.statement))
+            verdict = _with_method(self.correction.verdict, self.correction.by)
+            paragraphs.append((f"instead, {verdict}: ", self.correction.statement))
             paragraphs.append(("evidence: ", self.correction.evidence))
-        for head, text in paragraphs:
-            lines.append(textwrap.fill(head + text, 120, initial_indent=" " * 5, subsequent_indent=" " * 7))
-        return "\n".join(lines)
+        lines = [
+            textwrap.fill(head + text, _WIDTH, initial_indent=" " * 5, subsequent_indent=" " * 7)
+            for head, text in paragraphs
+        ]
+        return "\n".join([self.row, *lines])
 
 
 @dataclass(frozen=True)
 class ClaimTable(Sequence[JudgedClaim]):
-    """The judged claims: a sequence, readable as a table.
+    """The judged claims: a sequence, readable as a table of two lines a row; printing a row shows its evidence.
 
     Attributes:
         rows: the claims in order.
@@ -89,72 +114,102 @@ class ClaimTable(Sequence[JudgedClaim]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of claims with each verdict."""
-        counter = Counter(row.verdict for row in self.rows)
-        return {verdict: counter[verdict] for verdict in (PROVED, REFUTED, EXPERIMENT, UNDECIDED)}
+        """The number of rows with each verdict."""
+        return _counts(self.rows)
 
     @property
     def good(self) -> bool:
         """Whether nothing is UNDECIDED, corrections included."""
         corrections = (row.correction for row in self.rows if row.correction is not None)
-        return not self.counts[UNDECIDED] and all(correction.verdict == PROVED for correction in corrections)
+        return UNDECIDED not in {judged.verdict for judged in (*self.rows, *corrections)}
 
     @property
     def summary(self) -> str:
         """The counts in one line."""
-        return f"{len(self)} claims, as printed: " + ", ".join(
-            f"{n} {verdict}" for verdict, n in self.counts.items() if n
-        )
+        parts = []
+        for name, rows in (("claims of the sources", self._of(False)), ("of our own", self._of(True))):
+            counted = ", ".join(f"{n} {verdict}" for verdict, n in _counts(rows).items() if n)
+            parts += [f"{len(rows)} {name}: {counted}"] if rows else []
+        return "; ".join(parts)
 
     def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.rows), self.summary])
+        ours = self._of(True)
+        parts = [row.row for row in self._of(False)]
+        parts += ["what we add:", *(row.row for row in ours)] if ours else []
+        return "\n".join([*parts, self.summary])
 
     def markdown(self) -> str:
-        """The table in Markdown, as in docs/claims.md."""
-        lines = ["| | claim | source | as printed | evidence |", "|---|---|---|---|---|"]
-        for row in self.rows:
-            evidence = row.evidence
-            if row.correction is not None:
-                correction = row.correction
-                evidence += f"<br>**Instead, {correction.verdict}:** {correction.statement}.<br>{correction.evidence}"
-            cells = (str(row.number), row.wording, row.source, row.verdict, evidence)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        return "\n".join([*lines, "", self.summary + "."])
+        """Both tables in Markdown, as in docs/claims.md."""
+        head = "| | claim | source | verdict | evidence |\n|---|---|---|---|---|"
+        parts = ["## The claims", "", head, *map(_markdown, self._of(False)), "", "## What we add", ""]
+        parts += [head.replace("source", "stands beside"), *map(_markdown, self._of(True)), "", self.summary + "."]
+        return "\n".join(parts)
+
+    def _of(self, ours: bool) -> list[JudgedClaim]:
+        return [row for row in self.rows if row.ours is ours]
 
 
-def claims(only: Iterable[str] | None = None) -> ClaimTable:
-    """Judge the claims of the paper, the talk and the blog, as printed.
+def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
+    """Judge the claims of the paper, the slides, the blog, the talk and a review, and what we add to them.
 
     Args:
-        only: the ids of the claims to judge; all by default.
+        only: the ids or the numbers of the claims to judge; all by default.
 
     Returns:
-        The table.  This call computes every verdict; the row of a refuted claim also has the corrected statement.
+        The table.  This call computes every verdict; the row of a refuted claim says what of it stands.
 
     Raises:
-        ValueError: there is no claim with that id.
+        ValueError: there is no claim with that id or number.
 
     >>> import verify
-    >>> [(row.id, row.verdict) for row in verify.claims(only=["even-kernel"])]
-    [('even-kernel', 'REFUTED')]
+    >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["even-kernel", "theorem-limit"])]
+    [('theorem-limit', 'PROVED', 'Coq: theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
     """
-    wanted = None if only is None else set(only)
-    unknown = (wanted or set()) - {claim.id for claim in ALL}
+    wanted = None if only is None else {str(name) for name in only}
+    known = {name for number, claim in enumerate(ALL, 1) for name in (str(number), claim.id)}
+    unknown = (wanted or set()) - known
     if unknown:
-        raise ValueError(f"no claim {', '.join(sorted(unknown))}; there are {', '.join(claim.id for claim in ALL)}")
+        names = ", ".join(claim.id for claim in ALL)
+        raise ValueError(
+            f"no claim {', '.join(sorted(unknown))} (use a number from 1 to {len(ALL)} or a name: {names})"
+        )
     rows = []
     for number, claim in enumerate(ALL, 1):
-        if wanted is None or claim.id in wanted:
-            judgement = claim.judge()
+        if wanted is None or wanted & {str(number), claim.id}:
+            judged = claim.judge()
             rows.append(
                 JudgedClaim(
-                    number,
-                    claim.id,
-                    claim.wording,
-                    claim.source,
-                    judgement.verdict,
-                    judgement.evidence,
-                    judgement.correction,
+                    number=number,
+                    id=claim.id,
+                    wording=claim.wording,
+                    quote=claim.quote,
+                    source=claim.place,
+                    ours=claim.ours,
+                    verdict=judged.verdict,
+                    by=judged.by,
+                    evidence=judged.evidence,
+                    stands=judged.stands,
+                    correction=judged.correction,
                 )
             )
     return ClaimTable(tuple(rows))
+
+
+def _with_method(verdict: str, by: str) -> str:
+    return f"{verdict} ({by})" if by else verdict
+
+
+def _counts(rows: Iterable[JudgedClaim]) -> dict[str, int]:
+    counter = Counter(row.verdict for row in rows)
+    return {verdict: counter[verdict] for verdict in (PROVED, CHECKED, REFUTED, OPEN, UNDECIDED)}
+
+
+def _markdown(row: JudgedClaim) -> str:
+    quote = row.quote if "$" in row.quote or "\\" not in row.quote else f"`{row.quote}`"  # LaTeX without its dollars
+    evidence = f"**What stands:** {row.stands}.<br>" * bool(row.stands) + row.evidence
+    if row.correction is not None:
+        one = row.correction
+        evidence += f"<br>**Instead, {_with_method(one.verdict, one.by)}:** {one.statement}.<br>{one.evidence}"
+    source = f"“{quote}” ({row.source})" if quote else row.source
+    cells = (str(row.number), row.wording, source, _with_method(row.verdict, row.by), evidence)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,134 +1,72 @@
-"""Claims on the number of heads, their sum, and what a head attends."""
+"""Claims on the number of heads, their widths, their sum, and heads that are translates of one another."""
 
-from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import sympy
 
 from verify.theory.literature import equations
-from verify.theory.literature.claims_theorem import reads_the_same
-from verify.theory.literature.equations import Setting, Vector
+from verify.theory.literature.claims_encoding import unmoved_steps
+from verify.theory.literature.equations import Setting
 from verify.theory.literature.judgement import (
     Check,
     Judgement,
+    by_coq,
     by_proof,
     by_steps,
     claim,
-    corrected,
     proved,
     refuted,
+    undecided_here,
 )
-from verify.theory.symbolic import lemmas
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions
+from verify.theory.literature.shared_checks import PLANE, compares
+from verify.theory.symbolic import lemmas, proof_positions
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity
+from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
 
-PLANE = Setting((3, 3), (4, 5), (1, 1))
-
-
-def compares(
-    setting: Setting,
-    heads: list[np.ndarray],
-    values: list[np.ndarray],
-    weight: np.ndarray,
-    what: str,
-    channels: slice = slice(None),
-) -> Check:
-    """Eq. 3 with these heads against the oracle's convolution of ``weight`` on random integers, without rounding."""
-    x, bias = equations.integers(11, weight.shape[1], *setting.size), equations.integers(12, len(weight))
-    wanted = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
-    output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
-    same = output.shape == wanted.shape
-    differing = int(np.not_equal(output, wanted).sum()) if same else wanted.size
-    return Check(f"{what}: {differing} of {wanted.size} outputs differ from the convolution", differing == 0)
-
-
-def unfolded(weight: np.ndarray) -> np.ndarray:
-    """The taps of a kernel (D_out, D_in, *K) as the rows of one matrix, (taps, D_in·D_out)."""
-    return np.array(equations.tap_matrices(weight)).reshape(-1, weight.shape[0] * weight.shape[1])
+WIDTHS = r"to express $D_h$ convolutional filters, it is best to simply let $D_{out} = N_h D_h$"
+PROFILES = "3 heads, d ≤ 3"
+LEARN = "talk, Do Self-Attention Layers Actually Learn Convolutions?"
 
 
 @claim(
     "heads-sufficient",
-    "paper, Theorem 1; blog",
     "K² heads are enough for every K×K convolution, with a bias and any number of channels.",
+    "the number of pixels in the receptive field of the convolutional kernel is related to the number of heads by "
+    r"$$N_h = K \times K$$",
+    "blog, Multi-Head Self-Attention Layer",
 )
 def heads_sufficient() -> Judgement:
-    """One head a tap, K = 1 to 4, on random integers."""
+    """In Coq; and one head a tap, K = 1 to 4, on random integers."""
     checks = []
     for k in (1, 2, 3, 4):
         setting, weight = Setting((k, k), (5, 4), (k // 2, k // 2)), equations.integers(k, 3, 2, k, k)
         heads = equations.hard_heads(setting)
         checks.append(Check(f"{len(heads)} heads for K = {k}", len(heads) == k * k))
         checks.append(compares(setting, heads, equations.tap_matrices(weight), weight, f"K = {k}"))
-    return proved(by_proof(lambda: lemmas.prove_lemma1(2)), *checks)
+    return proved(by_coq("theorem1"), by_proof(lambda: lemmas.prove_lemma1(2)), *checks)
 
 
 @claim(
-    "heads-necessary",
-    "paper, Theorem 1, its √N_h × √N_h read as a need",
-    "A K×K convolution needs K² heads.",
+    "multiple-heads",
+    "Several heads are necessary: one head makes no kernel of both signs, whatever it attends.",
+    "This is maybe the first explanation why multiple heads are necessary.",
+    "blog, last paragraph but two",
 )
-def heads_necessary() -> Judgement:
-    """A blur needs one head, a one-channel kernel of both signs exactly two, a generic kernel all K²."""
-    blur = np.multiply.outer(equations.integers(1, 3, 2), np.ones((3, 3), dtype=int).astype(object))
-    one = spread_attention(PLANE, [1] * 9)
-    two, weight = _by_sign(equations.integers(2, 1, 1, 3, 3))
-    generic = unfolded(equations.integers(3, 3, 3, 3, 3))
-    shifts = equations.rank(equations.read_by_taps(PLANE).reshape(9, -1))
-    return refuted(
-        compares(
-            PLANE, [one], [9 * equations.tap_matrices(blur)[0]], blur, "a 3×3 blur of 2 → 3 channels with one head"
-        ),
-        compares(PLANE, two[0], two[1], weight, "a 3×3 kernel of one channel and both signs with two heads"),
-        instead=corrected(
-            """N_h is at least the rank of the taps, unfolded as a matrix of taps × (D_in·D_out): all K² for a generic kernel with
-            D_in·D_out ≥ K²; and that is not always enough, as a one-channel kernel of both signs has rank 1 and needs two""",
-            by_proof(lemmas.prove_head_count),
-            Check(f"9 shift matrices on a padded 4×5 image have rank {shifts}", shifts == 9),
-            Check(
-                f"a random 3×3 kernel of 3 → 3 channels has rank {equations.rank(generic)}",
-                equations.rank(generic) == 9,
-            ),
-            Check(
-                f"the kernel of both signs has rank {equations.rank(unfolded(weight))}",
-                equations.rank(unfolded(weight)) == 1,
-            ),
-            Check(
-                f"and {_signs(weight)} signs, of which a head, its weights never negative, has one", _signs(weight) == 2
-            ),
-        ),
-    )
-
-
-def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
-    """The attention that gives tap j the share shares_j of the whole: fractions (Q, T).
-
-    It is the limit β → ∞ of a softmax over positions with scores ln(share) at taps with a share and −β elsewhere.
-    """
-    hits = equations.given_heads(setting, setting.shifts)
-    total = sum(shares)
-    return sum((Fraction(s, total) * hit for s, hit in zip(shares, hits, strict=True)), start=0 * hits[0])
-
-
-def _by_sign(weight: np.ndarray) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], np.ndarray]:
-    """Two heads for a one-channel kernel: one for its positive taps, one for its negative ones."""
-    flat = [int(x) for x in weight.reshape(-1)]
-    parts = [[max(sign * x, 0) for x in flat] for sign in (1, -1)]
-    values = [np.array([[sign * sum(part)]], dtype=object) for sign, part in zip((1, -1), parts, strict=True)]
-    return ([spread_attention(PLANE, part) for part in parts], values), weight
-
-
-def _signs(weight: np.ndarray) -> int:
-    """The number of distinct signs."""
-    return len({bool(x > 0) for x in weight.reshape(-1)})
+def multiple_heads() -> Judgement:
+    """In Coq, for any scores, content too; how many are needed is head-count, among what we add."""
+    return proved(by_coq("two_heads_needed"))
 
 
 @claim(
     "heads-add-up",
-    "paper, Eq. 3 and the proof of Lemma 1",
-    "Concatenating the heads and multiplying once by W_out is the same as adding up the heads, each multiplied by its own block.",
+    "Concatenated heads times W_out are the sum of the heads, each times its own rows of W_out.",
+    "Rewrite Equation (3) as",
+    "talk, Lemma 1, proof",
 )
 def heads_add_up() -> Judgement:
-    """Symbolically, and on random integers."""
+    """In Coq; and on random integers."""
     heads = equations.hard_heads(PLANE)
     x = PLANE.tokens(equations.integers(1, 2, 4, 5))
     w_val, w_out = equations.integers(2, 9, 2, 3), equations.integers(3, 9, 3, 4)
@@ -137,77 +75,217 @@ def heads_add_up() -> Judgement:
     summed = equations.mix(heads, x, [val @ out for val, out in zip(w_val, w_out, strict=True)])
     differing = int(np.not_equal(at_once, summed).sum())
     return proved(
-        by_proof(lambda: lemmas.prove_lemma1(1)),
+        by_coq("attend_concatenated"),
         Check(f"9 heads of random integers: {differing} of {summed.size} outputs differ", differing == 0),
     )
 
 
 @claim(
-    "translation-group",
-    "talk",
-    "Attention that is uniform over a window, 1 where |δ − τ| ≤ R, would also suffice to express every convolution.",
+    "channels-sufficient",
+    "K² heads of width D_h express any K×K convolution of min(D_h, D_out) output channels.",
+    r"$\sqrt{N_h} \times \sqrt{N_h}$ and $\min(D_h, D_{out})$ output channels",
+    "slides, Self-Attention on Images, Theorem 1",
 )
-def translation_group() -> Judgement:
-    """The span of the windows contains no single tap unless R < 1."""
-    rank_pairs = {(radius, dims): _ranks_with_windows(radius, dims) for dims in (1, 2) for radius in (0, 1, 2)}
-    wide = {case: (alone, extended) for case, (alone, extended) in rank_pairs.items() if case[0] >= 1}
-    single = {case: (alone, extended) for case, (alone, extended) in rank_pairs.items() if case[0] == 0}
-    listed = ", ".join(f"{alone} and {more} (R = {r}, d = {d})" for (r, d), (alone, more) in wide.items())
-    same = ", ".join(f"{alone} and {more} (d = {d})" for (_, d), (alone, more) in single.items())
-    blur = np.ones((1, 1, 3, 3), dtype=int).astype(object)
+def channels_sufficient() -> Judgement:
+    """In Coq; and with W_val the tap and W_out an identity, cut or padded, for narrower and wider heads."""
+    checks = []
+    for head_dim, d_out in ((2, 4), (4, 2), (3, 3)):
+        channels = min(head_dim, d_out)
+        weight = equations.integers(head_dim, channels, 5, 3, 3)
+        eye = np.eye(head_dim, d_out, dtype=int)
+        w_val = [np.pad(tap, ((0, 0), (0, head_dim - channels))) for tap in equations.tap_matrices(weight)]
+        what = f"D_h = {head_dim}, D_out = {d_out}, {channels} channels"
+        values = [tap @ eye for tap in w_val]
+        checks.append(compares(PLANE, equations.hard_heads(PLANE), values, weight, what, slice(channels)))
+    return proved(by_coq("theorem1_paper"), *checks)
+
+
+@claim(
+    "channels-limit",
+    "A kernel has at most min(D_h, D_out) linearly independent filters.",
+    r"The number of linearly independent filters expressible by $\mathbf{W}$ is clearly limited by $\min(D_h, D_{out})$.",
+    "talk, Lemma 1: Summary",
+)
+def channels_limit() -> Judgement:
+    """With one input channel every tap has rank one, so D_h = 1 is enough for any number of outputs."""
+    weight = equations.integers(4, 5, 1, 3, 3)
+    filters = equations.rank(weight.reshape(5, -1))
+    generic = {equations.rank(tap) for tap in equations.tap_matrices(equations.integers(5, 4, 3, 3, 3))}
     return refuted(
-        Check(
-            f"the windows at the shifts of a kernel of width 3 have rank, without and with a single tap added: {listed}",
-            all(alone == 3**d and more == alone + 1 for (_, d), (alone, more) in wide.items()),
-        ),
-        by_steps("and no finite combination of windows of 2R + 1 > 1 keys is a single tap", _not_a_unit_steps),
-        instead=corrected(
-            """it suffices for R < 1, where the window is one key and this is Theorem 1; for R ≥ 1 such heads give exactly the
-            kernels that are a window blurred by another kernel""",
-            Check(f"R = 0: {same}", all(alone == more == 3**d for (_, d), (alone, more) in single.items())),
-            reads_the_same(PLANE),
-            compares(
-                PLANE,
-                [spread_attention(PLANE, [1] * 9)],
-                [np.array([[9]], dtype=object)],
-                blur,
-                "one window is a 3×3 box blur",
-            ),
+        compares(PLANE, equations.hard_heads(PLANE), equations.tap_matrices(weight), weight, "1 → 5 channels, D_h = 1"),
+        Check(f"the 5 filters have rank {filters}", filters == 5),
+        stands="the rank of one head's W^(h) = W_val W_out is so limited",
+        statement="D_h = D_in is enough for any number of filters",
+        instead=proved(
+            by_coq("narrow_heads"),
+            Check(f"the 9 taps of a random 3 → 4 kernel have rank {generic}, D_in = 3", generic == {3}),
         ),
     )
 
 
-def window(tau: Vector, radius: int, reach: int) -> np.ndarray:
-    """1 where every |δ_i − τ_i| ≤ R, over the shifts δ of the cube from −reach to reach, flattened."""
-    axes = [(np.abs(np.arange(-reach, reach + 1) - t) <= radius).astype(int) for t in tau]
-    total = axes[0]
-    for axis in axes[1:]:
-        total = np.multiply.outer(total, axis)
-    return total.reshape(-1)
+@claim(
+    "width-shapes",
+    "D_out = N_h·D_h goes with W^(h) of D_h × D_h.",
+    r"it is best to simply let $D_{out} = N_h D_h$ and have $\mathbf{W}^{(h)} \in \mathbb{R}^{D_h \times D_h}$.",
+    "talk, Lemma 1: Summary",
+)
+def width_shapes() -> Judgement:
+    """By Eq. 10 W^(h) is D_in × D_out."""
+    heads, width = sympy.symbols("N_h D_h", integer=True, positive=True)
+    return refuted(
+        by_steps(
+            "W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more, against Lemma 1's D_h ≥ D_out",
+            _wider_steps,
+        ),
+        Check(f"D_out = D_h gives N_h in {sympy.solve(heads * width - width, heads)}",
+              sympy.solve(heads * width - width, heads) == [1]),
+        stands="the shapes of a single head",
+        statement="W^(h) = W_val W_out is D_in × D_out for every D_h",
+        instead=proved(by_steps("W_val W_out has a row for every input and a column for every output", _shape_steps)),
+    )  # fmt: skip
 
 
-def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:
-    """The rank of the windows at all shifts of a kernel of width 3, and of the same with a single tap added."""
-    shifts = Setting((3,) * dims, (3,) * dims).shifts
-    rows = [window(tau, radius, 1 + radius) for tau in shifts]
-    tap = window((0,) * dims, 0, 1 + radius)
-    return equations.rank(rows), equations.rank([*rows, tap])
+def _wider_steps() -> list[ProofStep]:
+    more, width = sympy.Symbol("n", integer=True, nonnegative=True), sympy.Symbol("D_h", integer=True, positive=True)
+    return [from_assumptions("D_h < (2 + n)·D_h", sympy.Lt(width, (2 + more) * width, evaluate=False))]
 
 
-def _not_a_unit_steps() -> list[ProofStep]:
-    """A combination of windows is c(z)·(1 + z + … + z^2R): its lowest and highest terms are at least 2R apart."""
-    low, length = sympy.Symbol("m", integer=True), sympy.Symbol("L", integer=True, nonnegative=True)
-    radius = sympy.Symbol("R", integer=True, positive=True)
-    apart = (low + length + 2 * radius) - low
-    return [
-        argued("the lowest and the highest term of a product of polynomials are products of theirs, and not 0", apart),
-        from_assumptions("m and m + L + 2R are two taps, not one", sympy.Gt(apart, 0, evaluate=False)),
-    ]
+def _shape_steps() -> list[ProofStep]:
+    d_in, d_h, d_out = sympy.symbols("D_in D_h D_out", integer=True, positive=True)
+    product: Any = sympy.MatrixSymbol("W_val", d_in, d_h) * sympy.MatrixSymbol("W_out", d_h, d_out)
+    return [identity("the shape of W_val W_out", *zip(product.shape, (d_in, d_out), strict=True))]
+
+
+@claim("width-best", "It is best to choose the widths so that D_out = N_h·D_h.", WIDTHS, "talk, Lemma 1: Summary")
+def width_best() -> Judgement:
+    """A preference about cost and training."""
+    return undecided_here("a preference; its shapes do not fit (width-shapes)")
+
+
+@claim(
+    "factoring",
+    "Each pair W_val, W_out can be replaced by one matrix W^(h), and any W^(h) is such a pair if D_h ≥ D_out.",
+    "each pair of matrices can be replaced by a learned matrix W(h) for each head.",
+    "review, 1.1. Lemma 1",
+)
+def factoring() -> Judgement:
+    """W_val = [W, 0] and W_out = [I; 0]."""
+    return proved(by_steps("W = [W, 0]·[I; 0]", _factoring_steps, "D_in = 3, D_out = 2, D_h = 2, 3, 4"))
+
+
+def _factoring_steps() -> list[ProofStep]:
+    w = sympy.Matrix(3, 2, symbols("W", 6))
+    pairs = []
+    for more in (0, 1, 2):
+        w_val, w_out = w.row_join(sympy.zeros(3, more)), sympy.eye(2).col_join(sympy.zeros(more, 2))
+        pairs += list(zip((w_val * w_out).flat(), w.flat(), strict=True))
+    return [identity("W_val W_out = W", *pairs)]
+
+
+@claim(
+    "translates",
+    "Heads whose attention is a translate of one profile make one convolution (on an unbounded or wrapped grid).",
+    "MHSA expresses a single convolution operation when attention probabilities are all elements of a *translation group*.",
+    LEARN,
+)
+def translates() -> Judgement:
+    """Any heads that attend by k − q alone do; here three profiles on a wrapped grid, then one on a bounded one."""
+    return proved(
+        by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
+        _on_a_wrapped_grid(),
+        _renormalised(),
+    )
+
+
+def _profile_steps() -> list[ProofStep]:
+    x, profiles, w = indexed("X"), [indexed(f"p{h}") for h in range(3)], symbols("W", 3)
+    sums = []
+    for dims in (1, 2, 3):
+        q, delta, first, last = (integers(name, dims) for name in ("q", "delta", "a", "b"))
+        box, token = list(zip(delta, first, last, strict=True)), x[plus(q, delta)]
+        heads = [w_h * sympy.Sum(p[delta] * token, *box) for p, w_h in zip(profiles, w, strict=True)]
+        kernel = sum(p[delta] * w_h for p, w_h in zip(profiles, w, strict=True))
+        sums.append((sum(heads), sympy.Sum(token * kernel, *box)))
+    return [linear("a sum of heads is one convolution", *sums)]
+
+
+def _on_a_wrapped_grid() -> Check:
+    """Three heads of integer profiles over the shifts of a 3×3 kernel, on a wrapped 4×5 grid."""
+    profiles, w = equations.integers(1, 3, 9), equations.integers(2, 3, 2, 2)
+    x = equations.integers(3, 2, 4, 5)
+    read = equations.read_by_taps(PLANE, "circular").astype(object)
+    output = equations.mix(list(np.tensordot(profiles, read, axes=1)), x.reshape(2, -1).T, list(w))
+    kernel = np.tensordot(profiles.T, w, axes=1).transpose(2, 1, 0).reshape(2, 2, 3, 3)
+    wanted = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
+    differing = int(np.not_equal(output, wanted).sum())
+    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {wanted.size} outputs differ", differing == 0)
+
+
+def _renormalised() -> Check:
+    """At a border of the image as it is the softmax renormalises, and the translates are none."""
+    tokens = PLANE.keys[:6]
+    rows = equations.softmax(-((tokens[None] - tokens[:, None]) ** 2).sum(axis=2).astype(float))
+    inside, border = float(rows[1, 1]), float(rows[0, 0])
+    return Check(
+        f"a Gaussian of 6 pixels peaks at {inside:.2f} inside and {border:.2f} at the border", border > inside + 0.1
+    )
+
+
+@claim(
+    "mixture",
+    "Heads of several profiles express a mixture of convolutions, which is again one convolution.",
+    "Expresses “mixture of convolutions” if there were multiple distribution profiles",
+    LEARN,
+)
+def mixture() -> Judgement:
+    """The same sum: the profiles need not be alike."""
+    return proved(
+        by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
+        _on_a_wrapped_grid(),
+    )
+
+
+@claim(
+    "gaussians",
+    "Gaussian heads of one width and several centres make one convolution; one width is not needed.",
+    "a single convolution is expressed if they have the same width and different centers.",
+    f"{LEARN}, Quadratic encoding",
+)
+def gaussians() -> Judgement:
+    """Their scores depend on k − q alone, for any real centre and any α, so they have a profile each."""
+    what = "a Gaussian head attends by k − q alone, so these heads make one convolution"
+    return proved(by_steps(what, _gaussian_head_steps, PROFILES), _one_profile_each(), _on_a_wrapped_grid())
+
+
+def _one_profile_each() -> Check:
+    """On a wrapped 4×5 grid the attention of every query is that of the first one, moved."""
+    grid, positions = (4, 5), proof_positions.positions((4, 5))
+    worst = 0.0
+    for tau, alpha in (((0.3, -1.2), 0.5), ((-1.0, 0.7), 0.5), ((0.0, 0.0), 2.0)):
+        rows = [equations.softmax(proof_positions.wrapped_scores(q, grid, tau, alpha)).reshape(grid) for q in positions]
+        moved = [np.roll(rows[0], tuple(q), axis=(0, 1)) for q in positions]
+        worst = max(worst, float(np.abs(np.array(rows) - np.array(moved)).max()))
+    finding = f"3 Gaussian heads on a wrapped 4×5 grid: every query has the first one's profile, within {worst:.0e}"
+    return Check(finding, worst < 1e-12)
+
+
+def _gaussian_head_steps() -> list[ProofStep]:
+    normaliser = (
+        "on an unbounded or wrapped grid Σ_k e^score runs over all k − q for every q, so it does not depend on q"
+    )
+    return [*unmoved_steps(reals), argued(normaliser, sympy.Symbol("Z")), *_profile_steps()]
 
 
 CLAIMS = (
     heads_sufficient,
-    heads_necessary,
+    multiple_heads,
     heads_add_up,
-    translation_group,
+    channels_sufficient,
+    channels_limit,
+    width_shapes,
+    width_best,
+    factoring,
+    translates,
+    mixture,
+    gaussians,
 )

@@ -1,20 +1,31 @@
-"""Claims on the sharpness α: its effect at finite values, and the printed threshold for float32."""
+"""Claims on the sharpness α: hard attention in floating point, decay, and the Gaussian that a head is."""
 
 import math
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
+from verify.theory.literature.judgement import (
+    NOT_AT_HAND,
+    Check,
+    Judgement,
+    by_coq,
+    by_steps,
+    claim,
+    proved,
+    refuted,
+)
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SIDE = 9
 
 
@@ -31,90 +42,65 @@ def _window() -> np.ndarray:
 
 
 @claim(
-    "centre-and-width",
-    "paper, the quadratic encoding (Eq. 9)",
-    "A head's shift is the centre of where it looks, and its α the width: a Gaussian, before the weights are normalised.",
+    "hard-in-floats",
+    "In floating point with a correctly rounded exp, a head whose best score leads by enough is exactly one-hot.",
+    r"finite precision arithmetic performs hard attention with sufficiently large enough $\alpha$",
+    "talk, Lemma 2: Summary",
 )
-def centre_and_width() -> Judgement:
-    """Symbolically for any real τ; and read back from the softmax."""
-
-    def steps() -> list[ProofStep]:
-        delta, other, tau = (reals(name, 2) for name in ("delta", "epsilon", "tau"))
-        exponent = -symbolic_alpha * (norm2(minus(delta, tau)) - norm2(minus(other, tau)))
-        return [
-            identity("score(δ) − score(ε) = −α(‖δ−τ‖² − ‖ε−τ‖²)", (score(delta, tau) - score(other, tau), exponent))
-        ]
-
-    tau, alpha = (0.3, -1.2), 0.7
-    weights = equations.softmax(middle_row(tau, alpha).astype(float))
-    shifts = proof_positions.positions((SIDE, SIDE)).astype(float) - SIDE // 2
-    gaussian = np.exp(-alpha * ((shifts - tau) ** 2).sum(axis=1))
-    worst = float(np.abs(weights * gaussian.sum() / gaussian - 1).max())
+def hard_in_floats() -> Judgement:
+    """In Coq; torch's exponential is sampled, as is the layer that runs."""
+    layer = attention_for(small_convolution((2, 3), (3, 3), padding=1))
+    p = layer.attention_probabilities(torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)))
+    hard = float(((p == 0) | (p == 1)).double().mean())
+    beside = [two_keys(1024, dtype)[1] for dtype in DTYPES]
     return proved(
-        by_steps("the ratio of two weights is that of a Gaussian around τ, for any real τ", steps),
-        Check(f"τ = {tau}, α = {alpha}: {len(weights)} weights agree with the Gaussian to {worst:.0e}", worst < 1e-11),
-    )
-
-
-@claim(
-    "exponential-decay",
-    "paper, remark after Theorem 1's proof",
-    "As α grows the attention on all other pixels falls exponentially.",
-)
-def exponential_decay() -> Judgement:
-    """Symbolically; and the leaked weight enclosed in intervals, over e^{−α}."""
-    checks = []
-    for alpha in (8, 16, 32):
-        weights = equations.enclosed_softmax(middle_row((0, 0), alpha, side=5))
-        others = sum(sorted(weights, key=lambda weight: weight.a)[:-1], start=equations.iv.mpf(0))
-        leaked, bound = float((others / equations.iv.exp(-alpha)).b), leakage_on_lattice(alpha, 2) / math.exp(-alpha)
-        holds = abs(leaked - 4) < 0.02 and leaked <= bound * (1 + 1e-9)
-        checks.append(Check(f"α = {alpha}: {leaked:.4f}·e^−α leaks in 2-D, bound {bound:.4f}·e^−α", holds))
-    return proved(
-        by_steps("every other weight lies between 0 and e^−α", lambda: proofs_lemma2.squeeze_steps(2)),
-        *checks,
+        by_coq("softmax_one_hot", "correctly_rounded_exp"),
+        Check(f"torch: a neighbour at α = 1024 weighs {max(beside):g} in all four formats", not any(beside)),
+        Check(f"{hard:.0%} of the {p.numel()} weights of a 3×3 layer are exactly 0 or 1", hard == 1),
     )
 
 
 @claim(
     "alpha-46",
-    "paper, remark on finite precision; talk",
-    "In float32, α = 46 already gives hard attention, since the smallest positive number is about 10^−45.",
+    "In float32, α = 46 gives hard attention: 0 on every other pixel.",
+    r"finite precision arithmetic performs hard attention with sufficiently large enough $\alpha$. E.g. for Float32, set "
+    r"$\alpha \geq 46$.",
+    "talk, Lemma 2: Summary",
 )
 def alpha_46() -> Judgement:
     """At α = 46 the neighbour's weight is far above the smallest number, and the layer leaks."""
     single = torch.finfo(torch.float32)
     smallest = single.tiny * single.eps
-    weight = neighbour(46)
+    top, weight = two_keys(46)
     leaks, aside = leaked_from_a_bright_pixel(46), leaked_from_a_bright_pixel(104)
     low, high = 46.0, 200.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if neighbour(middle) == 0 else (middle, high)
+        low, high = (low, middle) if two_keys(middle)[1] == 0 else (middle, high)
     derived = math.log(2 / smallest)
     return refuted(
         Check(
-            f"the smallest positive float32 is {smallest:.2g} = e^{math.log(smallest):.1f}, not e^−46", smallest < 1e-44
+            f"at α = 46 the top weight is {top:g}, a neighbour's {weight:.3g} = e^−46", top == 1 and 1.0e-20 < weight < 1.1e-20
         ),
-        Check(f"at α = 46 a neighbour weighs {weight:.3g} = e^−46", 1.0e-20 < weight < 1.1e-20),
         Check(f"a pixel of 1e30 leaks {leaks:.3g} into the head beside it", 1.0e10 < leaks < 1.1e10),
-        instead=corrected(
-            "in float32, α ≥ 104 gives hard attention; the threshold is ln(2/η), with η the smallest positive number",
-            Check(
-                f"the neighbour's weight is 0 from α = {high:.3f} on, ln(2/η) = {derived:.3f}",
-                abs(high - derived) < 0.01,
-            ),
+        Check(f"float32 goes down to {smallest:.2g} = e^{math.log(smallest):.1f}", smallest < 1e-44),
+        stands="at α = 46 the top weight rounds to 1, and from α = 104 on every other weight is 0",
+        statement="e^−n rounds to 0 in float32 from n = 104 on, and for no smaller n",
+        instead=proved(
+            by_coq("float32_threshold"),
+            Check(f"torch: a neighbour's weight is 0 from α = {high:.3f} on, ln(2/η) = {derived:.3f}",
+                  abs(high - derived) < 0.01),
             Check(f"at α = 104 a pixel of 1e30 leaks {aside:g}", aside == 0),
-            Check(f"104 is above it by {104 - derived:.3f}", 0 <= 104 - derived < 1),
         ),
-    )
+    )  # fmt: skip
 
 
-def neighbour(alpha: float) -> float:
-    """The weight of the key beside the target among two, in torch's float32 softmax of the code's scores."""
+def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """The weights of the target and of the key beside it, of two keys, in torch's softmax of the code's scores."""
     two = np.array([[0], [1]], dtype=object)
     scores = proof_positions.quadratic_scores(two[:1], two, (0,), alpha).astype(float)
-    return float(torch.softmax(torch.tensor(scores[0], dtype=torch.float32), 0)[1])
+    target, beside = torch.softmax(torch.tensor(scores[0], dtype=dtype), 0).tolist()
+    return target, beside
 
 
 def leaked_from_a_bright_pixel(alpha: float) -> float:
@@ -128,32 +114,81 @@ def leaked_from_a_bright_pixel(alpha: float) -> float:
         return float(attention_for(conv, alpha)(x)[0, 0, 2, 3])
 
 
+@claim("exponential-decay", "As α grows the attention on all other pixels falls exponentially.", "", NOT_AT_HAND)
+def exponential_decay() -> Judgement:
+    """In Coq, 2d·e^{−α} on any grid; and the leaked weight enclosed in intervals."""
+    checks = []
+    for alpha in (8, 16, 32):
+        weights = equations.enclosed_softmax(middle_row((0, 0), alpha, side=5))
+        others = sum(sorted(weights, key=lambda weight: weight.a)[:-1], start=equations.iv.mpf(0))
+        leaked, bound = float((others / equations.iv.exp(-alpha)).b), leakage_on_lattice(alpha, 2) / math.exp(-alpha)
+        holds = abs(leaked - 4) < 0.02 and leaked <= bound * (1 + 1e-9)
+        checks.append(Check(f"α = {alpha}: {leaked:.4f}·e^−α leaks in 2-D, bound {bound:.4f}·e^−α", holds))
+    return proved(
+        by_coq("leak_closed"),
+        by_steps("every other weight lies between 0 and e^−α", lambda: proofs_lemma2.squeeze_steps(2)),
+        *checks,
+    )
+
+
+@claim(
+    "centre-and-width",
+    "A head's shift is the centre of a Gaussian; its α sets the width, which is 1/√(2α).",
+    "denote the center and width of attention of each head",
+    "talk, Lemma 2: Summary",
+)
+def centre_and_width() -> Judgement:
+    """Symbolically for any real τ; and read back from the softmax."""
+    tau, alpha = (0.3, -1.2), 0.7
+    weights = equations.softmax(middle_row(tau, alpha).astype(float))
+    shifts = proof_positions.positions((SIDE, SIDE)).astype(float) - SIDE // 2
+    gaussian = np.exp(-((shifts - tau) ** 2).sum(axis=1) / (2 * (1 / math.sqrt(2 * alpha)) ** 2))
+    worst = float(np.abs(weights * gaussian.sum() / gaussian - 1).max())
+    return proved(
+        by_steps("the ratio of two weights is that of a Gaussian around τ, for any real τ", _gaussian_steps, "d ≤ 3"),
+        Check(f"τ = {tau}, α = {alpha}: {len(weights)} weights agree with the Gaussian to {worst:.0e}", worst < 1e-11),
+    )
+
+
+def _gaussian_steps() -> list[ProofStep]:
+    ratios = []
+    for dims in (1, 2, 3):
+        delta, other, tau = (reals(name, dims) for name in ("delta", "epsilon", "tau"))
+        exponent = -symbolic_alpha * (norm2(minus(delta, tau)) - norm2(minus(other, tau)))
+        ratios.append((score(delta, tau) - score(other, tau), exponent))
+    sigma = 1 / sympy.sqrt(2 * symbolic_alpha)
+    return [
+        identity("score(δ) − score(ε) = −α(‖δ−τ‖² − ‖ε−τ‖²)", *ratios),
+        identity("α = 1/(2σ²) for σ = 1/√(2α)", (symbolic_alpha, 1 / (2 * sigma**2))),
+    ]
+
+
 @claim(
     "lemma-2-sum",
-    "talk, the proof of Lemma 2",
     "The softmax of a head is normalised by a sum over the shifts of the kernel.",
+    r"\sum_{\delta' \in \Delta_K}",
+    "talk, Lemma 2, display after Eq. 14",
 )
 def lemma_2_sum() -> Judgement:
     """The sum runs over all keys; over the kernel's shifts alone the weights would add up to more than 1."""
-    tau, alpha, inside = (1, 1), 1, _window()
-    weights = equations.softmax(middle_row(tau, alpha).astype(float))
-    total, kernel = float(weights.sum()), float(weights[inside].sum())
-    limits = [equations.sharp(row) for row in (middle_row(tau, 1), middle_row(tau, 1)[inside])]
-    at_target = [int(limit.max()) for limit in limits]
-    bounds = [1 / (1 - leakage_on_lattice(a, 2)) for a in (1, 4)]
+    tau, inside = (1, 1), _window()
+    weights = equations.enclosed_softmax(middle_row(tau, 1))
+    kernel: Any = sum((weight for weight, near in zip(weights, inside, strict=True) if near), start=equations.iv.mpf(0))
+    total = float((1 / kernel).a)
+    limits = [int(equations.sharp(row).max()) for row in (middle_row(tau, 1), middle_row(tau, 1)[inside])]
     sums = [float(1 / equations.softmax(middle_row((0, 0), a).astype(float)).max()) for a in (1, 4)]
+    bounds = [1 / (1 - leakage_on_lattice(a, 2)) for a in (1, 4)]
     return refuted(
-        Check(f"over all {SIDE * SIDE} keys the layer's weights add up to {total:.6f}", abs(total - 1) < 1e-12),
         Check(
-            f"divided by the sum over the 9 shifts of Δ_K instead, they add up to {total / kernel:.3f} (α = 1, τ = (1, 1))",
-            total / kernel > 1.1,
+            f"divided by the sum over the 9 shifts of Δ_K, the weights of {len(weights)} keys add up to {total:.3f} or more "
+            "(α = 1, τ = (1, 1)), not to 1",
+            total > 1.1,
         ),
-        instead=corrected(
-            "it is normalised by the sum over all keys; the limit is one-hot all the same, and relative to the target's "
-            "exponential the sum stays below ϑ(α)^d on a grid of any size",
-            Check(
-                f"the limit at the target is {at_target[0]} over all keys, {at_target[1]} over Δ_K", at_target == [1, 1]
-            ),
+        Check(f"the limit at the target is {limits[0]} over all keys, {limits[1]} over Δ_K", limits == [1, 1]),
+        stands="the limit that is drawn from it, which is one-hot with either sum",
+        statement="the sum runs over all keys; it is at most ϑ(α)^d times the target's exponential on a grid of any size",
+        instead=proved(
+            by_coq("leak_theta"),
             *(
                 Check(f"α = {a}: the sum is {s:.4f}, ϑ(α)² = {b:.4f}", s <= b * (1 + 1e-9))
                 for a, s, b in zip((1, 4), sums, bounds, strict=True)
@@ -162,4 +197,4 @@ def lemma_2_sum() -> Judgement:
     )
 
 
-CLAIMS = (centre_and_width, exponential_decay, alpha_46, lemma_2_sum)
+CLAIMS = (hard_in_floats, alpha_46, exponential_decay, centre_and_width, lemma_2_sum)

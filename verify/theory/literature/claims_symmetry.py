@@ -1,4 +1,4 @@
-"""Claims on permutations, translations and the algebra of convolution."""
+"""Claims on permutations and translations, the algebra of convolution, and what attention can do beyond it."""
 
 from itertools import permutations
 from typing import Any
@@ -9,33 +9,40 @@ import torch
 
 from verify.oracle import Convolution
 from verify.theory.literature import equations
-from verify.theory.literature.claims_encoding import unmoved_steps
 from verify.theory.literature.equations import Setting, Vector
-from verify.theory.literature.judgement import Check, Judgement, by_steps, claim, corrected, proved, refuted
-from verify.theory.literature.torch_layers import pointwise_layer
-from verify.theory.symbolic import proof_positions
-from verify.theory.symbolic.proof import ProofStep
+from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.torch_layers import pointwise_layer, random_layer
+from verify.theory.symbolic import proof_positions, proofs_relative
+from verify.theory.symbolic.proof import ProofStep, from_assumptions
 from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
 
 RING = (4, 5)
+HEADS = "blog, Multi-Head Self-Attention Layer"
 
 
 @claim(
     "permutation-equivariance",
-    "paper, Section 2; talk",
-    "Without positions, self-attention commutes with every permutation of the tokens.",
+    "Without positions, shuffling the tokens shuffles the scores, and so the outputs, alike.",
+    r"$\mathbf{A}$ is *permutation equivariant* – shuffling the order of the tokens (rows) in $\mathbf{X}$ shuffles the "
+    r"scores in $\mathbf{A}$.",
+    "talk, Self-Attention",
 )
 def permutation_equivariance() -> Judgement:
-    """Symbolically for three tokens of two channels; and the layer, with content attention only."""
+    """For three tokens of symbols; and the layer, with content attention only."""
     tokens = np.array(sympy.symbols("x0:3_0:2")).reshape(3, 2)
     output = content_attention(tokens)
     orders = list(permutations(range(3)))
     wrong = sum(bool((content_attention(tokens[list(order)]) != output[list(order)]).any()) for order in orders)
     moved, positional = (_largest_move(pointwise_layer(positions)) for positions in (False, True))
     return proved(
-        Check(f"3 tokens of symbols: {wrong} of {len(orders)} permutations do not commute with Eq. 3", wrong == 0),
         Check(
-            f"the layer with content attention only: within {moved:.0e} for 20 permutations of 7 tokens", moved < 1e-12
+            f"3 tokens of symbols: {wrong} of {len(orders)} permutations do not commute with Eq. 3",
+            wrong == 0,
+            "exhaustive: one head, 3 tokens of symbols",
+        ),
+        Check(
+            f"a layer with content attention only: within {moved:.0e} for 20 permutations of 7 tokens", moved < 1e-12
         ),
         Check(f"with positions it does not commute, by {positional:.2g}", positional > 0.01),
     )
@@ -63,8 +70,9 @@ def _largest_move(layer: Any) -> float:
 
 @claim(
     "permutation-invariance",
-    "paper, Section 2, where equivariance is explained",
-    "Without positions, self-attention gives the same output however the tokens are shuffled.",
+    "Without positions, the layer gives the same output however the pixels are shuffled.",
+    "it is equivariant to reordering, that is, it gives the same output independently of how the input pixels are shuffled.",
+    "blog, Relative Positional Encoding",
 )
 def permutation_invariance() -> Judgement:
     """The output is permuted too: equivariance, not invariance."""
@@ -76,32 +84,32 @@ def permutation_invariance() -> Judgement:
     back = float((after - before[..., order]).abs().max())
     return refuted(
         Check(f"shuffling 7 tokens moves the output by up to {change:.2g}", change > 0.01),
-        instead=corrected(
-            "each token keeps its own output: the outputs are shuffled as the tokens are",
-            Check(f"shuffled back, the outputs are within {back:.0e}", back < 1e-12),
-        ),
+        Check(f"shuffled back, the outputs are within {back:.0e}", back < 1e-12),
+        stands="the word “equivariant” of the same sentence: the outputs are shuffled as the pixels are "
+        "(permutation-equivariance)",
     )
 
 
 @claim(
     "translation-equivariance",
-    "talk",
-    "With a relative encoding, self-attention on an unbounded (or wrapped) grid commutes with translations.",
+    "With a relative encoding the scores are translation equivariant (on an unbounded or wrapped grid).",
+    r"Attention scores are now *translation equivariant* rather than permutation equivariant.",
+    "talk, Self-Attention",
 )
 def translation_equivariance() -> Judgement:
-    """The score is unchanged when query and key move together, so the attention is too, at every α."""
+    """All four terms are unchanged when query, key and image move together; and a sharp head on a bounded grid."""
     tau, positions = (1, -1), proof_positions.positions(RING)
     scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in positions])
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
-    count = len(moved) * scores.size
-    attention, x = equations.softmax(scores.astype(float)), equations.integers(3, 2, *RING).reshape(2, -1).T
-    worst = max(float(np.abs(attention @ x[to] - (attention @ x)[to]).max()) for to in moved)
     inside, outside = _bounded(tau)
     return proved(
-        by_steps("the score does not change when query and key move together", unmoved_steps),
-        Check(f"on a wrapped 4×5 grid {wrong} of {count} moved scores differ, so it holds for every α", wrong == 0),
-        Check(f"the outputs of a soft head commute within {worst:.0e}", worst < 1e-12),
+        by_steps(
+            "A_{q+s, k+s} of the image moved by s is A_{q, k} with all four terms",
+            proofs_relative.translation_steps,
+            "D_in = D_k = 2, d ≤ 3",
+        ),
+        Check(f"on a wrapped 4×5 grid {wrong} of {len(moved) * scores.size} moved scores differ", wrong == 0),
         Check(
             f"on a bounded image as it is a sharp head commutes inside (error {inside}), not beyond ({outside})",
             inside == 0 and outside > 0,
@@ -122,31 +130,32 @@ def _bounded(tau: Vector) -> tuple[int, int]:
 
 @claim(
     "convolution-equivariance",
-    "talk",
-    "Convolution on an unbounded (or wrapped) grid commutes with translations.",
+    "Convolution commutes with translations (on an unbounded or wrapped grid).",
+    r"\text{Conv}(W, \mathcal{T}_\delta X) = \mathcal{T}_\delta \text{Conv}(W, X)",
+    "talk, Motivation",
 )
 def convolution_equivariance() -> Judgement:
-    """For every tap and every translation of a wrapped grid, on impulses: so for every kernel and every input."""
+    """Symbolically on an axis; and every tap and translation of a wrapped grid, on impulses."""
     setting = Setting((3, 3), RING, (1, 1))
     read, positions = equations.read_by_taps(setting, "circular"), proof_positions.positions(RING)
     moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
     return proved(
-        by_steps("output o + t of an image moved by t reads what output o read", _moved_steps),
+        by_steps("output o + t of an image moved by t reads what output o read", _moved_steps, "d ≤ 3"),
         Check(f"{wrong} of {len(moved) * read.size} entries change when input and output move together", wrong == 0),
     )
 
 
 def _moved_steps() -> list[ProofStep]:
     """X'_i = X_{i−t}, so Y'_{o+t} = Σ_j X_{o+t+j−t} W_j."""
-    o, t, j = sympy.symbols("o t j", integer=True)
-    first, last = sympy.symbols("a b", integer=True)
-    x: Any = sympy.IndexedBase("X")
-    w: Any = sympy.IndexedBase("W")
-    moved = sympy.Sum(x[(o + t) + j - t] * w[j], (j, first, last))
-    return [
-        linear("sum_j X'_(o + t + j) W_j = sum_j X_(o + j) W_j", (moved, sympy.Sum(x[o + j] * w[j], (j, first, last))))
-    ]
+    x, w = indexed("X"), indexed("W")
+    sums = []
+    for dims in (1, 2, 3):
+        o, t, j, first, last = (integers(name, dims) for name in ("o", "t", "j", "a", "b"))
+        box = list(zip(j, first, last, strict=True))
+        moved = x[minus(plus(plus(o, t), j), t)]
+        sums.append((sympy.Sum(moved * w[j], *box), sympy.Sum(x[plus(o, j)] * w[j], *box)))
+    return [linear("sum_j X'_(o + t + j) W_j = sum_j X_(o + j) W_j", *sums)]
 
 
 def composed(second: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -168,47 +177,49 @@ def _differing(left: np.ndarray, right: np.ndarray) -> int:
 
 @claim(
     "convolution-associative",
-    "talk",
     "Convolution is associative.",
+    r"\text{Conv}(W', \text{Conv}(W, X)) = \text{Conv}(\text{Conv}(W', W), X)",
+    "talk, Motivation",
 )
 def convolution_associative() -> Judgement:
     """Three kernels of symbols, one channel and several."""
-    checks = []
+    counts, sizes = [], []
     for a, b, c, d in ((1, 1, 1, 1), (2, 1, 2, 2)):
         f, g, h = (kernel_of_symbols(*of) for of in (("f", b, a, 2), ("g", c, b, 3), ("h", d, c, 2)))
         left, right = composed(composed(h, g), f), composed(h, composed(g, f))
-        finding = f"{a} → {b} → {c} → {d} channels: {_differing(left, right)} of {left.size} polynomials differ"
-        checks.append(Check(finding, _differing(left, right) == 0))
-    return proved(*checks)
+        counts.append(_differing(left, right))
+        sizes.append(left.size)
+    finding = f"1 → 1 → 1 → 1 and 2 → 1 → 2 → 2 channels: {counts} of {sizes} polynomials differ"
+    return proved(Check(finding, not any(counts), "sympy; 1-D kernels of widths 2, 3, 2"))
 
 
 @claim(
     "convolution-commutative",
-    "talk",
-    "Convolution is commutative.",
+    "Convolution of signals (one channel) is commutative.",
+    r"\text{Conv}(\text{Conv}(W', W), X) = \text{Conv}(\text{Conv}(W, W'), X)",
+    "talk, Motivation",
 )
 def convolution_commutative() -> Judgement:
-    """Matrices do not commute, so kernels of several channels do not either."""
-    f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
-    many = _differing(composed(f, g), composed(g, f))
-    a, b = equations.integers(1, 2, 2, 2), equations.integers(2, 2, 2, 2)
-    example = int(np.abs(composed(a, b) - composed(b, a)).max())
+    """Polynomials commute; matrices do not, so that kernels of several channels do not either."""
     one, other = kernel_of_symbols("f", 1, 1, 3), kernel_of_symbols("g", 1, 1, 4)
     single = _differing(composed(one, other), composed(other, one))
-    return refuted(
-        Check(f"2 → 2 channels: {many} of {composed(f, g).size} polynomials differ", many > 0),
-        Check(f"for two integer kernels by up to {example}", example > 0),
-        instead=corrected(
-            "with a single channel it is",
-            Check(f"1 channel: {single} of {composed(one, other).size} polynomials differ", single == 0),
+    f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
+    many, count = _differing(composed(f, g), composed(g, f)), composed(f, g).size
+    return proved(
+        Check(
+            f"{single} of {composed(one, other).size} polynomials differ",
+            single == 0,
+            "sympy; 1-D kernels of widths 3, 4",
         ),
+        Check(f"with 2 → 2 channels it is not: {many} of {count} differ", many > 0),
     )
 
 
 @claim(
     "convolution-fourier",
-    "talk",
-    "Convolution is diagonal in Fourier space.",
+    "Convolution of a signal on a wrapped grid is diagonal in Fourier space.",
+    "Diagonalized by the Fourier Transform",
+    "talk, Motivation",
 )
 def convolution_fourier() -> Judgement:
     """Exactly the maps that commute with the cyclic shift are diagonal there: its eigenvalues are distinct."""
@@ -217,27 +228,97 @@ def convolution_fourier() -> Judgement:
     shift = np.roll(np.eye(n, dtype=int), 1, axis=0)
     apart = {mode: int((read @ shift != shift @ read).sum()) for mode, read in taps.items()}
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)
-    rest = {mode: _off_diagonal(fourier, np.tensordot([3, -1, 2], read, axes=1)) for mode, read in taps.items()}
-    return refuted(
+    inside = fourier @ np.tensordot([3, -1, 2], taps["circular"], axes=1) @ fourier.conj().T
+    rest = float(np.abs(inside - np.diag(np.diag(inside))).max())
+    return proved(
         Check(
-            f"with zeros around, {apart['zeros']} entries of the taps do not commute with the cyclic shift",
-            apart["zeros"] > 0,
+            f"{apart['circular']} entries of the 3 taps do not commute with the cyclic shift",
+            apart["circular"] == 0,
+            "exhaustive: 3 taps on 8 tokens",
         ),
-        Check(f"off the diagonal the kernel (3, −1, 2) has entries up to {rest['zeros']:.2g}", rest["zeros"] > 0.1),
-        instead=corrected(
-            "with circular padding, and one channel, it is; several channels leave one D_in × D_out matrix a frequency",
-            Check(
-                f"circular: {apart['circular']} entries do not commute with the cyclic shift", apart["circular"] == 0
-            ),
-            Check(f"off the diagonal there are entries up to {rest['circular']:.0e}", rest["circular"] < 1e-12),
-        ),
+        Check(f"the kernel (3, −1, 2) has entries up to {rest:.0e} off the diagonal", rest < 1e-12),
+        Check(f"with zeros around, {apart['zeros']} entries do not commute", apart["zeros"] > 0),
     )
 
 
-def _off_diagonal(fourier: np.ndarray, matrix: np.ndarray) -> float:
-    """The greatest |entry| of F M F⁻¹ off the diagonal."""
-    inside = fourier @ matrix @ fourier.conj().T
-    return float(np.abs(inside - np.diag(np.diag(inside))).max())
+@claim(
+    "receptive-field",
+    "A head's receptive field is always the full image (over the reals; in floating point sharp heads read one pixel).",
+    "the self-attention's receptive field is always the full image.",
+    HEADS,
+)
+def receptive_field() -> Judgement:
+    """Every weight of a softmax is positive."""
+    p = random_layer().attention_probabilities(torch.ones(1, 2, 6, dtype=torch.float64))
+    return proved(
+        by_steps("a softmax weight is positive, whatever the scores", _positive_steps),
+        Check(f"the least of {p.numel()} weights of a random layer is {float(p.min()):.2g}", bool((p > 0).all())),
+    )
+
+
+def _positive_steps() -> list[ProofStep]:
+    own, others = sympy.Symbol("s", real=True), sympy.Symbol("S", nonnegative=True)
+    weight = sympy.exp(own) / (sympy.exp(own) + others)
+    return [from_assumptions("e^s/(e^s + S) > 0", sympy.Gt(weight, 0, evaluate=False))]
+
+
+@claim(
+    "generalisation",
+    "Multi-head self-attention generalises convolution: it expresses any, and more.",
+    "The multi-head self-attention is a generalization of convolutional layers.",
+    "blog, Figure 1",
+)
+def generalisation() -> Judgement:
+    """Theorem 1, and a head that is not linear in its input."""
+    once, twice = read_by_content(1), read_by_content(2)
+    different = bool(sympy.Gt(twice, 2 * once))
+    return proved(
+        by_coq("theorem1"),
+        Check(f"a head on the pixels 0 and 1 gives {once}, on 0 and 2 {twice}, more than twice that", different),
+    )
+
+
+def read_by_content(pixel: int) -> Any:
+    """What the query at ``pixel`` reads of the pixels 0 and ``pixel``, with the score X_q X_k: an exact number."""
+    weight = sympy.exp(pixel * pixel)
+    return pixel * weight / (weight + 1)
+
+
+@claim(
+    "content",
+    "Attention can depend on the values of the pixels.",
+    "can even be conditioned on the value of the input pixels",
+    "blog, last paragraph but two",
+)
+def content() -> Judgement:
+    """One example in exact numbers, and the layer on two inputs."""
+    shares = [read_by_content(pixel) / pixel for pixel in (1, 2)]
+    layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    with torch.no_grad():
+        moved = float((layer.attention_probabilities(x) - layer.attention_probabilities(-x)).abs().max())
+    return proved(
+        Check(f"of the pixels 0 and x the share of x is {shares[0]} at x = 1 and {shares[1]} at x = 2",
+              bool(sympy.Gt(shares[1], shares[0])), "exact example"),
+        Check(f"a random layer: another input moves the attention by {moved:.2g}", moved > 0.01),
+    )  # fmt: skip
+
+
+@claim(
+    "quadratic-cost",
+    "The attention weights grow with the square of the image: T² a head.",
+    "attention coefficients scale quadratically to image size",
+    "talk, Challenger models",
+)
+def quadratic_cost() -> Judgement:
+    """Counted."""
+    layer = pointwise_layer(positions=True)
+    with torch.no_grad():
+        counts = {
+            t: layer.attention_probabilities(torch.ones(1, 2, t, dtype=torch.float64))[0, 0].numel() for t in (4, 8, 16)
+        }
+    listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
+    squares = all(count == t * t for t, count in counts.items())
+    return proved(Check(f"a weight for every query and key: {listed}", squares, "counted"))
 
 
 CLAIMS = (
@@ -248,4 +329,8 @@ CLAIMS = (
     convolution_associative,
     convolution_commutative,
     convolution_fourier,
+    receptive_field,
+    generalisation,
+    content,
+    quadratic_cost,
 )

@@ -1,53 +1,44 @@
-"""Theorem 1 as three distinct statements (in the limit, at finite α, in floating point), its lemmas, and other dimensions."""
+"""Claims on Theorem 1, both lemmas, the shape of the kernel, padding, stride and dilation."""
 
 from itertools import product
 from typing import Any
 
 import numpy as np
 import sympy
-import torch
 
-from verify.argument.certification import certify
-from verify.rounding.leakage import leakage_on_lattice
-from verify.samples.comparison import compare
 from verify.theory.literature import equations
 from verify.theory.literature.equations import Setting, Vector
-from verify.theory.literature.judgement import Check, Judgement, by_proof, by_steps, claim, corrected, proved, refuted
+from verify.theory.literature.judgement import (
+    NOT_AT_HAND,
+    Check,
+    Judgement,
+    by_coq,
+    by_proof,
+    by_steps,
+    claim,
+    proved,
+    refuted,
+)
+from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
 from verify.theory.literature.torch_layers import attention_for, small_convolution
-from verify.theory.symbolic import lemmas, proof_positions, proofs_lemma2
-from verify.theory.symbolic.proof import ProofStep, from_assumptions, identity
-from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
-from verify.theory.symbolic.proofs_scores import symbols
-from verify.verdict import from_above
+from verify.theory.symbolic import lemmas, proof_positions
+from verify.theory.symbolic.proof import ProofStep, identity
+from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def reads_the_same(setting: Setting, mode: str = "zeros", heads: list[np.ndarray] | None = None) -> Check:
-    """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
-    read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
-    wanted = equations.read_by_taps(setting, mode)
-    same = read.shape == wanted.shape and bool(np.equal(read, wanted).all())
-    return Check(
-        f"{len(read)} sharp heads read what the {len(wanted)} taps read ({setting}; {wanted.size} entries)", same
-    )
-
-
-def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what: str) -> Check:
-    """The certificate for all inputs says PROVED."""
-    certificate = certify(conv, layer, grid=grid)
-    bound = f"difference ≤ {float(certificate.bound.max()):.2g} for every |x| ≤ 1"
-    return Check(f"{what}: certificate {certificate.verdict.name}, {bound}", certificate.verdict.name == "PROVED")
+IMAGE = Setting((3, 3), (5, 6), (1, 1))
 
 
 @claim(
     "theorem-limit",
-    "paper, Theorem 1",
-    "In the limit of infinite sharpness, K² heads with the quadratic relative encoding compute any K×K convolution.",
+    "As α → ∞, K² heads with the quadratic relative encoding compute any K×K convolution of a padded image.",
+    r"Although the proof requires $\alpha \rightarrow \infty$ to satisfy the assumption (9) of Lemma 1",
+    "talk, Lemma 2: Summary",
 )
 def theorem_limit() -> Judgement:
-    """Symbolically, and exactly on grids against the oracle."""
+    """In Coq; the code's encoding by sympy; and exactly on grids against the oracle."""
     return proved(
+        by_coq("theorem1_limit"),
         by_proof(lambda: lemmas.prove_theorem(2)),
         reads_the_same(Setting((3, 3), (3, 4), (1, 1))),
         reads_the_same(Setting((5, 5), (4, 4), (2, 2))),
@@ -55,138 +46,11 @@ def theorem_limit() -> Judgement:
 
 
 @claim(
-    "theorem-finite",
-    "paper, Theorem 1, read over the real numbers at a finite sharpness",
-    "At some finite sharpness the layer of the construction equals the convolution exactly.",
-)
-def theorem_finite() -> Judgement:
-    """A neighbour's weight is positive at every α; the difference is at most the leakage."""
-    setting, identity, alpha = Setting((3, 3), (3, 3), (1, 1)), np.zeros((1, 1, 3, 3), dtype=int), 1024
-    identity[0, 0, 1, 1] = 1
-    beside = np.zeros((1, 3, 3), dtype=int)
-    beside[0, 1, 2] = 1
-    middle, token = 4, setting.tokens(beside)[:, 0].argmax()
-    scores = proof_positions.quadratic_scores(setting.queries, setting.keys, (0, 0), alpha)
-    leaked = equations.enclosed_softmax(scores[middle])[token]
-    convolved = int(setting.convolution(identity)(beside[None]).reshape(-1)[middle])
-    positive = bool(leaked.a > 0)
-    least = f"10^{float((equations.iv.log(leaked) / equations.iv.log(10)).a):.1f}" if positive else "0"
-    return refuted(
-        by_steps("a softmax weight is positive at every α", _positive_steps),
-        Check(
-            f"the identity kernel at α = {alpha}, next to a pixel of 1: the layer gives {least}, the convolution {convolved}",
-            positive and convolved == 0,
-        ),
-        instead=corrected(
-            "the difference is at most 2·leakage·max|X|·Σ|W|, with leakage ≤ 1 − ϑ(α)^−d on a grid of any size",
-            by_steps("a head that leaks ε moves by at most 2εM where |X| ≤ M", _moving_steps),
-            *(_within_bound(alpha) for alpha in (1, 2, 4)),
-        ),
-    )
-
-
-def _positive_steps() -> list[ProofStep]:
-    gap, others = sympy.Symbol("n", integer=True, positive=True), sympy.Symbol("S", nonnegative=True)
-    weight = sympy.exp(-symbolic_alpha * gap) / (1 + sympy.exp(-symbolic_alpha * gap) + others)
-    return [from_assumptions("e^(-alpha n)/(1 + e^(-alpha n) + S) > 0", sympy.Gt(weight, 0, evaluate=False))]
-
-
-def _moving_steps() -> list[ProofStep]:
-    """Of 3 keys beside the target, with X_k = −M + l_k and X_target = M − h, the case that moves the head down."""
-    p, low = symbols("p", 3, nonnegative=True), symbols("l", 3, nonnegative=True)
-    bound, high = sympy.symbols("M h", nonnegative=True)
-    target, others = bound - high, [x - bound for x in low]
-    read = (1 - sum(p)) * target + sum(a * x for a, x in zip(p, others, strict=True))
-    moved = sum(a * (target - x) for a, x in zip(p, others, strict=True))
-    return [
-        identity("the head moves by sum_k p_k (X_target - X_k)", (target - read, moved)),
-        from_assumptions("at most 2 M sum_k p_k", sympy.Le(moved, 2 * bound * sum(p), evaluate=False)),
-    ]
-
-
-def _within_bound(alpha: int) -> Check:
-    """The worst input for one head, and random signs for nine, beside the bound."""
-    setting = Setting((3, 3), (7, 7), (1, 1))
-    heads = [
-        equations.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
-        for tau in setting.shifts
-    ]
-    bound = 2 * leakage_on_lattice(alpha, 2)
-    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)  # −1 at the target, 1 elsewhere
-    one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((2, 3, 3, 3))
-    x = rng.choice([-1.0, 1.0], (3, 7, 7))
-    soft = equations.mix(heads, setting.tokens(x), equations.tap_matrices(weight))
-    exact = setting.convolution(weight)(x[None]).reshape(2, -1).T
-    many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
-    slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
-    finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
-    return Check(finding, one > bound / 2 and one <= bound * slack and many <= bound * slack)
-
-
-def _certified_in_every_format() -> Check:
-    """Certificates of random kernels in every format, dimension and kind of geometry."""
-    kinds: tuple[dict[str, Any], ...] = (
-        {"padding": 1},
-        {"stride": 2, "padding": 1, "padding_mode": "replicate"},
-        {"dilation": 2, "padding": 2, "padding_mode": "circular"},
-    )
-    failed, relative = [], {}
-    kernels = ((3,), (3, 3), (2, 2, 2))
-    for (row, dtype), (column, kernel) in product(
-        enumerate(DTYPES), enumerate(kernels)
-    ):  # all pairs of two of the three
-        conv = small_convolution((2, 3), kernel, dtype=dtype, **kinds[(row + column) % len(kinds)])
-        certificate = certify(conv, attention_for(conv), grid=(5, 4, 3)[: len(kernel)])
-        failed += [certificate] if certificate.verdict.name != "PROVED" else []
-        largest = conv.weight.detach().double().abs().flatten(1).sum(1).numpy()
-        name = str(dtype).removeprefix("torch.")
-        relative[name] = max(relative.get(name, 0.0), float((certificate.bound / largest).max()))
-    count = len(DTYPES) * len(kernels)
-    listed = ", ".join(f"{from_above(most)} in {name}" for name, most in relative.items())
-    return Check(
-        f"{count - len(failed)} of {count} certificates of random kernels (3, 3×3, 2×2×2; padded, strided, dilated; "
-        f"2 to 3 channels; every |x| ≤ 1 on grids up to 5, 5×4, 5×4×3) are PROVED, with differences of at most Σ|W| times {listed}",
-        not failed,
-    )
-
-
-@claim(
-    "theorem-ieee",
-    "paper, remark on finite precision after Theorem 1's proof",
-    "In floating-point arithmetic a constant sharpness is enough: the layer is the convolution, up to the order of summation.",
-)
-def theorem_ieee() -> Judgement:
-    """Certificates for some layers, weights exactly 0 or 1, and integers bit for bit, all on the layer that runs.
-
-    Each certificate is a theorem about one kernel; the certifier repeats its six steps for any other.
-    """
-    conv = small_convolution((2, 3), (3, 3), padding=1)
-    layer = attention_for(conv)
-    x = torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1))
-    p = layer.attention_probabilities(x)
-    hard = float(((p == 0) | (p == 1)).double().mean())
-    spread = [float(torch.softmax(torch.tensor([0, -1024], dtype=dtype), 0)[1]) for dtype in DTYPES]
-    whole = small_convolution((2, 3), (3, 3), padding=1)
-    with torch.no_grad():
-        for parameter in whole.parameters():
-            parameter.round_()
-    exact = compare(whole, attention_for(whole), x.mul(4).round())
-    return proved(
-        _certified_in_every_format(),
-        certified(conv, layer, (10**6, 10**6), "on grids up to a million a side, float32"),
-        Check(f"{hard:.0%} of its {p.numel()} weights are exactly 0 or 1", hard == 1),
-        Check(f"a neighbour at α = 1024 weighs {max(spread):g} in all four formats", not any(spread)),
-        Check(f"on integers the difference is {exact.max_abs:g}", exact.max_abs == 0),
-    )
-
-
-@claim(
     "lemma-1",
-    "paper, Lemma 1",
-    """If every head attends exactly one shift, by a bijection of the heads onto the kernel's shifts, then for any kernel there
-    are value and output matrices with which the layer is the convolution.""",
+    "One-hot heads, a bijection onto the shifts: for any kernel some W_val and W_out give the convolution (D_h ≥ D_out).",
+    r"there exists $\{\mathbf{W}_{val}^{(h)}\}_{h \in [N_h]}$ such that $\text{MHSA}(\mathbf{X}) = "
+    r"\text{Conv}(\mathbf{X})$, for any kernel tensor",
+    "talk, Lemma 1",
 )
 def lemma_1() -> Judgement:
     """Symbolically; and three bijections on random integers, the attention taken as given."""
@@ -208,12 +72,12 @@ def lemma_1() -> Judgement:
 
 @claim(
     "lemma-2",
-    "paper, Lemma 2",
-    """For the quadratic encoding, every shift and every query, the softmax tends to 1 on the key at that shift and to 0 on all
-    others as the sharpness grows.""",
+    "As α → ∞ the softmax tends to 1 on the key at q + τ and to 0 on all others, wherever q + τ is a pixel.",
+    r"so that the maximum score $-\alpha c$ is achieved when $\delta = \tau$, then",
+    "talk, Lemma 2",
 )
 def lemma_2() -> Judgement:
-    """Symbolically; and the exact limit on a grid, for every shift that stays on it."""
+    """In Coq; the code's encoding by sympy for any d; and the exact limit on a grid, for every shift that stays on it."""
     setting = Setting((1, 1), (4, 4))
     keys, wrong, count = setting.keys, 0, 0
     for target in keys:
@@ -222,18 +86,47 @@ def lemma_2() -> Judgement:
             wrong += int((limit[0] != (keys == target).all(axis=1)).sum())
             count += len(keys)
     return proved(
+        by_coq("score_gap", "softmax_limit"),
         by_proof(lemmas.prove_lemma2_any_length),
         Check(f"{wrong} of {count} limits on a 4×4 grid are not one-hot at query + τ", wrong == 0),
     )
 
 
 @claim(
+    "lemma-2-border",
+    "On the image as it is, every head picks out the one pixel at its shift, for every query.",
+    r"each of the softmax weights pick out a single pixel $k = q - f(h)$:",
+    "talk, Lemma 1",
+)
+def lemma_2_border() -> Judgement:
+    """Next to the border that pixel does not exist, and the weights add up to 1 all the same."""
+    on_grid = {tuple(key) for key in proof_positions.positions(IMAGE.size)}
+    pairs = list(product(on_grid, IMAGE.shifts))
+    missing = sum(tuple(q + t for q, t in zip(query, tau, strict=True)) not in on_grid for query, tau in pairs)
+    return refuted(
+        Check(f"on a 5×6 image {missing} of {len(pairs)} pairs of query and shift of a 3×3 kernel have no pixel there",
+              missing > 0),
+        by_steps("where assumption (9) would have all weights 0, but the weights of a softmax add up to 1", _sum_steps),
+        stands="it holds in the limit wherever q + τ is a pixel, so for every output on an image that was padded first",
+        statement="on the padded grid every output's query has a token at every shift",
+        instead=proved(by_coq("conv_targets"), reads_the_same(IMAGE)),
+    )  # fmt: skip
+
+
+def _sum_steps() -> list[ProofStep]:
+    weights = [sympy.exp(s) for s in symbols("s", 3, real=True)]
+    total: Any = sympy.Add(*weights)
+    return [identity("the weights of a softmax add up to 1", (sympy.Add(*(w / total for w in weights)), sympy.S.One))]
+
+
+@claim(
     "any-dimension",
-    "talk, the extension to K dimensions",
-    "The construction works in any number d of spatial dimensions, with an encoding of d + 1 components.",
+    "The construction works in any number d of dimensions, with D_p = d + 1.",
+    "can be extended in a straightforward manner to cover $K$-dimensional convolutions, with $D_p = K + 1$.",
+    "talk, Lemma 2: Summary",
 )
 def any_dimension() -> Judgement:
-    """Symbolically for vectors of any length; and by the oracle in one to four dimensions."""
+    """In Coq; the code's encoding by sympy for vectors of any length; and by the oracle in one to four dimensions."""
     settings = (
         Setting((3,), (5,), (1,)),
         Setting((3, 2), (3, 4), (1, 0)),
@@ -242,6 +135,7 @@ def any_dimension() -> Judgement:
     )
     lengths = [proof_positions.code_length(setting.dims) for setting in settings]
     return proved(
+        by_coq("theorem1"),
         by_proof(lemmas.prove_lemma2_any_length),
         Check(f"D_p is {lengths} for d = 1, 2, 3, 4", lengths == [2, 3, 4, 5]),
         *map(reads_the_same, settings),
@@ -250,29 +144,196 @@ def any_dimension() -> Judgement:
 
 @claim(
     "one-dimension",
-    "paper, remark on the one-dimensional case",
-    "For sequences such as text, K heads and an encoding of only two components compute any convolution of width K.",
+    "For text (d = 1) an encoding of two components is enough; the blog leaves it to be verified.",
+    "it seems that using learned relative positional encoding of dimension 2 should be enough but we need to verify this",
+    "blog, last paragraph but two",
 )
 def one_dimension() -> Judgement:
-    """The same theorem with d = 1."""
+    """The same theorem with d = 1; the layer with five heads and D_p = 2 is certified."""
     conv = small_convolution((3, 2), (5,), padding=2)
     layer = attention_for(conv)
+    heads, pos_dim = layer.heads, layer.w_key_pos.shape[2]
     return proved(
-        by_steps("Lemma 2 with d = 1", lambda: [*proofs_lemma2.score_steps(1), *proofs_lemma2.gap_steps(1)]),
-        Check(
-            f"D_p = {layer.w_key_pos.shape[2]}, {layer.heads} heads", layer.w_key_pos.shape[2] == 2 and layer.heads == 5
-        ),
+        by_coq("theorem1"),
+        by_proof(lambda: lemmas.prove_theorem(1)),
+        Check(f"D_p = {pos_dim}, {heads} heads", (heads, pos_dim) == (5, 2)),
         reads_the_same(Setting((5,), (7,), (2,))),
         certified(conv, layer, (12,), "width 5"),
     )
 
 
+@claim(
+    "even-kernel",
+    "The set {−⌊K/2⌋, …, ⌊K/2⌋}² holds the shifts of a K×K kernel, K² of them.",
+    r"is the set of all shifts represented by a $K \times K$ kernel.",
+    "talk, Self-Attention for Images, Convolution",
+)
+def even_kernel() -> Judgement:
+    """For even K it has (K + 1)²."""
+    counts = {k: len(printed_shifts(k, 2)) for k in (2, 3, 4, 5)}
+    wrong = [k for k, count in counts.items() if count != k**2]
+    sizes = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
+    sets = {k: len(set(Setting((k, k), (k, k)).shifts)) for k in counts}
+    odd = [k for k in (3, 5) if printed_shifts(k, 2) == set(Setting((k, k), (k, k)).shifts)]
+    return refuted(
+        Check(f"the printed set has {sizes}; K² fails for K = {wrong}", wrong == [2, 4]),
+        stands="it holds for odd K, which the talk may have in mind but does not say",
+        statement="{−⌊(K−1)/2⌋, …, ⌊K/2⌋}^d: the same set for odd K, and K^d shifts for every K",
+        instead=proved(
+            by_coq("conv_shifts", "paper_shifts"),
+            Check(f"its size is {sets}", all(count == k**2 for k, count in sets.items())),
+            Check(f"the same set for K = {odd}", odd == [3, 5]),
+            *(reads_the_same(Setting((k, k), (5, 5))) for k in (2, 4)),
+        ),
+    )
+
+
+def printed_shifts(k: int, dims: int) -> set[Vector]:
+    """Δ_K as it is printed."""
+    return set(product(range(-(k // 2), k // 2 + 1), repeat=dims))
+
+
+@claim(
+    "flipped-kernel",
+    "Writing the convolution with X_{i−δ}, its kernel flipped, changes nothing in the theorem.",
+    "Does not affect the outcome of the theorem.",
+    "talk, Self-Attention for Images, Convolution",
+)
+def flipped_kernel() -> Judgement:
+    """The sum over a symmetric set; and heads at q − k = τ, as in the talk's Lemma 1, beside those at k − q = τ."""
+    queries, keys = IMAGE.queries, IMAGE.keys
+    behind = [
+        (queries[:, None] - keys[None] == np.array(tau, dtype=object)).all(axis=2).astype(int) for tau in IMAGE.shifts
+    ]
+    opposite = equations.hard_heads(IMAGE, [tuple(-x for x in tau) for tau in IMAGE.shifts])
+    turned = sum(bool((a == b).all()) for a, b in zip(behind, opposite, strict=True))
+    weight = equations.integers(1, 2, 2, 3, 3)
+    return proved(
+        by_steps("Σ_τ X_{q−τ} W_τ = Σ_τ X_{q+τ} W_{−τ} over −r, …, r on every axis", _flipping_steps, "d ≤ 3"),
+        Check(f"the heads at q − k = τ are those at k − q = −τ: {turned} of 9", turned == 9),
+        compares(IMAGE, behind, equations.tap_matrices(weight), weight[:, :, ::-1, ::-1], "with the kernel flipped"),
+    )  # fmt: skip
+
+
+def _flipping_steps() -> list[ProofStep]:
+    r = sympy.Symbol("r", integer=True, nonnegative=True)
+    x, w = indexed("X"), indexed("W")
+    sums = []
+    for dims in (1, 2, 3):
+        q, tau = integers("q", dims), integers("tau", dims)
+        box = [(t, -r, r) for t in tau]
+        back: Any = sympy.Sum(x[minus(q, tau)] * w[tau], *box)
+        for t in tau:
+            back = back.change_index(t, -t)
+        sums.append((back, sympy.Sum(x[plus(q, tau)] * w[tuple(-t for t in tau)], *box)))
+    return [linear("with −τ for τ, which the set allows", *sums)]
+
+
+@claim(
+    "sparse",
+    "Leaving pixels out of Δ_K gives the sparse convolution without these taps.",
+    r"Expresses “sparse convolution” if we remove some pixels from being attended to in $\Delta_K$",
+    "talk, Do Self-Attention Layers Actually Learn Convolutions?",
+)
+def sparse() -> Judgement:
+    """Theorem 1 holds for any finite set of shifts; here four of the nine of a 3×3 kernel."""
+    weight = equations.integers(1, 3, 2, 3, 3)
+    kept = [1, 3, 4, 8]
+    weight.reshape(3, 2, 9)[:, :, [j for j in range(9) if j not in kept]] = 0
+    heads, taps = equations.hard_heads(PLANE), equations.tap_matrices(weight)
+    four = compares(PLANE, [heads[j] for j in kept], [taps[j] for j in kept], weight, "4 of 9 heads, 5 taps zero")
+    return proved(by_coq("theorem1"), four)
+
+
+@claim(
+    "pad-and-crop",
+    "Pad the image with ⌊K/2⌋ zeros on each side, attend, crop: that is the zero-padded convolution.",
+    "",
+    NOT_AT_HAND,
+)
+def pad_and_crop() -> Judgement:
+    """In Coq; and every token a query, then the outputs of the border cropped, for K = 3 and 5."""
+    checks = []
+    for k in (3, 5):
+        p = k // 2
+        setting = Setting((k, k), (4, 5), (p, p))
+        kept = np.zeros(setting.padded, dtype=bool)
+        kept[p:-p, p:-p] = True
+        heads = [head[kept.reshape(-1)] for head in every_query(setting.padded, setting.shifts)]
+        checks.append(reads_the_same(setting, heads=heads))
+    conv = small_convolution((2, 3), (3, 3), padding=1)
+    return proved(
+        by_coq("geometry_theorem1"),
+        *checks,
+        certified(conv, attention_for(conv), (5, 6), "the layer on its padded grid"),
+    )
+
+
+@claim(
+    "stride",
+    "A strided convolution is the layer of stride 1 followed by a fixed choice of every s-th output.",
+    "",
+    NOT_AT_HAND,
+)
+def stride() -> Judgement:
+    """In Coq; and every s-th row of the attention, compared with the oracle of that stride."""
+    checks = []
+    for step in (2, 3):
+        plain = Setting((3, 3), (7, 6), (1, 1))
+        picked = np.zeros(plain.outputs, dtype=bool)
+        picked[::step, ::step] = True
+        heads = [head[picked.reshape(-1)] for head in equations.hard_heads(plain)]
+        checks.append(reads_the_same(Setting((3, 3), (7, 6), (1, 1), (step, step)), heads=heads))
+    conv = small_convolution((2, 3), (3, 3), padding=1, stride=2)
+    return proved(by_coq("geometry_theorem1"), *checks, certified(conv, attention_for(conv), (7, 6), "stride 2"))
+
+
+@claim("dilation", "A dilated convolution needs no more heads: the shifts are stretched.", "", NOT_AT_HAND)
+def dilation() -> Judgement:
+    """In Coq; and K² heads at dil·δ, compared with the oracle."""
+    conv = small_convolution((2, 3), (3, 3), padding=2, dilation=2)
+    layer = attention_for(conv)
+    return proved(
+        by_coq("geometry_theorem1"),
+        reads_the_same(Setting((3, 3), (7, 6), (2, 1), None, (2, 1))),
+        reads_the_same(Setting((2, 3), (6, 9), None, None, (3, 4))),
+        Check(f"{layer.heads} heads", layer.heads == 9),
+        certified(conv, layer, (7, 6), "dilation 2"),
+    )
+
+
+@claim(
+    "slip-quantifiers",
+    "One choice of W_val serves every kernel, as the words of Lemma 1 stand.",
+    r"for any kernel tensor $\mathbf{W} \in \mathbb{R}^{K \times K \times D_{in} \times D_{out}}$",
+    "talk, Lemma 1",
+)
+def slip_quantifiers() -> Judgement:
+    """One layer is not two convolutions."""
+    heads, weight = equations.hard_heads(PLANE), equations.integers(1, 2, 2, 3, 3)
+    taps = equations.tap_matrices(weight)
+    same, other = (
+        compares(PLANE, heads, taps, kernel, name) for kernel, name in ((weight, "its own"), (2 * weight, "twice"))
+    )
+    return refuted(
+        Check(f"one layer beside the convolution of its kernel and of twice its kernel: {same}; {other.finding}",
+              same.holds and not other.holds),
+        stands="for any kernel there are such W_val: the words stand in another order than they are meant",
+    )  # fmt: skip
+
+
 CLAIMS = (
     theorem_limit,
-    theorem_finite,
-    theorem_ieee,
     lemma_1,
     lemma_2,
+    lemma_2_border,
     any_dimension,
     one_dimension,
+    even_kernel,
+    flipped_kernel,
+    sparse,
+    pad_and_crop,
+    stride,
+    dilation,
+    slip_quantifiers,
 )

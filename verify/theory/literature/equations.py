@@ -146,9 +146,9 @@ class Setting:
         return oracle.Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
 
     def __str__(self) -> str:
-        parts = ["x".join(map(str, self.kernel)), "on", "x".join(map(str, self.size))]
+        parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
         named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
-        parts += [f"{name} {'x'.join(map(str, value))}" for name, value in named if value is not None]
+        parts += [f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None]
         return " ".join(parts)
 
 

@@ -1,15 +1,20 @@
 """Verdicts on claims of the literature, computed from checks.
 
-A check is a sentence with the numbers of this run, and whether it holds.  PROVED or REFUTED is the result if every check holds,
-UNDECIDED if one fails; no verdict is written down by hand.
+A check is a sentence with the numbers of this run, whether it holds, and the method by which it is a proof, if it is one.  The
+first check of a claim states it, and its method stands beside the verdict; the others support it.  If one of them fails, the claim
+is UNDECIDED.  No verdict on what can be checked is written down by hand.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from verify.theory.literature import coq_theorems
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 
-PROVED, REFUTED, UNDECIDED, EXPERIMENT = "PROVED", "REFUTED", "UNDECIDED", "an experiment"
+PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
+
+NOT_AT_HAND = "the paper; not at hand here"
+"""The place of a claim that we know from the paper, of which there was no copy to quote from."""
 
 
 @dataclass(frozen=True)
@@ -19,28 +24,15 @@ class Check:
     Attributes:
         finding: the fact in words, with the numbers of this run.
         holds: whether it supports the verdict.
+        by: the method that proves it for all cases that it names; empty if it only samples.
     """
 
     finding: str
     holds: bool
+    by: str = ""
 
     def __str__(self) -> str:
         return self.finding if self.holds else f"FAILS: {self.finding}"
-
-
-@dataclass(frozen=True)
-class Correction:
-    """The true statement in place of a refuted claim, with its own evidence.
-
-    Attributes:
-        statement: the corrected claim.
-        verdict: PROVED, or UNDECIDED if a check fails.
-        evidence: the findings of its checks.
-    """
-
-    statement: str
-    verdict: str
-    evidence: str
 
 
 @dataclass(frozen=True)
@@ -48,56 +40,107 @@ class Judgement:
     """A verdict and its evidence.
 
     Attributes:
-        verdict: PROVED, REFUTED, UNDECIDED (a check fails) or "an experiment".
+        verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails) or OPEN (nothing here decides it).
+        by: the method of the proof, the samples, or "as printed".
         evidence: the findings of the checks.
-        correction: the true statement, if the claim is refuted.
+        stands: of a refuted claim, the part that is true.
+        correction: of a refuted claim, the true statement.
     """
 
     verdict: str
+    by: str
     evidence: str
-    correction: Correction | None = None
+    stands: str = ""
+    correction: "Correction | None" = None
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The true statement in place of a refuted claim, with its own verdict and evidence.
+
+    Attributes:
+        statement: the corrected claim.
+        verdict: PROVED, CHECKED, or UNDECIDED if a check fails.
+        by: the method of the proof, or the samples.
+        evidence: the findings of its checks.
+    """
+
+    statement: str
+    verdict: str
+    by: str
+    evidence: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, the talk or the blog.
+    """A statement of one of the sources, or one of ours that stands beside a sentence of theirs.
 
     Attributes:
         id: a short name.
         wording: the statement, in our own words.
-        source: who makes it and where.
+        quote: the sentence of the source, word for word; empty where the source is not at hand.
+        place: the source, and where in it.
         judge: computes the verdict, again at each call.
+        ours: whether the statement is ours, and the quotation only what it stands beside.
     """
 
     id: str
     wording: str
-    source: str
+    quote: str
+    place: str
     judge: Callable[[], Judgement]
+    ours: bool = False
 
 
-def claim(id: str, source: str, wording: str) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Decorator: turn the function that judges a claim into a `Claim`."""
-    return lambda judge: Claim(id, " ".join(wording.split()), source, judge)
+def claim(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
+    """Decorator: turn the function that judges a claim of a source into a `Claim`."""
+    return lambda judge: Claim(id, wording, quote, place, judge)
+
+
+def added(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
+    """Decorator: the same for a statement of ours, beside a sentence of a source."""
+    return lambda judge: Claim(id, wording, quote, place, judge, ours=True)
 
 
 def proved(*checks: Check) -> Judgement:
-    """The claim as printed follows from these checks: PROVED if all hold."""
-    return Judgement(PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
+    """The claim follows from the first check, and the others support it: PROVED if all hold.
+
+    Raises:
+        ValueError: the first check is no proof.
+    """
+    if not checks or not checks[0].by:
+        raise ValueError(f"only samples, no proof: {evidence_of(checks)!r} (use checked)")
+    return Judgement(*_verdict(PROVED, checks[0].by, checks))
 
 
-def refuted(*checks: Check, instead: Correction | None = None) -> Judgement:
-    """The claim as printed is contradicted by these checks: REFUTED if all hold."""
-    return Judgement(REFUTED if _all_hold(checks) else UNDECIDED, evidence_of(checks), instead)
+def checked(samples: str, *checks: Check) -> Judgement:
+    """Nothing contradicts the claim on these samples: CHECKED if all checks hold."""
+    return Judgement(*_verdict(CHECKED, samples, checks))
 
 
-def corrected(statement: str, *checks: Check) -> Correction:
-    """The correction of a refuted claim: PROVED if all checks hold."""
-    return Correction(" ".join(statement.split()), PROVED if _all_hold(checks) else UNDECIDED, evidence_of(checks))
+def refuted(*checks: Check, stands: str, instead: Judgement | None = None, statement: str = "") -> Judgement:
+    """The claim as printed is contradicted by these checks: REFUTED if all hold.
+
+    Args:
+        checks: what contradicts it.
+        stands: the part of it that is true.
+        instead: the judgement of the true statement.
+        statement: the true statement.
+    """
+    correction = instead and Correction(statement, instead.verdict, instead.by, instead.evidence)
+    return Judgement(*_verdict(REFUTED, "as printed", checks), stands, correction)
 
 
-def experiment(reason: str) -> Judgement:
-    """A claim about training or taste, which nothing here decides."""
-    return Judgement(EXPERIMENT, " ".join(reason.split()))
+def undecided_here(reason: str) -> Judgement:
+    """OPEN: a claim about training, cost or taste."""
+    return Judgement(OPEN, "", reason)
+
+
+def by_coq(*names: str) -> Check:
+    """Headline theorems of ``verify/coq`` that state the fact; that they are among the headlines is what is checked here."""
+    files = coq_theorems.headlines()
+    cited = ", ".join(f"{name} ({files.get(name, 'no headline theorem')})" for name in names)
+    return Check(f"Coq: {cited}", bool(names) and all(name in files for name in names), f"Coq: {', '.join(names)}")
 
 
 def by_proof(run: Callable[[], Proof]) -> Check:
@@ -105,25 +148,24 @@ def by_proof(run: Callable[[], Proof]) -> Check:
     try:
         proof = run()
     except ProofFailed as failure:
-        return Check(f"a symbolic proof breaks at the step: {failure.step}", False)
+        return _broken(failure)
     name = proof.claim.split(":")[0]
-    return Check(f"symbolic proof, {name}: {proof.discharged} steps by sympy, {proof.argued} argued", True)
+    return Check(f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps))
 
 
-def by_steps(what: str, run: Callable[[], Iterable[ProofStep]]) -> Check:
+def by_steps(what: str, run: Callable[[], Iterable[ProofStep]], within: str = "") -> Check:
     """Some steps of a symbolic proof as a check.
 
     Args:
         what: what the steps show together.
         run: computes the steps.
+        within: the sizes for which alone they show it; empty for all.
     """
     try:
         steps = list(run())
     except ProofFailed as failure:
-        return Check(f"a symbolic proof breaks at the step: {failure.step}", False)
-    argued = sum(step.how is How.ARGUED for step in steps)
-    by_sympy = f"{len(steps) - argued} step{'s' if len(steps) - argued != 1 else ''} by sympy"
-    return Check(f"{what} ({by_sympy}{f', {argued} argued' if argued else ''})", bool(steps))
+        return _broken(failure)
+    return Check(f"{what} ({_by_sympy(steps)})", bool(steps), _method(steps) + (f"; {within}" if within else ""))
 
 
 def evidence_of(checks: Iterable[Check]) -> str:
@@ -131,5 +173,26 @@ def evidence_of(checks: Iterable[Check]) -> str:
     return "; ".join(map(str, checks))
 
 
-def _all_hold(checks: tuple[Check, ...]) -> bool:
-    return bool(checks) and all(check.holds for check in checks)
+def _verdict(verdict: str, by: str, checks: tuple[Check, ...]) -> tuple[str, str, str]:
+    if checks and all(check.holds for check in checks):
+        return verdict, by, evidence_of(checks)
+    return UNDECIDED, "", evidence_of(checks)
+
+
+def _broken(failure: ProofFailed) -> Check:
+    return Check(f"a symbolic proof breaks at the step: {failure.step}", False, "sympy")
+
+
+def _argued(steps: Iterable[ProofStep]) -> int:
+    return sum(step.how is How.ARGUED for step in steps)
+
+
+def _by_sympy(steps: tuple[ProofStep, ...] | list[ProofStep]) -> str:
+    argued = _argued(steps)
+    shown = len(steps) - argued
+    return f"{shown} step{'s' if shown != 1 else ''} by sympy" + (f", {argued} argued" if argued else "")
+
+
+def _method(steps: Iterable[ProofStep]) -> str:
+    argued = _argued(steps)
+    return "sympy" + (f"; {argued} step{'s' if argued != 1 else ''} argued" if argued else "")

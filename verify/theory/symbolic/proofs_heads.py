@@ -19,7 +19,7 @@ _KERNEL = sympy.Matrix([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])  # 3 taps, ea
 
 def head_count_steps() -> list[ProofStep]:
     """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
-    return [*_unfolding_steps(), *_rank_steps(), *_sign_steps(), *_width_steps()]
+    return [*_unfolding_steps(), *_rank_steps(), *_sign_steps(), *width_steps()]
 
 
 def _unfolding_steps() -> list[ProofStep]:
@@ -98,7 +98,7 @@ def _sign_steps() -> list[ProofStep]:
     ]
 
 
-def _width_steps() -> list[ProofStep]:
+def width_steps() -> list[ProofStep]:
     """Two heads of rank 1 that spread their attention make two taps of rank 2."""
     left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
     a, b = left * right.T, other * another.T

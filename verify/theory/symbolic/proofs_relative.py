@@ -4,7 +4,7 @@ As in Transformer-XL, Ŵ_key r_δ replaces the key's position W_keyᵀ P_kᵀ, a
 third and the fourth term.  These replacements are no identities, and a step says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -13,14 +13,14 @@ import sympy
 from construct.encoding import quadratic as encoding
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import ranks, substitution
-from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols
+from verify.theory.symbolic.proofs_scores import alpha, indexed, integers, minus, norm2, plus, score, symbols
 
 _DIMS = (1, 2, 3)
 
 
 def relative_steps() -> list[ProofStep]:
     """Eq. 4 → 5 → 6, then what becomes of Eq. 6 in the construction."""
-    return [*_expansion_steps(), *_no_identity_steps(), *_construction_steps()]
+    return [*_expansion_steps(), *_no_identity_steps(), *construction_steps()]
 
 
 def _expansion_steps() -> list[ProofStep]:
@@ -91,7 +91,7 @@ def _no_identity_steps() -> list[ProofStep]:
     ]
 
 
-def _construction_steps() -> list[ProofStep]:
+def construction_steps() -> list[ProofStep]:
     """Theorem 1's choice in Eq. 6, with one more key channel than D_p needs."""
     reduced, moved = [], []
     for dims in _DIMS:
@@ -111,6 +111,33 @@ def _construction_steps() -> list[ProofStep]:
         ),
         identity("which does not change when query and key move together", *moved),
     ]
+
+
+def translation_steps() -> list[ProofStep]:
+    """A_{q+s, k+s} of the moved image X'_p = X_{p−s} is A_{q, k} of X, with all four terms."""
+    pairs = []
+    for dims in _DIMS:
+        q, k, s = (integers(name, dims) for name in ("q", "k", "s"))
+        pairs.append((eq_6(plus(q, s), plus(k, s), image_token(moved_by=s)), eq_6(q, k, image_token())))
+    return [identity("no term of Eq. 6 changes when query, key and image move together", *pairs)]
+
+
+def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.Matrix]) -> Any:
+    """All four terms of Eq. 6 on symbols, D_in = D_k = 2, with r of the code: ``token`` gives the row X_p of a position."""
+    r = sympy.Matrix(encoding.r(minus(key, query)))
+    w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
+    w_pos, u, v = (
+        sympy.Matrix(2, len(r), symbols("W", 2 * len(r))),
+        *(sympy.Matrix([symbols(name, 2)]) for name in "uv"),
+    )
+    q, k = token(query) * w_qry, w_key.T * token(key).T
+    return (q * k + q * w_pos * r + u * k + v * w_pos * r)[0]
+
+
+def image_token(moved_by: Sequence[Any] | None = None) -> Callable[[Sequence[Any]], sympy.Matrix]:
+    """X_p as symbols of the position p, of the image as it is or moved by a vector."""
+    first, second = indexed("X"), indexed("Y")
+    return lambda p: sympy.Matrix([[x[p if moved_by is None else minus(p, moved_by)] for x in (first, second)]])
 
 
 def _bilinear(tau: Sequence[Any]) -> sympy.Matrix:

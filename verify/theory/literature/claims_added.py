@@ -1,0 +1,301 @@
+"""What we add: results of our own, each beside the sentence that it goes with, of which it is no refutation."""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.rounding.leakage import leakage_on_lattice
+from verify.samples.comparison import compare
+from verify.theory.literature import equations
+from verify.theory.literature.claims_sharpness import DTYPES
+from verify.theory.literature.claims_theorem import IMAGE
+from verify.theory.literature.equations import Setting
+from verify.theory.literature.judgement import (
+    NOT_AT_HAND,
+    Check,
+    Judgement,
+    added,
+    by_coq,
+    by_proof,
+    checked,
+    proved,
+)
+from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
+from verify.theory.literature.torch_layers import attention_for, small_convolution
+from verify.theory.symbolic import lemmas, proof_positions
+
+SPACE = Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
+YIELDS = (
+    r"there exists some vector $\mathbf{v}(\tau)$ that yields $\text{softmax}(\mathbf{A}_{q,:})_k = 1$ if $k - q = \tau$, "
+    "and zero otherwise."
+)
+
+
+@added(
+    "finite-never-exact",
+    "At finite α no head is one-hot on two tokens or more, nor a one-tap convolution; other kernels can be met.",
+    YIELDS,
+    "talk, Lemma 2",
+)
+def finite_never_exact() -> Judgement:
+    """In Coq, for two tokens or more; ``exact_by_accident`` has the accident: every token a tap."""
+    beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
+    leaked = min((weight.a for weight in equations.enclosed_softmax(beside)), default=0)
+    return proved(
+        by_coq("never_one_hot", "never_exact", "exact_by_accident"),
+        Check(f"α = 1024: the least weight on a 6×7 grid is {_power_of_ten(leaked)}, not 0", bool(leaked > 0)),
+    )
+
+
+def _power_of_ten(value: Any) -> str:
+    return f"10^{float((equations.iv.log(value) / equations.iv.log(10)).a):.1f}" if value > 0 else "0"
+
+
+@added(
+    "finite-error",
+    "At finite α the layer is off by at most 2·leak·max|X|·Σ|W|, with leak ≤ 1 − ϑ(α)^−d on a grid of any size.",
+    r"Although the proof requires $\alpha \rightarrow \infty$ to satisfy the assumption (9) of Lemma 1",
+    "talk, Lemma 2: Summary",
+)
+def finite_error() -> Judgement:
+    """In Coq; and the worst input of a head, beside the bound of the code."""
+    return proved(by_coq("theorem1_finite", "leak_theta"), *(_within_bound(alpha) for alpha in (1, 2, 4)))
+
+
+def _within_bound(alpha: int) -> Check:
+    """The worst input for one head, and random signs for nine, beside the bound."""
+    setting = Setting((3, 3), (7, 7), (1, 1))
+    heads = [
+        equations.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
+        for tau in setting.shifts
+    ]
+    bound = 2 * leakage_on_lattice(alpha, 2)
+    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)  # −1 at the target, 1 elsewhere
+    one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((2, 3, 3, 3)), rng.choice([-1.0, 1.0], (3, 7, 7))
+    soft = equations.mix(heads, setting.tokens(x), equations.tap_matrices(weight))
+    exact = setting.convolution(weight)(x[None]).reshape(2, -1).T
+    many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
+    slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
+    finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
+    return Check(finding, one > bound / 2 and one <= bound * slack and many <= bound * slack)
+
+
+@added(
+    "rounding-alone",
+    "In floating point, where exp returns 0 at minus the scores' gap, layer and convolution differ by rounding alone.",
+    r"finite precision arithmetic performs hard attention with sufficiently large enough $\alpha$",
+    "talk, Lemma 2: Summary",
+)
+def rounding_alone() -> Judgement:
+    """In Coq; and the layer that runs: a certificate in every format, and integers bit for bit."""
+    whole = small_convolution((2, 3), (3, 3), padding=1)
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.round_()
+    x = torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)).mul(4).round()
+    exact = compare(whole, attention_for(whole), x)
+    kinds = {
+        torch.float16: {"padding": 1},
+        torch.bfloat16: {"stride": 2, "padding": 1, "padding_mode": "replicate"},
+        torch.float32: {"dilation": 2, "padding": 2, "padding_mode": "circular"},
+        torch.float64: {},
+    }
+    convs = {dtype: small_convolution((2, 3), (3, 3), dtype=dtype, **kinds[dtype]) for dtype in DTYPES}
+    return proved(
+        by_coq("sharp_layer_rounding"),
+        *(
+            certified(conv, attention_for(conv), (10**6, 10**6) if dtype == torch.float32 else (5, 6), str(dtype))
+            for dtype, conv in convs.items()
+        ),
+        Check(f"on integers the difference is {exact.max_abs:g}", exact.max_abs == 0),
+    )
+
+
+@added(
+    "borders-replicate",
+    "On the image as it is, the layer tends to the convolution with replicate padding, not with zeros.",
+    "",
+    NOT_AT_HAND,
+)
+def borders_replicate() -> Judgement:
+    """In Coq; and a head with its target off the grid attends the nearest key."""
+    read = np.array(every_query(IMAGE.size, IMAGE.shifts))
+    zeros, replicate = (equations.read_by_taps(IMAGE, mode) for mode in ("zeros", "replicate"))
+    weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
+    output = equations.mix(list(read), x.reshape(2, -1).T, equations.tap_matrices(weight)).T.reshape(3, *IMAGE.size)
+    convolution = IMAGE.convolution(weight)
+    wanted = convolution(x[None])[0]
+    error, inside = np.abs(output - wanted).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
+    interior, border = int(error[inside].max()), int(error[~inside].max())
+    apart, near = int((read != zeros).sum()), int((read != replicate).sum())
+    return proved(
+        by_coq("border_replicates", "border_not_zeros"),
+        Check(f"of {zeros.size} entries of the attention {near} differ from replicate padding, {apart} from zeros",
+              near == 0 and apart > 0),
+        Check(f"beside zeros: error {interior} in the interior, {border} at the border, of outputs up to "
+              f"{int(np.abs(wanted).max())}", interior == 0 and border > 0),
+    )  # fmt: skip
+
+
+@added(
+    "two-components",
+    "D_p = 2 is enough in every dimension, on a grid of known size; D_p = 1 is not, for heads that each attend one key.",
+    r"a relative positional encoding of dimension $D_p \geq 3$ can express any 2D convolutional layer",
+    "talk, Main Theorem",
+)
+def two_components() -> Judgement:
+    """In Coq; the code's parabola by sympy; and a layer of D_p = 2."""
+    conv = small_convolution((2, 2), (3, 3), padding=1)
+    layer = attention_for(conv, radix=proof_positions.radix_for((8, 8)))
+    return proved(
+        by_coq("theorem1_parabola", "no_one_component_attention"),
+        by_proof(lambda: lemmas.prove_parabola(2)),
+        by_proof(lemmas.prove_one_is_not_enough),
+        Check(f"a layer with D_p = {layer.w_key_pos.shape[2]}", layer.w_key_pos.shape[2] == 2),
+        certified(conv, layer, (6, 5), "it computes a 3×3 convolution"),
+        *map(_parabola_reads_the_same, (PLANE, SPACE)),
+    )
+
+
+def _parabola_reads_the_same(setting: Setting) -> Check:
+    radix = proof_positions.radix_for(setting.padded)
+    scores = [proof_positions.parabola_scores(setting.queries, setting.keys, tau, radix) for tau in setting.shifts]
+    return reads_the_same(setting, heads=[equations.sharp(score) for score in scores])
+
+
+@added(
+    "one-component-spread",
+    "Heads that spread their attention over the kernel do with D_p = 1, in the limit.",
+    r"a relative positional encoding of dimension $D_p \geq 3$ can express any 2D convolutional layer",
+    "talk, Main Theorem",
+)
+def one_component_spread() -> Judgement:
+    """r is the tap's number on the kernel and −β elsewhere; head h has v_h = ln x_h > 0.
+
+    So for β → ∞ it gives tap j the weight x_h^j/Σ_i x_h^i and all else nothing: a Vandermonde matrix, for which every kernel's taps
+    can be solved.
+    """
+    nine, three = (_spread_weights(taps) for taps in (9, 3))
+    line = Setting((3,), (6,), (1,))
+    hits = equations.given_heads(line, line.shifts)
+    heads = [sum((share * hit for share, hit in zip(row, hits, strict=True)), start=0 * hits[0]) for row in three]
+    weight = equations.integers(5, 2, 2, 3)
+    values = equations.solve(three.T, np.array(equations.tap_matrices(weight)).reshape(3, -1)).reshape(3, 2, 2)
+    r = np.where(sum(hits) == 1, sum(number * hit for number, hit in enumerate(hits)), -2000.0)
+    soft = [equations.softmax(np.log(2.0 + head) * r) for head in range(3)]
+    error = max(float(np.abs(a - b.astype(float)).max()) for a, b in zip(soft, heads, strict=True))
+    return proved(
+        Check(
+            f"the limits of the weights of 9 heads on 9 taps have rank {equations.rank(nine)}",
+            equations.rank(nine) == 9,
+            "exact rank: 9 heads on 9 taps",
+        ),
+        compares(line, heads, list(values), weight, "3 heads, a kernel of 3 taps, in fractions"),
+        Check(f"the softmax in float64 is within {error:.0e} of these limits", error < 1e-9),
+    )
+
+
+def _spread_weights(taps: int) -> np.ndarray:
+    """x_h^j/Σ_i x_h^i for x_h = 2, 3, 4, …: exact fractions (heads, taps)."""
+    nodes = [Fraction(2 + head) for head in range(taps)]
+    return np.array([[x**j / sum(x**i for i in range(taps)) for j in range(taps)] for x in nodes], dtype=object)
+
+
+@added(
+    "absolute-encoding",
+    "Absolute positions do too: d + 1 features of query and key give the very attention of Lemma 2.",
+    "The two most crucial requirements for a self-attention layer to express a convolution are:",
+    "blog, Self-Attention & Convolutional Layers",
+)
+def absolute_encoding() -> Judgement:
+    """In Coq; the code's features by sympy; and torch's stock attention on them."""
+    queries, keys, shifts = PLANE.queries, PLANE.keys, PLANE.shifts
+    scores = [proof_positions.absolute_scores(queries, keys, tau) for tau in shifts]
+    features = proof_positions.absolute_features(queries, keys, shifts[0])[0].shape[1]
+    return proved(
+        by_coq("absolute_attention"),
+        by_proof(lambda: lemmas.prove_absolute_encoding(2)),
+        Check(f"{features} features in two dimensions", features == 3),
+        reads_the_same(PLANE, heads=[equations.sharp(score) for score in scores]),
+        _stock_attention(),
+    )
+
+
+def _stock_attention() -> Check:
+    """``scaled_dot_product_attention`` on the features without a score bias, on integers, so exactly."""
+    weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
+    tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
+    total = torch.zeros(len(PLANE.queries), 3)
+    for tau, tap in zip(PLANE.shifts, equations.tap_matrices(weight), strict=True):
+        pair = proof_positions.absolute_features(PLANE.queries, PLANE.keys, tau, alpha=1024)
+        query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
+        attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
+        total += attended[0] @ torch.tensor(tap.astype(np.float32))
+    wanted = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
+    error = float((total - torch.tensor(wanted)).abs().max())
+    return Check(
+        f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}", error == 0
+    )
+
+
+@added(
+    "key-width",
+    "D_k = 1 is enough if every head has a Ŵ_key of its own.",
+    r"with $D_p \leq D_k$ such that, for every $\tau \in \Delta_K$",
+    "talk, Lemma 2",
+)
+def key_width() -> Judgement:
+    """The head's vector moves into its key matrix: in Coq for any factors of it, and a layer of D_k = 1."""
+    conv = small_convolution((2, 2), (3, 3), padding=1)
+    layer = attention_for(conv, key_dim=1)
+    key_dim, pos_dim = layer.w_key_pos.shape[1:]
+    return proved(
+        by_coq("read_back_leak", "layer_same"),
+        Check(f"a layer with D_k = {key_dim} and D_p = {pos_dim}", (key_dim, pos_dim) == (1, 3)),
+        certified(conv, layer, (6, 5), "it computes a 3×3 convolution"),
+    )
+
+
+@added(
+    "axis-factorisation",
+    "On a rectangular grid a head's attention is a product of one an axis, so that no T × T weights are needed.",
+    "full attention cannot be applied to bigger images due to large memory consumption.",
+    "review, 2.1. Classification Accuracy",
+)
+def axis_factorisation() -> Judgement:
+    """In Coq; and by sympy for the code's encoding."""
+    return proved(by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2)))
+
+
+@added(
+    "torch-exponential",
+    "torch's exp is 0 from −1024 down, and 1 at 0, in every format: what one-hot heads rest on.",
+    "E.g. for Float32, set",
+    "talk, Lemma 2: Summary",
+)
+def torch_exponential() -> Judgement:
+    """Sampled: what the Coq theorems assume of exp."""
+    inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
+    wrong = sum(
+        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
+    )
+    samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
+    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
+
+
+CLAIMS = (
+    finite_never_exact,
+    finite_error,
+    rounding_alone,
+    torch_exponential,
+    borders_replicate,
+    two_components,
+    one_component_spread,
+    absolute_encoding,
+    key_width,
+    axis_factorisation,
+)

@@ -1,0 +1,52 @@
+"""Checks that several claims share: heads beside taps on every input, a layer beside a convolution, a certificate."""
+
+import numpy as np
+import torch
+
+from verify.argument.certification import certify
+from verify.theory.literature import equations
+from verify.theory.literature.equations import Setting, Vector
+from verify.theory.literature.judgement import Check
+from verify.theory.symbolic import proof_positions
+
+PLANE = Setting((3, 3), (4, 5), (1, 1))
+
+
+def reads_the_same(setting: Setting, mode: str = "zeros", heads: list[np.ndarray] | None = None) -> Check:
+    """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
+    read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
+    wanted = equations.read_by_taps(setting, mode)
+    same = read.shape == wanted.shape and bool(np.equal(read, wanted).all())
+    finding = f"{len(read)} sharp heads read what the {len(wanted)} taps read ({setting}; {wanted.size} entries)"
+    return Check(finding, same, f"exhaustive: {setting}")
+
+
+def compares(
+    setting: Setting,
+    heads: list[np.ndarray],
+    values: list[np.ndarray],
+    weight: np.ndarray,
+    what: str,
+    channels: slice = slice(None),
+) -> Check:
+    """Eq. 3 with these heads against the oracle's convolution of ``weight`` on random integers, without rounding."""
+    x, bias = equations.integers(11, weight.shape[1], *setting.size), equations.integers(12, len(weight))
+    wanted = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
+    output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
+    same = output.shape == wanted.shape
+    differing = int(np.not_equal(output, wanted).sum()) if same else wanted.size
+    return Check(f"{what}: {differing} of {wanted.size} outputs differ from the convolution", differing == 0)
+
+
+def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what: str) -> Check:
+    """The certificate for all inputs says PROVED."""
+    certificate = certify(conv, layer, grid=grid)
+    bound = f"difference ≤ {float(certificate.bound.max()):.2g} for every |x| ≤ 1"
+    finding = f"{what}: certificate {certificate.verdict.name}, {bound}"
+    return Check(finding, certificate.verdict.name == "PROVED", "certificate of one kernel")
+
+
+def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
+    """Sharp heads with the code's encoding on an unpadded grid, every token a query and a key: (T, T) each."""
+    tokens = proof_positions.positions(size)
+    return [equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau)) for tau in shifts]
