@@ -71,7 +71,7 @@ class Execution:
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of values and products for a layer of ``dtype``: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def tensors_of(layer: Layer) -> tuple[Tensor, ...]:

@@ -103,6 +103,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         NotImplementedError: torch.export traces tensors without numbers, from which no one knows where heads look.
     """
     frozen = layer.__dict__.get(FROZEN)
+    exported = frozen is not None
     if frozen is None:
         if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
             raise NotImplementedError(
@@ -116,22 +117,25 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         frozen = Frozen(*now)
     dtype = working_dtype(x.dtype)
     if frozen.whole and not (torch.is_grad_enabled() and getattr(layer, _other(frozen.whole)).requires_grad):
-        w = getattr(layer, frozen.whole).to(dtype)
+        w = _of(dtype, getattr(layer, frozen.whole))
     else:
-        w = layer.w_val.to(dtype) @ layer.w_out.to(dtype)  # (heads, g, C, D)
+        w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
     with eagerly() if jit_traced() else nullcontext():
         heads, groups, channels, width = w.shape
-    tokens = padded(x.to(dtype), geometry)
-    bias = layer.b_out.to(dtype).view(-1, *(1,) * geometry.dims)
-    if channels == width == 1:
+    tokens = padded(_of(dtype, x), geometry)
+    bias = _of(dtype, layer.b_out).view(-1, *(1,) * geometry.dims)
+    first = memory_format(x) == torch.contiguous_format
+    if exported and heads > 1:  # as many nodes whatever the number of heads
+        y = (_gathered if first else _tokens_as_rows)(tokens, w, frozen.starts, geometry) + bias
+    elif channels == width == 1:
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
     elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
         y = _products_first(tokens, w, frozen.starts, geometry, bias)
-    elif memory_format(x) == torch.contiguous_format:
+    elif first:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
     else:
         y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
-    return y.to(x.dtype)
+    return _of(x.dtype, y)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
@@ -148,6 +152,29 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)
     return y
+
+
+def _gathered(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+    """Channels first in memory: one gather of what all heads see, by number, and one product."""
+    heads, groups, channels, _ = w.shape
+    places, output = None, []
+    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
+        length = tokens.shape[axis + 2]
+        queries = torch.arange(0, length - span, step, device=tokens.device)
+        ahead = torch.tensor([[start[axis]] for start in starts], device=tokens.device)
+        here = ahead + queries  # (heads, queries)
+        places = here if places is None else ((places * length).unsqueeze(2) + here.unsqueeze(1)).flatten(1)
+        output.append(queries.shape[0])
+    assert places is not None
+    seen = tokens.flatten(2).index_select(2, places.flatten()).unflatten(1, (groups, channels))  # (B, g, C, heads·T)
+    matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
+    rows = seen.unflatten(3, (heads, -1)).flatten(2, 3)  # (B, g, C·heads, T)
+    return torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, output)
+
+
+def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The tensor in a type: a trace records a conversion also where nothing changes."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -173,7 +200,8 @@ def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvG
     """Channels first in memory: one product of all heads, from the left, comes out with channels first."""
     _, groups, channels, _ = w.shape
     seen = [_seen(tokens, start, geometry) for start in starts]
-    rows = torch.cat([part.unflatten(1, (groups, channels)).flatten(3) for part in seen], dim=2)  # (B, g, heads·C, T)
+    parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in seen]
+    rows = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]  # (B, g, heads·C, T)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
     return torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, seen[0].shape[2:])
 
@@ -231,8 +259,8 @@ def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
 def _seen(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
     """What one head sees: a strided slice of the tokens."""
     for axis, (t, span, step) in enumerate(zip(start, geometry.span, geometry.query_stride, strict=True), start=2):
-        length = tokens.shape[axis] - span  # token positions from which the whole kernel fits
-        tokens = tokens.narrow(axis, t, length)
+        if span:
+            tokens = tokens.narrow(axis, t, tokens.shape[axis] - span)  # from where the whole kernel fits
         if step > 1:
             tokens = tokens[(slice(None),) * axis + (slice(None, None, step),)]
     return tokens

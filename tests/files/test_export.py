@@ -23,7 +23,7 @@ from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.execution import traced
-from construct.files.export import frozen_copy, to_onnx, to_pt2
+from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
 from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from construct.files.writing import is_own_output
 from construct.from_conv import main
@@ -81,6 +81,24 @@ def test_pt2_computes_the_network_at_any_size(pt2: bytes):
         x = torch.randn(shape)
         with torch.no_grad():
             within_rounding(program(x), network()(x))
+
+
+@pytest.mark.parametrize(
+    "conv", [nn.Conv1d(2, 2, 3), nn.Conv1d(2, 2, 3, groups=2), nn.ConvTranspose2d(2, 1, 3, stride=2)]
+)
+def test_a_program_has_as_many_nodes_whatever_the_number_of_heads(conv: Any):
+    """And computes the layer, at other sizes too."""
+    nodes, wider = set(), copy.deepcopy(conv)
+    wider.__init__(conv.in_channels, conv.out_channels, 7, stride=conv.stride, groups=conv.groups)
+    for layer in (conv, wider):
+        size = (2, *(15,) * len(conv.kernel_size))
+        program, fixed = export_program(conv_to_mhsa(layer), size)
+        assert fixed == ()
+        nodes.add(len(program.graph.nodes))
+        x = torch.randn(3, 2, *(n + 4 for n in size[1:]))
+        with torch.no_grad():
+            within_rounding(program.module()(x), layer(x))
+    assert len(nodes) == 1
 
 
 @pytest.mark.deep
