@@ -1,7 +1,7 @@
 """Export of a converted network to ``.pt2`` (torch.export) and ONNX, to run without this project.
 
-The program holds plain tensor operations: each head is a strided slice of the padded tokens times its matrix.  The shifts of
-the heads are constants in it.
+The program holds plain tensor operations: of the padded tokens those that all heads see are gathered, and multiplied by the heads'
+matrices.  The shifts of the heads are constants in it, and it is as long for one head as for a thousand.
 """
 
 import contextlib
