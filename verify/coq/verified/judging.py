@@ -1,16 +1,13 @@
 """What the verified checker says of a layer: the questions that a certificate raises, the program's run, its answer."""
 
 import hashlib
-import math
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from verify.coq.verified import export
-from verify.recheck.grids import NoOutput, axes_of
 from verify.recheck.layer_pair import LayerPair
 
 ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
@@ -57,3 +54,51 @@ def questions_of(pair: LayerPair) -> list[Question]:
         Question(export.SAME, "the same function in the limit"),
         Question(export.sharp(*FORMATS[name]), f"every head one-hot in {name}"),
     ]
+
+
+class Judge:
+    """The verified checker on the layers of two weight files.
+
+    Args:
+        program: what ``python -m verify coq build`` built.
+        conv_path, mhsa_path: the weight files, whose digests stand in every text, and in every answer.
+
+    Attributes:
+        answers: one for every layer that was asked.
+    """
+
+    def __init__(self, program: Path, conv_path: str | Path, mhsa_path: str | Path):
+        self.program = program
+        self.digests: list[str] = []
+        for path in (conv_path, mhsa_path):
+            with Path(path).open("rb") as file:
+                self.digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        self.answers: list[Answer] = []
+
+    def __call__(self, pair: LayerPair) -> None:
+        """Ask about one layer."""
+        self.answers.append(self._answer(pair, questions_of(pair)))
+
+    def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
+        name, stated = pair.stated.name, pair.stated
+        if pair.radix is not None:
+            return Answer(name, False, "its encoding is the parabola, of which the verified checker knows nothing")
+        pieces = export.text(
+            self.digests, [q.numbers for q in questions], stated.geometries, pair.weight, pair.bias, pair.a
+        )
+        with tempfile.TemporaryDirectory(prefix="verified-") as folder:
+            path = Path(folder) / "layer.txt"
+            with path.open("w", encoding="ascii") as file:
+                file.writelines(pieces)
+            try:
+                done = subprocess.run([self.program, path], capture_output=True, text=True, check=False, timeout=LONGEST)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return Answer(name, False, f"the program gave no answer: {error}")
+        verdict, *words = done.stdout.split() or [""]
+        if (done.returncode, verdict) == (0, "accepted") and words == [str(int(digest, 16)) for digest in self.digests]:
+            return Answer(name, True, "; ".join(q.claim for q in questions))
+        if (done.returncode, verdict) == (1, "rejected") and len(words) == len(questions):
+            doubted = [q.claim for q, word in zip(questions, words, strict=True) if word != "true"]
+            return Answer(name, False, f"not shown: {'; '.join(doubted)}")
+        what = " ".join((done.stdout + done.stderr).split())[:200]
+        return Answer(name, False, f"the program gave no answer (exit code {done.returncode}): {what}")
