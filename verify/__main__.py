@@ -109,7 +109,9 @@ def _plot(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
-    "coq": Command("the theorem in Coq: build the verified checker, print the statements", coq_command.add_arguments, _coq),
+    "coq": Command(
+        "the theorem in Coq: build the verified checker, print the statements", coq_command.add_arguments, _coq
+    ),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command("judge the claims of the paper, the talk and the blog, as printed", _claims_arguments, _claims),
     "audit": Command(

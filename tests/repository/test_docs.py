@@ -33,6 +33,7 @@ NEEDED = {
     "head_width",
     "nasty_inputs",
     "kernels",
+    "machine_checked",
     "roads",
 }
 

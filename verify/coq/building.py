@@ -92,7 +92,9 @@ def _check_tools() -> None:
         missing = [name for name in ("Coquelicot", "Flocq") if not (libraries / name).is_dir()]
         missing += [] if "zarith" in _output("ocamlfind", "list") else ["zarith"]
     if missing:
-        raise NotBuilt(f"the verified checker takes Coq {VERSION}; missing: {', '.join(missing)} (on Debian: {PACKAGES})")
+        raise NotBuilt(
+            f"the verified checker takes Coq {VERSION}; missing: {', '.join(missing)} (on Debian: {PACKAGES})"
+        )
 
 
 def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
@@ -121,7 +123,9 @@ def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
         raise NotBuilt(f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(found ^ allowed))}")
     report("the program")
     modules = ("verified.mli", "verified.ml", "verified/checker.ml")
-    _run(folder, "ocamlfind", "ocamlopt", "-w", "-a", "-O3", "-package", "zarith", "-linkpkg", *modules, "-o", "checker")
+    _run(
+        folder, "ocamlfind", "ocamlopt", "-w", "-a", "-O3", "-package", "zarith", "-linkpkg", *modules, "-o", "checker"
+    )
 
 
 def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:

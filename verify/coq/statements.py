@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
-_HEADLINE = re.compile(r"^\(\*\* (?P<group>.*?) \*\)$|^\(\* (?P<equation>.*?) \*\)$|^Print Assumptions (?P<name>[\w.]+)\.$", re.M | re.S)
+_HEADLINE = re.compile(
+    r"^\(\*\* (?P<group>.*?) \*\)$|^\(\* (?P<equation>.*?) \*\)$|^Print Assumptions (?P<name>[\w.]+)\.$", re.M | re.S
+)
 _TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|\S', re.S)
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
 _CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b")

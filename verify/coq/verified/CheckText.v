@@ -86,13 +86,35 @@ Definition read_mode : reader padding_mode :=
 Definition read_flag : reader bool :=
   b <- number; match b with 0%Z => return_ false | 1%Z => return_ true | _ => fail end.
 
+(** 'same' and 'valid' that pad alike on both sides are read as the numbers that they stand for; what torch refuses, 'same'
+    with a stride and either of a transposed convolution, is left for [well_formed] to refuse. *)
+Definition plain_padding (ks ss ds : list Z) (t : bool) (p : padding) : padding :=
+  match p with
+  | integers _ => p
+  | _ =>
+      let l := pads p ks ds in
+      let legal := match p with same => forallb (Z.eqb 1) ss | _ => true end in
+      if negb t && legal && forallb (fun x => Z.eqb (fst x) (snd x)) l then integers (map fst l) else p
+  end.
+
+Lemma plain_padding_pads ks ss ds t p : pads (plain_padding ks ss ds t p) ks ds = pads p ks ds.
+Proof.
+  destruct p as [l| |]; [reflexivity| |]; unfold plain_padding; cbv zeta;
+    destruct (negb t && _ && _)%bool eqn:E; try reflexivity; rewrite !andb_true_iff in E; destruct E as [_ E].
+  - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
+    rewrite andb_true_iff, Z.eqb_eq in E; destruct E as [E F]; rewrite IH by exact F; f_equal; unfold same_pads; f_equal.
+    exact E.
+  - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
+    rewrite IH by exact E; reflexivity.
+Qed.
+
 Definition read_geometry : reader geometry :=
   i <- number; o <- number; n <- number;
   let d := Z.to_nat n in
   ks <- many d number; ss <- many d number; ds <- many d number;
   p <- read_padding d; m <- read_mode; g <- number; t <- read_flag; e <- many d number;
   return_ {| in_channels := i; out_channels := o; kernel_size := ks; stride_of := ss; dilation_of := ds;
-             padding_of := p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
+             padding_of := plain_padding ks ss ds t p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
 
 (** A tensor of the given shape. *)
 Definition row (n : nat) : reader (list Z) := many n number.

@@ -66,8 +66,21 @@ def _geometry(fields: Mapping[str, Any]) -> str:
     """The fields of a geometry, in the order of the format."""
     kernel, padding = fields["kernel_size"], fields["padding"]
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
-    numbers = [fields["in_channels"], fields["out_channels"], len(kernel), *kernel, *fields["stride"], *fields["dilation"]]
-    numbers += [*pads, MODES.index(fields["padding_mode"]), fields["groups"], fields["transposed"], *fields["output_padding"]]
+    numbers = [
+        fields["in_channels"],
+        fields["out_channels"],
+        len(kernel),
+        *kernel,
+        *fields["stride"],
+        *fields["dilation"],
+    ]
+    numbers += [
+        *pads,
+        MODES.index(fields["padding_mode"]),
+        fields["groups"],
+        fields["transposed"],
+        *fields["output_padding"],
+    ]
     return "\n" + " ".join(str(int(n)) for n in numbers)
 
 
@@ -98,6 +111,8 @@ def _integers(x: np.ndarray) -> tuple[int, np.ndarray]:
     least = int((exponents - 53 + trailing).min())
     if exponents.max() - least <= 62:
         return least, np.ldexp(x, -least).astype(np.int64)
+    shifts = exponents - 53 - least  # to the left; to the right where zeros at the end go
+    wide = zip(whole.tolist(), shifts.tolist(), strict=True)
     entries = np.zeros(len(x), dtype=object)
-    entries[x != 0] = [m >> t << (e - 53 + t - least) for m, e, t in zip(*(a.tolist() for a in (whole, exponents, trailing)))]
+    entries[x != 0] = [m << shift if shift >= 0 else m >> -shift for m, shift in wide]
     return least, entries

@@ -1,20 +1,28 @@
 """What the verified checker says of a layer: the questions that a certificate raises, the program's run, its answer."""
 
 import hashlib
+import math
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from verify.coq.verified import export
+from verify.recheck.grids import axes_of
 from verify.recheck.layer_pair import LayerPair
+from verify.verdict import from_above
 
 ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """The format that sums are formed in, before a final rounding to half precision."""
 
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
 """e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
+
+MOST_IN_FLOATS = 2**23
+"""Weights times channels up to which the bound in floating point is asked for: some two seconds; it grows with this product."""
 
 LONGEST = 3600
 """Seconds for one layer."""
@@ -42,18 +50,33 @@ class Answer(NamedTuple):
 def questions_of(pair: LayerPair) -> list[Question]:
     """What the certificate claims of a pair, as questions that Coq defines.
 
-    "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α every
-    head is one-hot in floating point, so that the layer is that limit.  "A difference within T" is asked over the reals.
+    "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
+    every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, in both orders of
+    the products, for layers that are small enough and whose α is one power of two.  "A difference within T" is asked over the
+    reals.
     """
     stated = pair.stated
     if stated.within is not None:
         what = f"over the reals a difference of at most {stated.within:g} for |x| ≤ {stated.input_bound:g}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
     name = ARITHMETIC[stated.dtype]
-    return [
-        Question(export.SAME, "the same function in the limit"),
+    questions = [
+        Question(export.SAME, "the same function in the limit α → ∞"),
         Question(export.sharp(*FORMATS[name]), f"every head one-hot in {name}"),
     ]
+    most = float(stated.parts["bound"].max(initial=0.0))
+    alphas = np.einsum("hk,hk->h", pair.a["v"], pair.a["w_key_pos"][:, :, 0])[pair.carrying]
+    alike = len(alphas) > 0 and (alphas == alphas[0]).all() and abs(np.frexp(alphas[0])[0]) == 0.5
+    if (
+        stated.verdict == "PROVED"
+        and alike
+        and pair.weight.size * max(pair.conv.d_in, pair.conv.d_out) <= MOST_IN_FLOATS
+    ):
+        tokens = math.prod(len(axis.tokens) for axis in axes_of(pair.conv, stated.grid))
+        what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g} on {tokens} tokens or fewer"
+        orders = [export.floats(*FORMATS[name], first, tokens, stated.input_bound, most) for first in (False, True)]
+        questions += [Question(orders[0], what), Question(orders[1], "and with tokens attended to first")]
+    return questions
 
 
 class Judge:
@@ -91,7 +114,9 @@ class Judge:
             with path.open("w", encoding="ascii") as file:
                 file.writelines(pieces)
             try:
-                done = subprocess.run([self.program, path], capture_output=True, text=True, check=False, timeout=LONGEST)
+                done = subprocess.run(
+                    [self.program, path], capture_output=True, text=True, check=False, timeout=LONGEST
+                )
             except (OSError, subprocess.TimeoutExpired) as error:
                 return Answer(name, False, f"the program gave no answer: {error}")
         verdict, *words = done.stdout.split() or [""]
