@@ -94,7 +94,7 @@ def limit_differs(conv: Any, layer: MHSA) -> bool:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_planted_fault_is_rejected(name: str, asked: Asked):
-    """On every geometry that has it; one at least."""
+    """On the first geometry that has it, and on none before is it accepted where it changes the limit."""
     fault, rejected = FAULTS[name], 0
     for turn, geometry in enumerate(ALL):
         conv, _ = problem(geometry, 0, integers=False)
@@ -107,7 +107,7 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
         accepted = asked.answer(pair).accepted
         assert not (accepted and (layer.radix is not None or limit_differs(conv, layer))), geometry
         rejected += not accepted
-        if rejected > 2:
+        if rejected:
             break
     assert rejected
 
