@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -151,8 +151,3 @@ def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None)
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-def checked_modules() -> Sequence[str]:
-    """The modules of the build by their logical names, for ``coqchk``."""
-    return [f"Attention.{'.'.join(path.with_suffix('').parts)}" for path in sources() if path.suffix == ".v"]
