@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.coq.building import ADMITTED, SOURCES, sources
+from verify.coq.building import ADMITTED, SOURCES, _all_at_once, sources
 from verify.coq.statements import headlines
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,13 @@ def test_the_page_names_theorems_and_definitions_that_there_are():
         assert any(f"Definition {name} " in text for text in TEXTS.values())
     for name in axioms:
         assert f"`{name}`" in PAGE
+
+
+def test_the_build_asks_for_the_axioms_of_every_headline():
+    text = _all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8"))
+    (asked,) = re.findall(r"^Definition headlines := \((.*)\)\.$", text, re.MULTILINE)
+    assert [name.rpartition(".")[2].lstrip("@") for name in asked.split(", ")] == [h.name for h in headlines()]
+    assert text.endswith("\nPrint Assumptions headlines.\n")
 
 
 def test_files_of_coq_stay_short():
