@@ -38,7 +38,7 @@ def stored(layer: Any) -> StoredLayer:
 
 def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None = None) -> LayerPair:
     """Both layers with a certificate that claims as much as our checker would pass; `Rejected` if it reads no such pair."""
-    parts = dict.fromkeys(PARTS, np.zeros(conv.out_channels))
+    parts: dict[str, np.ndarray] = {part: np.zeros(conv.out_channels) for part in PARTS}
     stated = LayerCertificate(
         name="",
         verdict="UNDECIDED",

@@ -240,7 +240,7 @@ def agreement(examples: int) -> Counter:
     names = st.sampled_from(["", "", "", *faults])
     cases = names.flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
 
-    @settings(max_examples=examples, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+    @settings(max_examples=examples, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(cases, st.integers(0, 2**16), st.sampled_from(["same", "same", "twice the bound", "less than the taps"]))
     def search(case: tuple[str, Any], seed: int, claim: str):
         name, conv = case[0], case[1].requires_grad_(False)

@@ -152,7 +152,7 @@ class Certified:
         torch.save(conv, self.paths[1])
         torch.save(layer, self.paths[2])
         certificate = certify(conv, layer, grid=(7,), **claimed)
-        write_document(self.paths[0], [("", certificate)], *self.paths[1:])
+        write_document(self.paths[0], [("", certificate)], self.paths[1], self.paths[2])
 
     def check(self) -> subprocess.CompletedProcess:
         return verify("check", self.paths[0], "--conv", self.paths[1], "--mhsa", self.paths[2], "--verified")
