@@ -1,4 +1,4 @@
-"""``python -m verify``: the commands check, lemmas, claims, audit and plot; each imports what it needs when it runs."""
+"""``python -m verify``: the commands check, coq, lemmas, claims, audit and plot; each imports what it needs when it runs."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from verify.coq import command as coq_command
 from verify.experiment import command as audit_command
 from verify.plots import command as plot_command
 
@@ -41,9 +42,16 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
     parser.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
     parser.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
+    parser.add_argument(
+        "--verified", action="store_true", help="also by the checker that is proved in Coq (python -m verify coq build)"
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.verified:
+        text, proved = coq_command.verified(options)
+        print(text)
+        return 0 if proved else 1
     from verify.checker import check
 
     result = check(options.certificate, options.conv, options.mhsa)
@@ -82,6 +90,12 @@ def _claims(options: argparse.Namespace) -> int:
     return 0 if table.good else 1
 
 
+def _coq(options: argparse.Namespace) -> int:
+    for text in coq_command.run(options, report=lambda line: print(line, file=sys.stderr, flush=True)):
+        print(text, flush=True)
+    return 0
+
+
 def _audit(options: argparse.Namespace) -> int:
     result = audit_command.run(options)
     print(result.to_json() if options.json else f"{result}\n", end="")
@@ -95,6 +109,9 @@ def _plot(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
+    "coq": Command(
+        "the theorem in Coq: build the verified checker, print the statements", coq_command.add_arguments, _coq
+    ),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command(
         "judge the claims of the paper, the slides, the blog, the talk and a review, and show what we add",

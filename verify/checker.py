@@ -7,6 +7,7 @@ fall below it.
 
 import hashlib
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import LayerCertificate, read_document
-from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, leak, product_gap, selected
+from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.unwrapping import by_certified_name
@@ -31,6 +32,7 @@ FORMATS = {  # u and log2(1/η) of the arithmetic; u and η of the stored number
     "float32": (2.0**-24, 149, 0.0, 0.0, (2 - 2.0**-23) * 2.0**127),
     "float64": (2.0**-53, 1074, 0.0, 0.0, (2 - 2.0**-52) * 2.0**1023),
 }
+Second = Callable[[LayerPair], None]
 WIDEN = 1 + 2.0**-24  # more than float64 loses in sums of fewer than 2^26 numbers, none negative, a few levels deep
 
 
@@ -53,8 +55,12 @@ class Fails(ValueError):
     """A step of the argument does not hold."""
 
 
-def check(certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path) -> Result:
+def check(
+    certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path, second: Second = lambda pair: None
+) -> Result:
     """Recheck a certificate file against the file with the convolutions and the file with the attention layers.
+
+    ``second``, another checker, gets every layer's numbers before they are judged.
 
     Raises:
         Rejected: a file is damaged or malformed, or the certificate states something false.
@@ -82,7 +88,7 @@ def check(certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | 
                     raise Rejected(f"{file.name} is not the file that was certified: its sha256 differs")
                 files.append(by_certified_name(layers_in(file, file.name), wanted, file.name, notes))
             for stated in document.certificates:
-                pair = LayerPair.read(stated, files[0][stated.name], files[1][stated.name])
+                second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
                 layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
                 notes += [f"layer {stated.name!r}: {note}" for note in pair.notes]
     except OSError as error:
@@ -286,11 +292,6 @@ def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
         raise Rejected(prefix + "gives outputs that differ by no more than what the claim allows")
     difference = f"the convolution is exactly {outputs[0]}, the attention {outputs[1]}"
     return Verdict("REFUTED", f"at output {counter['output']} {difference}")
-
-
-def gamma(n: int, u: float) -> float:
-    """γ_n = n·u/(1 − n·u)."""
-    return n * u / (1 - n * u) if n * u < 1 else math.inf
 
 
 def above(value: np.ndarray, nonzero: np.ndarray | bool) -> np.ndarray:

@@ -34,6 +34,7 @@ NEEDED = {
     "head_width",
     "nasty_inputs",
     "kernels",
+    "machine_checked",
     "roads",
     "index",
     "command_line",

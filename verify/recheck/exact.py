@@ -174,6 +174,11 @@ def rounded_up(value: Fraction) -> float:
     return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
+def gamma(n: int, u: float) -> float:
+    """γ_n = n·u/(1 − n·u)."""
+    return n * u / (1 - n * u) if n * u < 1 else math.inf
+
+
 # ---- taps ------------------------------------------------------------------------------------------------------------
 
 

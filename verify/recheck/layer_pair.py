@@ -28,6 +28,7 @@ class LayerPair:
         conv: the geometry of the convolution.
         mhsa: the geometry of the attention layer.
         radix: of the parabola; None for the quadratic encoding.
+        weight: the kernel in torch's order.
         kernel: W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order.
         bias: (D_out,).
         a: the eight tensors of the attention layer.
@@ -41,6 +42,7 @@ class LayerPair:
     conv: StatedGeometry
     mhsa: StatedGeometry
     radix: list[int] | None
+    weight: np.ndarray
     kernel: np.ndarray
     bias: np.ndarray
     a: dict[str, np.ndarray]
@@ -83,6 +85,7 @@ class LayerPair:
             conv=conv_geometry,
             mhsa=mhsa_geometry,
             radix=radix,
+            weight=weights["weight"],
             kernel=_taps(weights["weight"], conv_geometry),
             bias=weights.get("bias", np.zeros(conv_geometry.d_out)),
             a=a,

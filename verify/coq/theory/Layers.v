@@ -206,15 +206,15 @@ Qed.
 
 (** * Where a stored head looks *)
 
-(** Eq. 6 with W_qry = 0 and u = 0: the score is (Ŵ_keyᵀ v)·r_δ. *)
+(** Eq. 6 with W_qry = 0, and u = 0 or W_key = 0: the score is (Ŵ_keyᵀ v)·r_δ. *)
 Theorem read_back {H} (L : layer H) h X q k : content_free L h ->
   score L h X q k =
   dot (D_p L) (row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h))) (r L (sub k q)).
 Proof.
-  intros [Q U]; unfold score, dot.
+  intros C; assert (Q := proj1 C); unfold score, dot.
   rewrite !(sum_below_zero (D_k L) (fun i => row_times _ _ (W_qry _) i * _)).
   2, 3: intros i _; unfold row_times; rewrite sum_below_zero; [ring|]; intros; rewrite Q; ring.
-  rewrite (sum_below_zero (D_k L) (fun i => u _ i * _)) by (intros; rewrite U; ring).
+  rewrite (content_free_u L h (X k) C).
   rewrite !Rplus_0_l; unfold times_column, row_times, sum_below.
   rewrite (sum_ext (seq 0 (D_k L)) _ (fun a => sum (seq 0 (D_p L)) (fun i =>
     v (parameters L h) a * W_key_pos (parameters L h) a i * r L (sub k q) i))).

@@ -152,9 +152,17 @@ Qed.
 
 (** * One component is too few *)
 
-(** The score of head h depends on positions alone: W_qry = 0 and u = 0. *)
+(** The score of head h depends on positions alone: W_qry = 0, and u = 0 or W_key = 0. *)
 Definition content_free {H} (L : layer H) (h : H) : Prop :=
-  (forall i j, W_qry (parameters L h) i j = 0) /\ (forall i, u (parameters L h) i = 0).
+  (forall i j, W_qry (parameters L h) i j = 0) /\
+  ((forall i, u (parameters L h) i = 0) \/ (forall i j, W_key (parameters L h) i j = 0)).
+
+Lemma content_free_u {H} (L : layer H) h (x : vector) : content_free L h ->
+  sum_below (D_k L) (fun i => u (parameters L h) i * row_times (D_in L) x (W_key (parameters L h)) i) = 0.
+Proof.
+  intros [_ [U|K]]; apply sum_below_zero; intros i _; [rewrite U; ring|].
+  unfold row_times; rewrite sum_below_zero; [ring|]; intros; rewrite K; ring.
+Qed.
 
 (** The token k scores strictly better than k' for query q in head h. *)
 Definition prefers {H} (L : layer H) (X : image) (q : position) (h : H) (k k' : position) : Prop :=
@@ -163,11 +171,11 @@ Definition prefers {H} (L : layer H) (X : image) (q : position) (h : H) (k k' : 
 Lemma score_one_component {H} (L : layer H) h : D_p L = 1%nat -> content_free L h ->
   exists c, forall X q k, score L h X q k = c * r L (sub k q) O.
 Proof.
-  intros E [Q U]; exists (dot (D_k L) (v (parameters L h)) (fun i => W_key_pos (parameters L h) i O)).
+  intros E C; assert (Q := proj1 C); exists (dot (D_k L) (v (parameters L h)) (fun i => W_key_pos (parameters L h) i O)).
   intros X q k; unfold score; rewrite E; unfold dot.
   rewrite !(sum_below_zero (D_k L) (fun i => row_times _ _ (W_qry _) i * _)).
   2, 3: intros i _; unfold row_times; rewrite sum_below_zero; [ring|]; intros; rewrite Q; ring.
-  rewrite (sum_below_zero (D_k L) (fun i => u _ i * _)) by (intros; rewrite U; ring).
+  rewrite (content_free_u L h (X k) C).
   rewrite !Rplus_0_l; unfold sum_below; rewrite <- sum_scal_r; apply sum_ext; intros i _.
   unfold times_column, sum_below, sum; simpl; ring.
 Qed.

@@ -236,7 +236,7 @@ Proof.
   unfold construction; rewrite attend_positional by exact Hj; rewrite attend_heads; simpl; f_equal.
   apply sum_ext; intros τ _.
   assert (S : forall k, score L τ X q k = dot (S d) (v_quadratic α τ) (r_quadratic (sub k q))).
-  { intros k; rewrite read_back by (split; reflexivity); unfold dot; rewrite (sum_below_truncate _ (S d)); [|exact Hp|].
+  { intros k; rewrite read_back by (split; [|left]; reflexivity); unfold dot; rewrite (sum_below_truncate _ (S d)); [|exact Hp|].
     - apply sum_below_ext; intros i Hi; change (D_k L) with d_k; change (W_key_pos (parameters L τ)) with identity.
       rewrite row_times_identity by lia; simpl; rewrite (proj2 (Nat.ltb_lt i (S d))) by exact Hi; reflexivity.
     - intros i Hi; simpl; rewrite (proj2 (Nat.ltb_ge i (S d))) by exact Hi; ring. }

@@ -5,16 +5,17 @@
                           evaluation of the layer (scores, softmax, values, sums) and every float evaluation of the
                           convolution differ by T at most: for inputs of every size that torch accepts with so many
                           tokens, all floats |X| ≤ B, every output and channel.
+      floats_exponential  the exponential that it assumes is any that is correctly rounded
     Assumed: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are exact (RoundingScores.v);
     heads that carry only zeros are left out; the effects that RoundingLayer.v lists as outside. *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed.
+From Attention Require Import Definitions Sums Softmax Lemma2 Layers Geometry Transposed.
 From Attention Require Import RoundingTree RoundingDot RoundingHead RoundingTaps RoundingLayer FloatSoftmax
   RoundingDyadic.
 From Attention Require RoundingCheck RoundingScores.
-From Attention Require Import CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
+From Attention Require Import CheckSparse CheckFields CheckTaps CheckHeads CheckSame CheckSharp.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -54,9 +55,9 @@ Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_r
 (** α = 2^(a + s_v + s_key_pos) of every head. *)
 Definition check_floats (s : RoundingCheck.setting) (a : Z) (T : dyadic) : bool :=
   comparable c m && Z.leb 0 a && forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ a)) (kept m) &&
-  Z.ltb 0 (RoundingCheck.s_prec s) && Z.leb (RoundingCheck.s_emin s) 0 &&
   Z.leb (RoundingCheck.s_emin s) (a + (s_v (scale_of m) + s_key_pos (scale_of m))) &&
-  RoundingCheck.check_float s pair_of T.
+  sharp_format (RoundingCheck.s_emin s) (RoundingCheck.s_prec s) &&
+  forallb (sharp_enough m (RoundingCheck.s_emin s)) (kept m) && RoundingCheck.check_float s pair_of T.
 
 End Computed.
 
@@ -119,8 +120,9 @@ Theorem check_floats_sound c m s a T : check_floats c m s a T = true -> floats_w
 Proof.
   intros E; cbv beta delta [floats_within];
     intros α emin prec L expf sizes X o j scores P y z G q A Io Hj Ht HX Ex Es Ev Cy Cz.
-  unfold check_floats in E; rewrite !andb_true_iff, forallb_forall in E.
-  destruct E as ((((((ok & Ca) & Cs) & Cp) & Ce) & Cn) & Cf); apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp.
+  unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
+  destruct E as ((((((ok & Ca) & Cs) & Cn) & ((Cp & Ce) & _)) & _) & Cf).
+  apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
   split; [|split].
   - intros h Ih; specialize (Cs h Ih); apply Z.eqb_eq in Cs; unfold alpha_of, number_of, value; cbn [mantissa exponent].
@@ -139,4 +141,21 @@ Proof.
       * apply Es, Ih.
       * reflexivity.
     + replace (D_in L) with (groups_n c * in_g c)%nat by (cbn; rewrite Fg, Fi; reflexivity); exact Cy.
+Qed.
+
+(** What it assumes of the exponential holds of every one that is correctly rounded, if the check accepts a layer with a
+    head that carries something. *)
+Theorem floats_exponential c m s a T expf : check_floats c m s a T = true -> kept m <> [] ->
+  let emin := RoundingCheck.s_emin s in let prec := RoundingCheck.s_prec s in
+  correctly_rounded emin prec expf ->
+  sharp_exp emin prec (bpow radix2 (a + (s_v (scale_of m) + s_key_pos (scale_of m)))) expf.
+Proof.
+  intros E K emin prec Ex; unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
+  destruct E as ((((((_ & Ca) & Cs) & _) & ((Cp & Ce) & _)) & Cq) & _).
+  apply Z.leb_le in Ca, Ce; apply Z.ltb_lt in Cp; assert (Pp : Prec_gt_0 prec) by exact Cp.
+  destruct (kept m) as [|h hs]; [congruence|]; specialize (Cs h (or_introl eq_refl)); specialize (Cq h (or_introl eq_refl)).
+  apply Z.eqb_eq in Cs; apply value_le in Cq; rewrite value_of in Cq; unfold value in Cq; cbn [mantissa exponent] in Cq.
+  rewrite Cs in Cq; change (2 ^ a)%Z with (radix2 ^ a)%Z in Cq; rewrite IZR_Zpower, <- bpow_plus in Cq by exact Ca.
+  apply correctly_rounded_exp; try assumption.
+  eapply Rle_lt_trans; [|apply least_sharp_enough, Ce]; apply exp_monotone; fold emin in Cq; lra.
 Qed.

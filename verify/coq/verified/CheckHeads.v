@@ -60,14 +60,18 @@ Definition idle (h : raw_head) : bool := forallb all_zero (h_val h) || forallb a
 Definition read_back_of (d : nat) (h : raw_head) : list Z :=
   let c := row_product (h_v h) (map sparse_of (h_key_pos h)) in map (fun i => coef c (Z.of_nat i)) (seq 0 (S d)).
 
+(** The content terms of Eq. 6 are zero. *)
+Definition no_content (h : raw_head) : bool :=
+  all_zero (h_qry h) && (forallb (fun x => x =? 0) (h_u h) || all_zero (h_key h)).
+
 (** α and τ, where c = −α(1, −2τ) for a whole τ, and the content terms are zero; α is an integer times
     2^(s_v + s_key_pos). *)
 Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
   match read_back_of (dims m) h with
   | [] => None
   | c0 :: c =>
-      if (c0 <? 0) && all_zero (h_qry h) && forallb (fun x => x =? 0) (h_u h) &&
-         Nat.eqb (length (h_v h)) (Z.to_nat (key_dim m)) && forallb (fun x => x mod (2 * c0) =? 0) c
+      if (c0 <? 0) && no_content h && Nat.eqb (length (h_v h)) (Z.to_nat (key_dim m)) &&
+         forallb (fun x => x mod (2 * c0) =? 0) c
       then Some (- c0, map (fun x => - (x / (2 * c0))) c) else None
   end.
 
@@ -275,7 +279,7 @@ Proof.
   unfold alpha_of, sharpness_read; intros E; rewrite E; unfold looks in E.
   destruct (read_back_of (dims m) h) as [|c0 c] eqn:R; [discriminate|].
   destruct (_ && _)%bool eqn:B in E; [|discriminate]; injection E as <- <-.
-  rewrite !andb_true_iff in B; destruct B as ((((B0 & B1) & B2) & B3) & B4).
+  unfold no_content in B; rewrite !andb_true_iff, orb_true_iff in B; destruct B as (((B0 & B1 & B2) & B3) & B4).
   apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3.
   assert (Lc : length (c0 :: c) = S (dims m)) by (rewrite <- R; unfold read_back_of; rewrite map_length;
     apply seq_length).
@@ -294,11 +298,13 @@ Proof.
     rewrite mult_IZR; do 3 f_equal.
     change (@nil (Z * Z)) with (sparse_of []); rewrite map_nth, coef_sparse_of; reflexivity. }
   split; [|split; [|split]].
-  - split; [intros i j|intros i]; cbn [parameters layer_of W_qry u]; unfold matrix_of, vector_of.
-    + rewrite all_zero_nth by exact B1; apply number_of_0.
-    + replace (nth i (h_u h) 0%Z) with 0%Z; [apply number_of_0|]; symmetry.
+  - cbn [parameters layer_of W_qry W_key u]; unfold content_free; cbn [parameters layer_of W_qry W_key u];
+      unfold matrix_of, vector_of; split; [|destruct B2 as [B2|B2]; [left|right]].
+    + intros i j; rewrite all_zero_nth by exact B1; apply number_of_0.
+    + intros i; replace (nth i (h_u h) 0%Z) with 0%Z; [apply number_of_0|]; symmetry.
       destruct (nth_in_or_default i (h_u h) 0%Z) as [I|]; [|assumption]; rewrite forallb_forall in B2;
         apply Z.eqb_eq, B2, I.
+    + intros i j; rewrite all_zero_nth by exact B2; apply number_of_0.
   - unfold number_of, value; simpl; apply Rmult_lt_0_compat; [apply IZR_lt; lia|apply bpow_gt_0].
   - rewrite map_length; simpl in Lc; lia.
   - intros i Hi; rewrite C by exact Hi; destruct i as [|i]; unfold v_quadratic, number_of, value;

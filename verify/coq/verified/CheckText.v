@@ -1,11 +1,11 @@
 (** The checker as a function of one text: what is extracted, and what its theorem says.
 
     The text is decimal integers with spaces or line ends between them, in this order:
-      mode                 0 same; 1 within, then B and T, each as mantissa and exponent;
-        2 floats, then the format (e_min, p),
-                           the order (0 values first, 1 attended first), the most tokens, B and T
-      the convolution      geometry; exponent and entries of weight;
-        exponent and entries of bias (zeros if there is none)
+      digests              two numbers, of the two weight files: the answer repeats them, and they are compared outside
+      questions            their number, one at least, and each question:
+                           0 same; 1 within, then B and T, each as mantissa and exponent; 3 sharp, then the format (e_min, p);
+                           2 floats, then the format, the order (0 values first, 1 attended first), the most tokens, B and T
+      the convolution      geometry; exponent and entries of weight; exponent and entries of bias (zeros if there is none)
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
     Entries are integers, in torch's row-major order; the tensor is they times 2^exponent.  A geometry is
@@ -15,14 +15,15 @@
       groups, transposed (0 or 1), output_padding (d numbers)
 
     Statements:
-      check_text_sound  if [check_text] returns Accepted, the text reads as two layers that are the same function in the
-                        limit, or differ by T at most: over the reals, or in floating point with all rounding *)
+      check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of them:
+                        they are the same function in the limit; they differ by T at most, over the reals or in floating
+                        point with all rounding; every head is one-hot in floating point *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
 From Attention Require RoundingHead RoundingCheck.
 From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
-  CheckFloats.
+  CheckSharp CheckFloats.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -85,13 +86,35 @@ Definition read_mode : reader padding_mode :=
 Definition read_flag : reader bool :=
   b <- number; match b with 0%Z => return_ false | 1%Z => return_ true | _ => fail end.
 
+(** 'same' and 'valid' that pad alike on both sides are read as the numbers that they stand for; what torch refuses, 'same'
+    with a stride and either of a transposed convolution, is left for [well_formed] to refuse. *)
+Definition plain_padding (ks ss ds : list Z) (t : bool) (p : padding) : padding :=
+  match p with
+  | integers _ => p
+  | _ =>
+      let l := pads p ks ds in
+      let legal := match p with same => forallb (Z.eqb 1) ss | _ => true end in
+      if negb t && legal && forallb (fun x => Z.eqb (fst x) (snd x)) l then integers (map fst l) else p
+  end.
+
+Lemma plain_padding_pads ks ss ds t p : pads (plain_padding ks ss ds t p) ks ds = pads p ks ds.
+Proof.
+  destruct p as [l| |]; [reflexivity| |]; unfold plain_padding; cbv zeta;
+    destruct (negb t && _ && _)%bool eqn:E; try reflexivity; rewrite !andb_true_iff in E; destruct E as [_ E].
+  - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
+    rewrite andb_true_iff, Z.eqb_eq in E; destruct E as [E F]; rewrite IH by exact F; f_equal; unfold same_pads; f_equal.
+    exact E.
+  - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
+    rewrite IH by exact E; reflexivity.
+Qed.
+
 Definition read_geometry : reader geometry :=
   i <- number; o <- number; n <- number;
   let d := Z.to_nat n in
   ks <- many d number; ss <- many d number; ds <- many d number;
   p <- read_padding d; m <- read_mode; g <- number; t <- read_flag; e <- many d number;
   return_ {| in_channels := i; out_channels := o; kernel_size := ks; stride_of := ss; dilation_of := ds;
-             padding_of := p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
+             padding_of := plain_padding ks ss ds t p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
 
 (** A tensor of the given shape. *)
 Definition row (n : nat) : reader (list Z) := many n number.
@@ -133,8 +156,10 @@ Definition read_attention : reader attention_layer :=
                s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
-(** What is asked: the same function, or a difference of T at most for |X| ≤ B, over the reals or in floating point. *)
-Inductive question : Set := the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic).
+(** What is asked: the same function; a difference of T at most for |X| ≤ B, over the reals or in floating point; heads
+    that are one-hot in floating point. *)
+Inductive question : Set :=
+| the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic) | sharp (emin prec : Z).
 
 Definition read_question : reader question :=
   mode <- number;
@@ -146,31 +171,37 @@ Definition read_question : reader question :=
       bm <- number; be <- number; tm <- number; te <- number;
       let order := if o then RoundingHead.attended_first else RoundingHead.values_first in
       return_ (floats (RoundingCheck.Setting e p order n (Dyadic bm be)) (Dyadic tm te))
+  | 3%Z => e <- number; p <- number; return_ (sharp e p)
   | _ => fail
   end.
 
-Definition read_all : reader (question * convolution * attention_layer) :=
-  q <- read_question; c <- read_convolution; m <- read_attention; return_ (q, c, m).
+Definition read_all : reader (list Z * list question * convolution * attention_layer) :=
+  d <- many 2 number; n <- number; qs <- many (Z.to_nat n) read_question;
+  c <- read_convolution; m <- read_attention; return_ (d, qs, c, m).
 
-(** The two layers of a text; nothing may be left over. *)
-Definition read_text (s : string) : option (question * convolution * attention_layer) :=
+(** The digests, questions and layers of a text; nothing may be left over. *)
+Definition read_text (s : string) : option (list Z * list question * convolution * attention_layer) :=
   match numbers_of s with
   | Some l => match read_all l with Some (r, []) => Some r | _ => None end
   | None => None
   end.
 
-Inductive verdict : Set := Accepted | Rejected | Unreadable.
+(** Rejected says which questions hold. *)
+Inductive verdict : Set := Accepted (digests : list Z) | Rejected (answers : list bool) | Unreadable.
 
 Definition check (q : question) (c : convolution) (m : attention_layer) : bool :=
   match q with
   | the_same => check_same c m
   | within B T => check_within c m B T
   | floats s T => check_floats c m s (sharp_exponent m) T
+  | sharp e p => check_sharp c m e p
   end.
 
 Definition check_text (s : string) : verdict :=
   match read_text s with
-  | Some (q, c, m) => if check q c m then Accepted else Rejected
+  | Some (digests, qs, c, m) =>
+      let answers := map (fun q => check q c m) qs in
+      match qs with [] => Unreadable | _ => if forallb (fun a => a) answers then Accepted digests else Rejected answers end
   | None => Unreadable
   end.
 
@@ -192,20 +223,24 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
   | floats s T => floats_within c m s (sharp_exponent m) T
+  | sharp e p => one_hot_heads c m e p
   end.
 
 Theorem check_sound q c m : check q c m = true -> answered q c m.
 Proof.
-  destruct q as [|B T|s T]; intros E.
+  destruct q as [|B T|s T|e p]; intros E.
   - intros sizes X o j A Io Hj; exact (check_same_sound c m E sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
   - exact (check_floats_sound c m s (sharp_exponent m) T E).
+  - exact (check_sharp_sound c m e p E).
 Qed.
 
-Theorem check_text_sound s : check_text s = Accepted ->
-  exists q c m, read_text s = Some (q, c, m) /\ answered q c m.
+Theorem check_text_sound s digests : check_text s = Accepted digests ->
+  exists qs c m, read_text s = Some (digests, qs, c, m) /\ qs <> [] /\ forall q, In q qs -> answered q c m.
 Proof.
-  unfold check_text; destruct (read_text s) as [[[q c] m]|]; [|discriminate]; destruct (check q c m) eqn:E;
-    [|discriminate].
-  intros _; exists q, c, m; split; [reflexivity|apply check_sound, E].
+  unfold check_text; destruct (read_text s) as [[[[d qs] c] m]|]; [|discriminate].
+  destruct qs as [|q0 qs]; [discriminate|]; set (l := q0 :: qs) in *.
+  destruct (forallb _ _) eqn:E; [|discriminate]; intros D; injection D as ->; exists l, c, m.
+  split; [reflexivity|]; split; [discriminate|]; intros q I; apply check_sound.
+  rewrite forallb_forall in E; apply E; apply (in_map (fun q => check q c m)), I.
 Qed.

@@ -62,10 +62,11 @@ Definition tap_sums : sparse := singles_by channel (difference c m).
 
 Definition least (l : list Z) : Z := match l with [] => 0%Z | x :: l' => Z.max 0 (fold_right Z.min x l') end.
 
-(** 2 d e^{−α} for the softest head. *)
-Definition leak_bound : dyadic :=
+(** 2 d e^{−α} for the softest head, and 1 at most. *)
+Definition leak_sharp : dyadic :=
   z_mul (z_of (2 * Z.of_nat (dims c)))
     (exp_bound (Dyadic (least (map (sharpness_read m) (kept m))) (s_v (scale_of m) + s_key_pos (scale_of m)))).
+Definition leak_bound : dyadic := let l := leak_sharp in if z_le l (z_of 1) then l else z_of 1.
 
 (** |b_out − b| + 2·B·leak·Σ|W_val W_out| + B·Σ|tap − W| of every output channel. *)
 Definition bounds : list dyadic :=
@@ -236,16 +237,16 @@ Proof.
       rewrite (taps_difference_read c m ok sizes A) by assumption; rewrite (proj2 (Nat.eqb_neq _ _) Ng); apply Rabs_R0.
 Qed.
 
-(** Every head that carries something leaks at most [leak_bound]. *)
-Lemma leak_bound_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
-  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_bound c m).
+(** Every head that carries something leaks at most [leak_sharp]. *)
+Lemma leak_sharp_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
+  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_sharp c m).
 Proof.
   intros Ih Io; destruct (kept_sharp c m ok h Ih) as (Cf & Ha & Lf & _).
   assert (Q := quadratic_closed (dims c) (tokens c sizes) (fun k => score L h X (query_of c sizes o) k)
     (add (query_of c sizes o) (f h)) (alpha_of m h) (tokens_dims c m ok sizes A)
     (targets_on_tokens c sizes A o Io _ (heads_on_shifts c m ok h Ih))
     (fun k Ik => kept_falls c m ok sizes A h X o k Ih Io Ik) Ha).
-  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_bound;
+  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_sharp;
     rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
   apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|].
   assert (Hs : (0 < sharpness_read m h)%Z).
@@ -256,6 +257,24 @@ Proof.
   - apply exp_monotone, Ropp_le_contravar.
     exact (number_of_le (s_v (scale_of m) + s_key_pos (scale_of m)) _ _ (proj2 Hl)).
   - unfold value; apply Rmult_le_pos; [apply IZR_le, Hl|apply bpow_ge_0].
+Qed.
+
+(** And at most [leak_bound]. *)
+Lemma leak_bound_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
+  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_bound c m).
+Proof.
+  intros Ih Io; unfold leak_bound; cbv zeta; destruct (z_le _ _); [apply leak_sharp_sound; assumption|].
+  rewrite value_of; assert (P : 0 < attention L (tokens c sizes) h X (query_of c sizes o)
+    (add (query_of c sizes o) (f h))); [|lra].
+  apply softmax_positive, (targets_on_tokens c sizes A o Io), (heads_on_shifts c m ok h Ih).
+Qed.
+
+Lemma leak_bound_nonneg : 0 <= value (leak_bound c m).
+Proof.
+  unfold leak_bound; cbv zeta; destruct (z_le _ _); [|rewrite value_of; apply IZR_le; lia].
+  unfold leak_sharp; rewrite value_mul, value_of; apply Rmult_le_pos; [apply IZR_le; lia|].
+  eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound]; unfold value; cbn [mantissa exponent].
+  apply Rmult_le_pos; [apply IZR_le|apply bpow_ge_0]; unfold least; destruct (map _ _); lia.
 Qed.
 
 End Sound.
@@ -291,10 +310,7 @@ Proof.
     eapply Rle_trans; [|exact Hb]; rewrite Ein, sum_scal.
     assert (HS := head_sums_sound c m ok k Hk); assert (TS := tap_sums_sound c m ok sizes A k Hk).
     unfold number_of in HS, TS; fold L in HS, TS.
-    assert (Lk : 0 <= value (leak_bound c m)).
-    { unfold leak_bound; rewrite value_mul, value_of; apply Rmult_le_pos; [apply IZR_le; lia|].
-      eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound]; unfold value; cbn [mantissa exponent].
-      apply Rmult_le_pos; [apply IZR_le|apply bpow_ge_0]; unfold least; destruct (map _ _); lia. }
+    assert (Lk := leak_bound_nonneg c m).
     apply Rplus_le_compat; [apply Rplus_le_compat|].
     + apply Rle_refl.
     + replace (2 * value B * (value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)

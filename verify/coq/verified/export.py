@@ -1,55 +1,70 @@
-"""The text that the verified checker reads (CheckText.v says its format), from the raw tensors of both layers.
+"""The text that the verified checker reads (CheckText.v says its format), from the raw numbers of both layers.
 
 Every float is an integer times a power of two, so that nothing is rounded here: a tensor is written as one exponent and integers.
+What the checker derives (grids, shifts, taps, bounds) is derived inside Coq; this file only writes down what the weight files hold.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 MODES = ("zeros", "reflect", "replicate", "circular")
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+AT_ONCE = 1 << 20
+
+SAME = "0"
+"""The question whether both layers are the same function in the limit α → ∞."""
+
+
+def within(bound: float, most: float) -> str:
+    """The question whether they differ by at most ``most`` over the reals, for |X| ≤ ``bound``."""
+    return f"1 {_dyadic(bound)} {_dyadic(most)}"
+
+
+def floats(emin: int, precision: int, attended_first: bool, tokens: int, bound: float, most: float) -> str:
+    """The question whether they differ by at most ``most`` in this format, for |X| ≤ ``bound`` and so many tokens."""
+    return f"2 {emin} {precision} {int(attended_first)} {tokens} {_dyadic(bound)} {_dyadic(most)}"
+
+
+def sharp(emin: int, precision: int) -> str:
+    """The question whether every head is one-hot in this format: floats m·2^e with |m| < 2^precision and e ≥ emin."""
+    return f"3 {emin} {precision}"
 
 
 def text(
+    digests: Sequence[str],
+    questions: Sequence[str],
     geometries: Sequence[Mapping[str, Any]],
     weight: np.ndarray,
-    bias: np.ndarray | None,
+    bias: np.ndarray,
     tensors: Mapping[str, np.ndarray],
-    within: tuple[float, float] | None = None,
-    floats: tuple[int, int, int, int] | None = None,
-) -> str:
-    """The text of one pair.
+) -> Iterator[str]:
+    """The text of one pair, in pieces.
 
     Args:
+        digests: SHA-256 of both weight files, in hexadecimal; the checker repeats them as numbers.
+        questions: what to ask.
         geometries: the fields of the convolution and those that the attention layer states, each by torch's names.
         weight: the kernel in torch's order.
-        bias: (D_out,) or None.
+        bias: (D_out,); zeros if there is none.
         tensors: the eight tensors of the attention layer, heads first.
-        within: None asks for the same function, (B, T) for a difference of at most T where |X| ≤ B.
-        floats: beside ``within``, asks for it in floating point: e_min and p of the format, 0 where values are projected first
-            and 1 where tokens are attended first, and the most tokens.
 
     Raises:
         ValueError: a number is not finite, or a geometry is none.
     """
     heads, _, _, head_dim = tensors["w_val"].shape
-    key_dim = tensors["v"].shape[1]
-    stored_bias: np.ndarray = np.zeros(geometries[0]["out_channels"]) if bias is None else bias
-    asked = "1" if floats is None else f"2 {_line(floats)}"
-    lines: list[str] = ["0" if within is None else f"{asked} {_dyadic(within[0])} {_dyadic(within[1])}"]
-    lines += [_geometry(geometries[0]), _tensor(weight), _tensor(stored_bias)]
-    lines += [_geometry(geometries[1]), f"{heads} {key_dim} {head_dim}"]
-    lines += [_tensor(tensors[name]) for name in TENSORS]
-    return "\n".join(lines) + "\n"
+    yield " ".join(str(int(digest, 16)) for digest in digests) + f"\n{len(questions)}\n" + "\n".join(questions)
+    yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
+    yield from (_geometry(geometries[1]), f"\n{heads} {tensors['v'].shape[1]} {head_dim}")
+    for name in TENSORS:
+        yield from _tensor(tensors[name])
+    yield "\n"
 
 
 def _geometry(fields: Mapping[str, Any]) -> str:
     """The fields of a geometry, in the order of the format."""
     kernel, padding = fields["kernel_size"], fields["padding"]
-    if fields["padding_mode"] not in MODES or not (isinstance(padding, Sequence)):
-        raise ValueError(f"no geometry: {dict(fields)}")
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
     numbers = [
         fields["in_channels"],
@@ -59,41 +74,45 @@ def _geometry(fields: Mapping[str, Any]) -> str:
         *fields["stride"],
         *fields["dilation"],
     ]
-    numbers += [*pads, MODES.index(fields["padding_mode"]), fields["groups"], int(fields["transposed"])]
-    extra = fields["output_padding"] or [0] * len(kernel)
-    return _line([*numbers, *extra])
+    numbers += [
+        *pads,
+        MODES.index(fields["padding_mode"]),
+        fields["groups"],
+        fields["transposed"],
+        *fields["output_padding"],
+    ]
+    return "\n" + " ".join(str(int(n)) for n in numbers)
 
 
 def _dyadic(x: float) -> str:
     """Mantissa and exponent of one number."""
-    exponent, (mantissa,) = _integers(np.array([x]))
-    return f"{mantissa} {exponent}"
+    exponent, mantissas = _integers(np.array([x]))
+    return f"{int(mantissas[0])} {exponent}"
 
 
-def _tensor(x: np.ndarray) -> str:
+def _tensor(x: np.ndarray) -> Iterator[str]:
     """The exponent of a tensor, and its entries."""
     exponent, entries = _integers(x)
-    return f"{exponent}\n{_line(entries)}"
+    yield f"\n{exponent}"
+    for start in range(0, len(entries), AT_ONCE):
+        yield "\n" + " ".join(map(str, entries[start : start + AT_ONCE].tolist()))
 
 
-def _integers(x: np.ndarray) -> tuple[int, list[int]]:
+def _integers(x: np.ndarray) -> tuple[int, np.ndarray]:
     """The exponent e and integers m with x = m·2^e."""
     x = np.asarray(x, dtype=np.float64).reshape(-1)
     if not np.isfinite(x).all():
         raise ValueError("a number is not finite (the checker takes finite numbers alone)")
-    mantissas, exponents = np.frexp(x)
-    whole = np.ldexp(mantissas, 53).astype(np.int64)  # exact: below 2^53
-    nonzero = whole != 0
-    if not nonzero.any():
-        return 0, [0] * len(whole)
-    trailing = (whole & -whole).astype(np.float64)  # a power of two
-    low = exponents - 53 + np.where(nonzero, np.frexp(np.where(nonzero, trailing, 1.0))[1] - 1, 0)
-    least = int(low[nonzero].min())
-    shifts = np.where(nonzero, exponents - 53 - least, 0)
-    return least, [m << s if s >= 0 else m >> -s for m, s in zip(whole.tolist(), shifts.tolist(), strict=True)]
-
-
-def _line(numbers: Iterable[int]) -> str:
-    """Integers, twenty to a line."""
-    words = [str(int(n)) for n in numbers]
-    return "\n".join(" ".join(words[i : i + 20]) for i in range(0, len(words), 20))
+    mantissas, exponents = np.frexp(x[x != 0])  # ½ ≤ |mantissa| < 1
+    if not len(mantissas):
+        return 0, np.zeros(len(x), dtype=np.int64)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1  # zeros at the end
+    least = int((exponents - 53 + trailing).min())
+    if exponents.max() - least <= 62:
+        return least, np.ldexp(x, -least).astype(np.int64)
+    shifts = exponents - 53 - least  # to the left; to the right where zeros at the end go
+    wide = zip(whole.tolist(), shifts.tolist(), strict=True)
+    entries = np.zeros(len(x), dtype=object)
+    entries[x != 0] = [m << shift if shift >= 0 else m >> -shift for m, shift in wide]
+    return least, entries

@@ -1,0 +1,81 @@
+"""The verified checker for tests, and one pair of layers judged by it and by ours."""
+
+import io
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from construct import MHSA
+from verify.checker import Fails, parts_of
+from verify.coq.building import NotBuilt, program
+from verify.coq.verified.judging import Answer, Judge, Question, questions_of
+from verify.layers.fields import digest, stated_geometry
+from verify.recheck.arrays import TENSORS, Rejected, StoredLayer, layers_in
+from verify.recheck.certificate_file import PARTS, LayerCertificate
+from verify.recheck.layer_pair import LayerPair
+
+
+def built() -> Any:
+    """The program; the test is skipped without it, or fails where the environment says COQ_TESTS=required."""
+    try:
+        return program()
+    except NotBuilt as error:
+        if os.environ.get("COQ_TESTS") == "required":
+            pytest.fail(f"{error}, and COQ_TESTS=required")
+        pytest.skip(str(error))
+
+
+def stored(layer: Any) -> StoredLayer:
+    """A layer as the checker reads it from a file."""
+    file = io.BytesIO()
+    torch.save(layer, file)
+    return layers_in(file, "a layer")[""]
+
+
+def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None = None) -> LayerPair:
+    """Both layers with a certificate that claims as much as our checker would pass; `Rejected` if it reads no such pair."""
+    parts: dict[str, np.ndarray] = {part: np.zeros(conv.out_channels) for part in PARTS}
+    stated = LayerCertificate(
+        name="",
+        verdict="UNDECIDED",
+        grid=grid,
+        input_bound=1.0,
+        within=within,
+        dtype=str(conv.weight.dtype).removeprefix("torch."),
+        heads=layer.heads,
+        parts=parts,
+        holds=True,
+        plausible=True,
+        geometries=(stated_geometry(conv), stated_geometry(layer)),
+        digests=(digest(conv, ("weight", "bias")), digest(layer, TENSORS)),
+        counterexample=None,
+    )
+    pair = LayerPair.read(stated, stored(conv), stored(layer))
+    if proved(pair):
+        stated = stated._replace(verdict="PROVED", parts=parts_of(pair)[0])
+    return replace(pair, stated=stated)
+
+
+def proved(pair: LayerPair) -> bool:
+    """Whether our checker confirms what a certificate claims of this pair."""
+    try:
+        parts, exact = parts_of(pair)
+    except (Fails, OverflowError, Rejected):
+        return False
+    within = pair.stated.within
+    return exact if within is None else bool(parts["bound"].max(initial=0.0) <= within)
+
+
+class Asked(Judge):
+    """The verified checker, without weight files."""
+
+    def __init__(self) -> None:
+        self.program, self.digests, self.answers = built(), ["1f", "2e"], []
+
+    def answer(self, pair: LayerPair, *numbers: str) -> Answer:
+        """What it says of a pair, by default to the questions of its certificate."""
+        return self._answer(pair, [Question(text, text) for text in numbers] or questions_of(pair))

@@ -1,0 +1,285 @@
+"""The verified checker: accepts every layer that is right, rejects every planted fault, and agrees with ours.
+
+The program is built by ``python -m verify coq build``; without it these tests are skipped, or fail under COQ_TESTS=required.
+"""
+
+import subprocess
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import exactly
+import faults_code  # noqa: F401  enters its faults into the table
+import faults_weights  # noqa: F401
+from construct import MHSA, conv_to_mhsa
+from faults import ALL, FAULTS, Fault, Inapplicable, problem
+from truths import permuted
+from verified import Asked, pair_of, proved
+from verify.checker import Fails, parts_of
+from verify.coq.verified import export
+from verify.recheck.arrays import Rejected
+from verify.recheck.exact import NoCentre, centre_of
+from verify.recheck.layer_pair import LayerPair
+from verify.strategies import convolutions, least_size
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]
+"""Faults that change stored numbers; the others change how a layer is run, which no checker of numbers sees."""
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    return Asked()
+
+
+def grid_of(conv: Any) -> tuple[int, ...]:
+    return tuple(n + 2 for n in least_size(conv))
+
+
+# ---- what is right is accepted -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, dtype: torch.dtype, asked: Asked):
+    conv = problem(name, 0, integers=False)[0].to(dtype)
+    layer = conv_to_mhsa(conv)
+    pair = pair_of(conv, layer, grid_of(conv))
+    answer = asked.answer(pair)
+    assert proved(pair)
+    assert answer.accepted, answer
+    rejected = asked.answer(pair, export.floats(-149, 24, False, 10**4, 1.0, 2.0**-40))
+    assert not rejected.accepted  # the bound in floating point is asked for in earnest
+
+
+@pytest.mark.parametrize("name", ["2-D", "depthwise", "transposed"])
+def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
+    conv, _ = problem(name, 0, integers=False)
+    layer = permuted(conv_to_mhsa(conv), torch.randperm(conv_to_mhsa(conv).heads).tolist())
+    layer.w_val.data *= 4
+    layer.w_out.data /= 4
+    layer.w_key_pos.data *= -0.5
+    layer.v.data *= -2
+    assert asked.answer(pair_of(conv, layer, grid_of(conv))).accepted
+
+
+# ---- planted faults --------------------------------------------------------------------------------------------------------
+
+
+def faulty(fault: Fault, conv: Any, rng: np.random.Generator) -> MHSA:
+    if not fault.in_code:
+        return fault.plant(conv, conv_to_mhsa(conv), rng)
+    with pytest.MonkeyPatch.context() as patch:
+        fault.plant(patch)
+        return conv_to_mhsa(conv)
+
+
+def limit_differs(conv: Any, layer: MHSA) -> bool:
+    """Whether both layers, exactly evaluated at α → ∞, differ on an input of large random integers."""
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid_of(conv))).astype(object)
+    expected = exactly.convolution(conv, x)
+    try:
+        attended = exactly.attention(layer, x)
+    except exactly.NoValue:
+        return True
+    return attended.shape != expected.shape or bool((attended != expected).any())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_planted_fault_is_rejected(name: str, asked: Asked):
+    """On the first geometry that has it, and on none before is it accepted where it changes the limit."""
+    fault, rejected = FAULTS[name], 0
+    for turn, geometry in enumerate(ALL):
+        conv, _ = problem(geometry, 0, integers=False)
+        try:
+            layer = faulty(fault, conv, np.random.default_rng(turn))
+            vars(layer).pop("encoded", None)  # what runs, and not what is stored
+            pair = pair_of(conv, layer, grid_of(conv))
+        except (Inapplicable, ValueError, IndexError):  # no room for the fault, or no pair that a checker would read
+            continue
+        accepted = asked.answer(pair).accepted
+        assert not (accepted and (layer.radix is not None or limit_differs(conv, layer))), geometry
+        rejected += not accepted
+        if rejected:
+            break
+    assert rejected
+
+
+def test_the_faults_that_were_asked_for_are_in_the_table():
+    wanted = [
+        "values of two heads swapped",
+        "a tap one ulp off",
+        "heads one anchor off",
+        "kernel flipped on every axis",
+    ]
+    assert {*wanted, "one head soft", "all heads soft"} <= {*STORED}
+
+
+def test_a_softened_head_is_the_same_function_in_the_limit_and_sharp_in_no_format(asked: Asked):
+    """The mode `same` speaks of the limit; what is false of a soft head is that it is one-hot, and a small difference."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    layer.v.data[4] /= 512
+    pair = pair_of(conv, layer, (5, 5))
+    assert asked.answer(pair, export.SAME).accepted
+    assert not asked.answer(pair, export.sharp(-149, 24)).accepted
+    assert not asked.answer(pair, export.sharp(-24, 11)).accepted
+    assert not asked.answer(pair, export.within(1.0, 1e-3)).accepted
+    assert not asked.answer(pair, export.floats(-149, 24, False, 49, 1.0, 1.0)).accepted
+
+
+@pytest.mark.parametrize(
+    ("emin", "precision", "least"), [(-149, 24, 104), (-1074, 53, 746), (-24, 11, 18), (-133, 8, 93)]
+)
+def test_heads_are_sharp_from_the_threshold_of_the_format_on(emin: int, precision: int, least: int, asked: Asked):
+    conv = nn.Conv1d(1, 1, 3)
+    for alpha, expected in ((least, True), (np.nextafter(least, 0), False)):
+        pair = pair_of(conv.double(), conv_to_mhsa(conv.double(), alpha=float(alpha)), (5,))
+        assert asked.answer(pair, export.sharp(emin, precision)).accepted == expected
+
+
+@pytest.mark.parametrize("name", ["2-D", "1-D", "transposed", "grouped"])
+def test_a_bound_one_ulp_too_small_is_rejected(name: str, asked: Asked):
+    """One tap is off by 2^−20: over the reals the difference is that times B, and the leak of α = 1024, which no float holds."""
+    conv, _ = problem(name, 0, integers=True)
+    layer = conv_to_mhsa(conv)
+    faulty_tap = layer.w_val if (layer.w_val != 0).sum() >= (layer.w_out != 0).sum() else layer.w_out
+    faulty_tap.data.view(-1)[0] += 2.0**-20
+    pair = pair_of(conv, layer, grid_of(conv))
+    for bound in (1.0, 3.0):
+        most = float(bound * max(gaps(conv, layer)))
+        assert asked.answer(pair, export.within(bound, float(np.nextafter(most, np.inf)))).accepted
+        assert not asked.answer(pair, export.within(bound, most)).accepted  # the leak is missing
+        assert not asked.answer(pair, export.within(bound, float(np.nextafter(most, 0)))).accepted
+
+
+def gaps(conv: Any, layer: MHSA) -> list[Fraction]:
+    """Σ|W_val W_out − W| over heads and input channels for every output channel, head h at tap h."""
+    right = conv_to_mhsa(conv)
+    product = (layer.w_val.double() @ layer.w_out.double() - right.w_val.double() @ right.w_out.double()).abs()
+    return [Fraction(x) for x in product.sum(dim=(0, 2)).flatten().tolist()]
+
+
+@pytest.mark.parametrize("alpha", [4.0, 8.0, 20.0])
+def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, asked: Asked):
+    conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    sums = conv.weight.detach().double().abs().sum(dim=(1, 2, 3)).max().item()
+    most = 2 * 4 * np.exp(-alpha) * sums
+    pair = pair_of(conv, layer, (5, 5), within=1.0)
+    assert asked.answer(pair, export.within(1.0, most * (1 + 1e-9))).accepted
+    assert not asked.answer(pair, export.within(1.0, most * (1 - 1e-9))).accepted
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
+    conv = nn.Conv1d(1, 1, 2)
+    pair = pair_of(conv, conv_to_mhsa(conv), (5,))
+    geometries = pair.stated.geometries
+    text = "".join(export.text(asked.digests, [export.SAME], geometries, pair.weight, pair.bias, pair.a))
+    numbers = text.split()
+    assert run(asked, tmp_path, text) == "accepted 31 46"
+    for damaged in (
+        "",
+        "x",
+        text + "0",
+        " ".join(numbers[:-1]),
+        text.replace(" ", " - ", 1),
+        text.replace("1", "1.0", 1),
+    ):
+        assert run(asked, tmp_path, damaged) == "unreadable", damaged[:50]
+    assert run(asked, tmp_path, " ".join(["31", "46", "0", *numbers[4:]])) == "unreadable"  # no question is no answer
+
+
+def run(asked: Asked, folder: Any, text: str) -> str:
+    path = folder / "text"
+    path.write_text(text)
+    return subprocess.run([asked.program, path], capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.mark.parametrize("spread", [0, 40, 300])
+def test_every_number_is_written_exactly(spread: int):
+    rng = np.random.default_rng(spread)
+    x = np.concatenate([rng.normal(size=50) * 2.0 ** rng.integers(-spread, spread + 1, 50), [0.0, -0.0]])
+    x = np.concatenate([x, [5e-324, 1.7e308]]) if spread == 300 else x
+    exponent, entries = export._integers(x)
+    assert [Fraction(m) * Fraction(2) ** exponent for m in entries.tolist()] == [Fraction(y) for y in x.tolist()]
+
+
+def test_what_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        export._integers(np.array([1.0, np.inf]))
+
+
+# ---- both checkers agree ---------------------------------------------------------------------------------------------------
+
+
+def on_the_lattice(pair: LayerPair) -> bool:
+    """Whether every head that carries something looks at a whole shift; the verified checker refuses others."""
+    try:
+        centres = [
+            centre_of(v, w, None, [8] * (w.shape[1] - 1)) for v, w in zip(pair.a["v"], pair.a["w_key_pos"], strict=True)
+        ]
+    except NoCentre:
+        return True  # both refuse
+    return not any(any(c.offset) and carries for c, carries in zip(centres, pair.carrying, strict=True))
+
+
+def agreement(examples: int) -> Counter:
+    asked, counts = Asked(), Counter()
+    faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code and "radix" not in name}
+    names = st.sampled_from(["", "", "", *faults])
+    cases = names.flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
+
+    @settings(max_examples=examples, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(cases, st.integers(0, 2**16), st.sampled_from(["same", "same", "twice the bound", "less than the taps"]))
+    def search(case: tuple[str, Any], seed: int, claim: str):
+        name, conv = case[0], case[1].requires_grad_(False)
+        rng = np.random.default_rng(seed)
+        try:
+            layer = FAULTS[name].plant(conv, conv_to_mhsa(conv), rng) if name else conv_to_mhsa(conv)
+            pair = pair_of(conv, layer.requires_grad_(False), grid_of(conv))
+            if claim != "same":
+                parts, _ = parts_of(pair)
+                share, scale = ("bound", 2.0) if claim == "twice the bound" else ("taps", 0.99)
+                within = scale * float(parts[share].max(initial=0.0))
+                if not within:
+                    raise Inapplicable  # ours counts rounding too, the question is about the reals
+                pair = pair_of(conv, layer, grid_of(conv), within=within)
+        except (Inapplicable, Fails, OverflowError, Rejected):
+            counts["inapplicable, or no pair for either"] += 1
+            return
+        if pair.radix is not None or not on_the_lattice(pair):
+            counts["not for the verified checker"] += 1
+            assert not asked.answer(pair).accepted
+            return
+        ours, theirs = proved(pair), asked.answer(pair)
+        assert ours == theirs.accepted, (name, conv, claim, theirs)
+        counts["proved" if ours else "rejected"] += 1
+        counts[claim] += 1
+
+    search()
+    return counts
+
+
+def test_both_checkers_agree():
+    counts = agreement(60)
+    assert counts["proved"] >= 5
+    assert counts["rejected"] >= 15
+
+
+@pytest.mark.deep
+def test_both_checkers_agree_on_two_thousand():
+    counts = agreement(2000)
+    print(counts)
+    assert counts["proved"] >= 200
+    assert counts["rejected"] >= 800

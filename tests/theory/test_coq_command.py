@@ -1,0 +1,224 @@
+"""``python -m verify coq build`` and ``check --verified`` from the outside: what is missing, what is interrupted, what is said."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import construct
+from verified import built
+from verify.argument.certification import certify
+from verify.argument.documents import write_document
+from verify.coq import building
+
+ROOT = Path(__file__).parents[2]
+AXIOMS = (building.SOURCES / "axioms.txt").read_text().split()
+STATED = "\n".join(["Axioms:", *(f"{name} : forall P : Prop, P" for name in AXIOMS)])
+TOOLS = {  # what the build asks of each, without Coq
+    "coqc": f"""case "$1" in
+        --print-version) echo 8.16.1 4.13.1;; -where) echo "$TOOLS";; *) printf '%s' '{STATED}'; echo "$EXTRA";; esac""",
+    "coq_makefile": "touch Makefile",
+    "make": """echo COQC theory/Sums.v; echo $$ >"$TOOLS/make.pid"; [ -z "$SLOW" ] || sleep 60""",
+    "ocamlfind": """[ "$1" = list ] && echo zarith || { echo '#!/bin/sh' >checker; chmod +x checker; }""",
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for Coq and OCaml, alone on the path beside the shell's own."""
+    folder = tmp_path / "tools"
+    for library in ("Coquelicot", "Flocq"):
+        (folder / "user-contrib" / library).mkdir(parents=True)
+    for name, script in TOOLS.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    for name in ("sh", "sleep", "touch", "chmod", "env"):
+        (folder / name).symlink_to(Path("/bin") / name if (Path("/bin") / name).exists() else Path("/usr/bin") / name)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("TOOLS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def verify(*arguments: Any) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-W", "error", "-m", "verify", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+# ---- build -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_build_shows_progress_and_is_made_once(tools: Path):
+    done = verify("coq", "build")
+    assert done.returncode == 0, done.stderr
+    assert "1 of " in done.stderr
+    assert done.stdout == f"the verified checker is {building.build_folder() / 'checker'}\n"
+    assert building.program().stat().st_mode & stat.S_IXUSR
+    for tool in TOOLS:
+        (tools / tool).unlink()
+    again = verify("coq", "build")
+    assert (again.returncode, again.stdout, again.stderr) == (0, done.stdout, "")
+
+
+@pytest.mark.parametrize("gone", ["coqc", "make", "ocamlfind", "user-contrib/Flocq"])
+def test_what_is_missing_is_said_in_one_line(gone: str, tools: Path):
+    path = tools / gone
+    path.rmdir() if path.is_dir() else path.unlink()
+    done = verify("coq", "build")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"missing: {path.name} (on Debian: apt-get install coq" in done.stderr
+
+
+def test_another_version_is_refused(tools: Path):
+    (tools / "coqc").write_text("#!/bin/sh\necho 8.20.0 4.14.1\n")
+    done = verify("coq", "build")
+    assert done.returncode == 2
+    assert done.stderr == "error: Coq 8.20.0 is installed, and the proofs are written for 8.16\n"
+
+
+@pytest.mark.parametrize("axiom", ["Attention.Sums.easy : False", "Uint63.add : int"])
+def test_one_axiom_more_is_refused(axiom: str, tools: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EXTRA", f"\n{axiom}")
+    done = verify("coq", "build")
+    assert done.returncode == 2
+    assert f"other axioms than axioms.txt lists: {axiom.split()[0]}" in done.stderr
+    with pytest.raises(building.NotBuilt):
+        building.program()
+
+
+def test_a_step_that_fails_is_named_and_leaves_nothing(tools: Path):
+    (tools / "make").write_text("#!/bin/sh\necho COQC theory/Sums.v\necho 'File x: Error: no.' >&2\nexit 2\n")
+    done = verify("coq", "build")
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
+    assert "make failed: " in done.stderr
+    assert "Error: no." in done.stderr
+    assert not list(building.build_folder().parent.iterdir())
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_leaves_no_program_and_the_next_is_whole(by: Any, tools: Path, monkeypatch: Any):
+    command = [sys.executable, "-m", "verify", "coq", "build"]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"SLOW": "1"}, stderr=subprocess.DEVNULL)
+    while not (tools / "make.pid").exists() or not (tools / "make.pid").read_text().strip():
+        time.sleep(0.01)
+    process.send_signal(by)
+    assert process.wait(10) == (130 if by == signal.SIGINT else -signal.SIGKILL)
+    with pytest.raises(building.NotBuilt):
+        building.program()
+    pid = int((tools / "make.pid").read_text())
+    if by == signal.SIGINT:
+        assert not list(building.build_folder().parent.iterdir())
+        assert not running(pid)
+    elif running(pid):
+        os.killpg(pid, signal.SIGKILL)  # what was started goes on when its parent is killed
+    for left in building.build_folder().parent.iterdir():
+        os.utime(left, (0, 0))
+    assert verify("coq", "build").returncode == 0
+    assert [path.name for path in building.build_folder().parent.iterdir()] == [building.build_folder().name]
+
+
+def running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_two_builds_at_once_are_both_whole(tools: Path):
+    command = [sys.executable, "-m", "verify", "coq", "build"]
+    builds = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [process.wait(60) for process in builds] == [0, 0, 0]
+    assert [path.name for path in building.build_folder().parent.iterdir()] == [building.build_folder().name]
+    for process in builds:
+        process.communicate()
+
+
+# ---- check --verified --------------------------------------------------------------------------------------------------------
+
+
+class Certified:
+    """A certificate and its two weight files."""
+
+    def __init__(self, folder: Path, conv: Any, layer: Any, **claimed: Any):
+        self.paths = [folder / "model.mhsa.json", folder / "model.pt", folder / "model.mhsa.pt"]
+        torch.save(conv, self.paths[1])
+        torch.save(layer, self.paths[2])
+        certificate = certify(conv, layer, grid=(7,), **claimed)
+        write_document(self.paths[0], [("", certificate)], self.paths[1], self.paths[2])
+
+    def check(self) -> subprocess.CompletedProcess:
+        return verify("check", self.paths[0], "--conv", self.paths[1], "--mhsa", self.paths[2], "--verified")
+
+
+@pytest.fixture
+def conv() -> Any:
+    torch.manual_seed(0)
+    return nn.Conv1d(2, 3, 3, padding=1).requires_grad_(False)
+
+
+def test_both_prove_a_layer(conv: Any, tmp_path: Path):
+    built()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, head, answer = done.stdout.splitlines()
+    assert first.startswith("PROVED: 1 of 1 layers")
+    assert head == "verified checker (theorem check_text_sound): 1 of 1 layers accepted"
+    assert answer.startswith(
+        "the layer: ACCEPTED: the same function in the limit α → ∞; every head one-hot in float32; in float32 a"
+    )
+
+
+def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path):
+    built()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).check()
+    assert done.returncode == 0
+    assert done.stdout.endswith("the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n")
+
+
+def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path):
+    built()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).check()
+    assert done.returncode == 1
+    assert done.stdout.startswith("PROVED")
+    assert "not accepted: its encoding is the parabola" in done.stdout
+    layer = construct.conv_to_mhsa(conv)
+    layer.w_out[0, 0, 0, 0] += 1
+    done = Certified(tmp_path, conv, layer).check()
+    assert done.returncode == 1
+    assert done.stdout.startswith("REFUTED")
+    assert "not accepted: not shown: the same function in the limit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo accepted 1 2", "the program gave no answer (exit code 0): accepted 1 2"),
+        ("echo rejected true false true true; exit 1", "not shown: every head one-hot in float32"),
+        ("echo rejected false; exit 1", "the program gave no answer (exit code 1)"),
+        ("echo unreadable; exit 2", "the program gave no answer (exit code 2): unreadable"),
+        ("kill -SEGV $$", "the program gave no answer (exit code -11)"),
+    ],
+)
+def test_no_other_answer_counts(script: str, said: str, conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.build_folder().mkdir(parents=True)
+    (building.build_folder() / "checker").write_text(f"#!/bin/sh\n{script}\n")
+    (building.build_folder() / "checker").chmod(0o755)
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    assert done.returncode == 1
+    assert f"not accepted: {said}" in done.stdout
+
+
+def test_without_the_program_one_line_says_how_to_build_it(conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the verified checker is not built (python -m verify coq build)\n"

@@ -1,0 +1,78 @@
+"""The one assumption that the theorems on floats make of the machine: torch's exp and softmax are exactly 0 far below the maximum.
+
+`softmax_one_hot` asks of the exponential: nonzero at 0, and 0 at every float ≤ −g, where g = 104, 746, 18, 93 is the threshold of
+float32, float64, float16 and bfloat16.  A faithfully rounded one need not be so.  The deep run tries every float of three formats.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+THRESHOLDS = {torch.float16: 18.0, torch.bfloat16: 93.0, torch.float32: 104.0, torch.float64: 746.0}
+BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+AT_ONCE = 1 << 22
+
+
+def ends(dtype: torch.dtype) -> tuple[int, int]:
+    """The bits of −threshold and of the least finite float: those between count the floats between, downwards."""
+    first, last = torch.tensor([-THRESHOLDS[dtype], torch.finfo(dtype).min], dtype=dtype).view(BITS[dtype]).tolist()
+    return first, last
+
+
+def below(dtype: torch.dtype, step: int = 1) -> Iterator[torch.Tensor]:
+    """Every ``step``-th float ≤ −threshold that is finite, largest first, in blocks."""
+    first, last = ends(dtype)
+    for start in range(first, last + 1, AT_ONCE * step):
+        yield (
+            torch.arange(start, min(start + AT_ONCE * step, last + 1), step, dtype=torch.int64)
+            .to(BITS[dtype])
+            .view(dtype)
+        )
+
+
+def assert_nothing_is_left(x: torch.Tensor) -> None:
+    assert not torch.exp(x).any()
+    row = torch.cat([x.new_zeros(1), x])  # contiguous along the row, and across it: two kernels of torch
+    for scores, dim in ((row[None], 1), (row[:, None].expand(-1, 2).contiguous(), 0)):
+        weights = torch.softmax(scores, dim=dim).movedim(dim, 0)
+        assert (weights[0] == 1).all()
+        assert not weights[1:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_precision_number_below_the_threshold(dtype: torch.dtype):
+    blocks = list(below(dtype))
+    assert torch.isfinite(torch.cat(blocks)).all()
+    assert sum(map(len, blocks)) > 10_000
+    for x in blocks:
+        assert_nothing_is_left(x)
+    assert torch.exp(torch.zeros(8, dtype=dtype)).eq(1).all()
+
+
+@pytest.mark.parametrize("step", [997, pytest.param(1, marks=pytest.mark.deep)])
+def test_every_float32_below_104(step: int):
+    first, last = ends(torch.float32)
+    assert last - first > 10**9
+    count = 0
+    for x in below(torch.float32, step):
+        assert_nothing_is_left(x)
+        count += len(x)
+    assert count == len(range(first, last + 1, step))
+    assert torch.exp(torch.zeros(8)).eq(1).all()
+
+
+def test_float64_below_746():
+    """Too many to try all: the ones next to the threshold, and a sample over all exponents."""
+    first, last = ends(torch.float64)
+    bits = np.random.default_rng(0).integers(first, last, 1_000_000, endpoint=True)
+    for start in (torch.arange(first, first + 100_000), torch.from_numpy(bits)):
+        assert_nothing_is_left(start.view(torch.float64))
+
+
+@pytest.mark.parametrize("dtype", list(THRESHOLDS), ids=str)
+def test_the_thresholds_are_needed(dtype: torch.dtype):
+    """One integer above, e^x is the smallest subnormal, in a correctly rounded exponential and in torch's."""
+    x = torch.full((64,), 1 - THRESHOLDS[dtype], dtype=dtype)
+    assert (torch.exp(x) > 0).all()

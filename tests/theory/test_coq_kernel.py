@@ -1,0 +1,132 @@
+"""Facts that Coq's kernel computes from the compiled proofs: the geometry against torch, and one layer's check.
+
+They need Coq itself and the build of ``python -m verify coq build``; without these they are skipped, or fail under
+COQ_TESTS=required.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from construct import conv_to_mhsa
+from verified import Asked, built, pair_of
+from verify.coq.building import build_folder
+from verify.coq.verified import export
+
+MODES = ("zeros", "reflect", "replicate", "circular")
+READ = """From Coq Require Import ZArith List String.
+From Attention Require Import Definitions Lemma2 Geometry Transposed CheckFields CheckText.
+Import ListNotations.
+Open Scope Z_scope.
+(* Which input pixel the head of each tap reads for each output, counted from 1; 0 is a zero. *)
+Definition pixel (sizes : list Z) (p : option (list Z)) : Z := match p with Some p => 1 + Lemma2.number sizes p | None => 0 end.
+Definition read_by_heads (g : geometry) (sizes : list Z) : list (list Z) :=
+  map (fun j => map (fun o =>
+    let t := add (query_of g sizes o) (shift_of g sizes j) in
+    pixel sizes (if transposed g then stuffed_at (taxes g sizes) t else continued (mode_of g) (axes g sizes) t))
+  (outputs g sizes)) (kernel_taps g sizes).
+"""
+
+
+@pytest.fixture(scope="module")
+def compile_(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Compile lines of Coq against the proofs; the exit code and what was printed."""
+    folder = built().parent
+    if shutil.which("coqc") is None or not (folder / "Makefile").is_file():
+        if os.environ.get("COQ_TESTS") == "required":
+            pytest.fail("there is no coqc, and COQ_TESTS=required")
+        pytest.skip("there is no coqc")
+
+    def compiled(lines: str) -> tuple[int, str]:
+        path = tmp_path_factory.mktemp("coq") / "Facts.v"
+        path.write_text(lines, encoding="utf-8")
+        options = ("-R", build_folder(), "Attention", "-w", "none")
+        done = subprocess.run(["coqc", *options, path], capture_output=True, text=True, check=False, cwd=path.parent)
+        return done.returncode, done.stdout + done.stderr
+
+    return compiled
+
+
+def listed(numbers: Any) -> str:
+    return f"[{'; '.join(map(str, numbers))}]"
+
+
+def facts(seed: int, dims: int, transposed: bool) -> Any:
+    """Goals of Coq: which pixels torch reads by every tap of random convolutions of one channel, found by weights of one 1."""
+    rng = random.Random(seed)
+    most = {1: 5, 2: 3, 3: 2}[dims]
+
+    def each(least: int, largest: int) -> list[int]:
+        return [rng.randint(least, largest) for _ in range(dims)]
+
+    while True:
+        kernel, stride, dilation, sizes = each(1, most), each(1, 3), each(1, 2), each(1, most + 3)
+        mode = "zeros" if transposed else rng.choice(MODES)
+        padding: Any = each(0, most)
+        extra = each(0, 1) if transposed else [0] * dims
+        if not transposed and rng.random() < 0.3:
+            padding, stride = "same", [1] * dims
+        kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{dims}d")
+        options = {"output_padding": tuple(extra)} if transposed else {"padding_mode": mode}
+        x = torch.arange(1, 1 + torch.Size(sizes).numel(), dtype=torch.float64).view(1, 1, *sizes)
+        rows = []
+        try:
+            pads = padding if padding == "same" else tuple(padding)
+            conv = kind(1, 1, kernel, stride, pads, dilation=tuple(dilation), bias=False, **options).double()
+            for tap in range(conv.weight.numel()):
+                with torch.no_grad():
+                    conv.weight.zero_().view(-1)[tap] = 1
+                    rows.append(listed(int(value) for value in conv(x).flatten()))
+        except (RuntimeError, ValueError):  # torch refuses this geometry
+            continue
+        if rows[0] == "[]":
+            continue
+        field = "same" if padding == "same" else f"(integers {listed(padding)})"
+        geometry = f"Build_geometry 1 1 {listed(kernel)} {listed(stride)} {listed(dilation)} {field} {mode} 1"
+        geometry += f" {str(transposed).lower()} {listed(extra)}"
+        yield f"Goal read_by_heads ({geometry}) {listed(sizes)} = {listed(rows)}.\nProof. vm_compute; reflexivity. Qed.\n"
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+def test_heads_read_what_torch_reads(transposed: bool, compile_: Any):
+    goals = [
+        goal for dims, count in ((1, 60), (2, 25), (3, 10)) for goal in islice(facts(dims, dims, transposed), count)
+    ]
+    code, printed = compile_(READ + "".join(goals))
+    assert code == 0, printed
+
+
+def test_a_wrong_fact_does_not_compile(compile_: Any):
+    goal = next(facts(0, 1, False))
+    assert compile_(READ + goal)[0] == 0
+    code, printed = compile_(READ + goal.replace("]].", "; 7]]."))
+    assert code != 0
+    assert "Unable to unify" in printed
+
+
+def test_the_kernel_itself_checks_a_layer(compile_: Any):
+    """No extraction, no OCaml: `check_text` computed by the kernel, on the text that the program reads."""
+    torch.manual_seed(0)
+    conv = nn.Conv1d(2, 2, 3, padding=1).requires_grad_(False)
+    asked, pair = Asked(), pair_of(conv, conv_to_mhsa(conv).requires_grad_(False), (6,))
+    most = float(pair.stated.parts["bound"].max())
+    questions = [export.SAME, export.sharp(-149, 24), export.floats(-149, 24, False, 8, 1.0, most)]
+    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
+    whole = "".join(pieces)
+    assert asked.answer(pair, *questions).accepted
+    pair.a["v"][1] /= 512
+    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
+    softened = "".join(pieces)
+    code, printed = compile_(f"""{READ}Open Scope string_scope.
+Goal check_text "{whole}" = Accepted [31; 46]%Z. Proof. vm_compute; reflexivity. Qed.
+Goal check_text "{softened}" = Rejected [true; false; false]. Proof. vm_compute; reflexivity. Qed.
+Goal check_text "{whole.rsplit(maxsplit=1)[0]}" = Unreadable. Proof. vm_compute; reflexivity. Qed.
+""")
+    assert code == 0, printed

@@ -1,0 +1,75 @@
+"""The headline theorems are printed as they stand in Coq's sources, and the documents name theorems that are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from verify.coq.building import ADMITTED, SOURCES, _all_at_once, sources
+from verify.coq.statements import headlines
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/machine_checked.md").read_text(encoding="utf-8")
+TEXTS = {path.as_posix(): (SOURCES / path).read_text(encoding="utf-8") for path in sources() if path.suffix == ".v"}
+
+
+def test_every_headline_stands_in_its_file_under_a_group_and_beside_the_paper():
+    found = headlines()
+    assert len(found) > 90
+    assert len({headline.name for headline in found}) == len(found)
+    for headline in found:
+        text = TEXTS[headline.file]
+        assert headline.statement in text, headline.name
+        assert headline.statement.startswith(("Theorem", "Lemma", "Corollary")), headline.name
+        assert headline.comment in text
+        assert all(line in text for line in headline.context)
+        assert headline.group
+        assert headline.equation, headline.name
+        proof = text.split(headline.statement)[1].lstrip()
+        assert proof.startswith("Proof"), headline.name  # the sentence is whole
+
+
+def test_the_sections_of_a_theorem_are_part_of_it():
+    (theorem,) = headlines(["same_iff"])
+    context = "\n".join(theorem.context)
+    assert "Hypothesis best" in context
+    assert "score L h X q k < score L h X q (add q (f h))" in context
+    (theorem,) = headlines(["figures_sound"])
+    assert any("Z.of_nat (length G)" in line for line in theorem.context)  # a period inside a name ends no sentence
+
+
+def test_a_name_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="no headline theorem is called lemma3"):
+        headlines(["lemma2", "lemma3"])
+
+
+def test_nothing_is_admitted():
+    assert not [name for name, text in TEXTS.items() if ADMITTED.search(text)]
+    assert ADMITTED.search("Proof.\n  Admitted.")
+    assert ADMITTED.search("  admit.")
+    assert ADMITTED.search("Axiom easy : False.")
+
+
+def test_the_page_names_theorems_and_definitions_that_there_are():
+    names = {*re.findall(r"`([a-z]\w*(?:_\w+)+|lemma2|theorem1)`", PAGE)}
+    stated = {headline.name for headline in headlines()}
+    axioms = {name.rpartition(".")[2] for name in (SOURCES / "axioms.txt").read_text().split()}
+    defined = {"exact_scores"}
+    assert {"lemma2", "theorem1", "check_text_sound", "never_exact"} <= names & stated
+    assert names <= stated | axioms | defined, names - stated - axioms - defined
+    for name in defined:
+        assert any(f"Definition {name} " in text for text in TEXTS.values())
+    for name in axioms:
+        assert f"`{name}`" in PAGE
+
+
+def test_the_build_asks_for_the_axioms_of_every_headline():
+    text = _all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8"))
+    (asked,) = re.findall(r"^Definition headlines := \((.*)\)\.$", text, re.MULTILINE)
+    assert [name.rpartition(".")[2].lstrip("@") for name in asked.split(", ")] == [h.name for h in headlines()]
+    assert text.endswith("\nPrint Assumptions headlines.\n")
+
+
+def test_files_of_coq_stay_short():
+    assert not [name for name, text in TEXTS.items() if text.count("\n") > 400]
+    assert not [name for name, text in TEXTS.items() if max(map(len, text.split("\n"))) > 132]

@@ -1,0 +1,161 @@
+"""Build the verified checker from Coq's sources into the user's cache: compile, compare the axioms, extract, link.
+
+The folder of a build is named by a digest of the sources, so that a program of other sources is never run.  A build is made beside
+it and renamed when it is whole.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+VERSION = "8.16"
+PACKAGES = "apt-get install coq libcoq-coquelicot libcoq-flocq libzarith-ocaml-dev ocaml-findlib make"
+TOOLS = ("coqc", "coq_makefile", "ocamlfind", "make")
+ADMITTED = re.compile(r"^ *(Admitted|Axiom|Axioms|Parameter|Parameters|Conjecture)\b|\badmit\b", re.MULTILINE)
+
+
+class NotBuilt(ValueError):
+    """There is no verified checker, or none could be built."""
+
+
+def sources() -> list[Path]:
+    """Every file that a build reads, relative to `SOURCES`."""
+    patterns = ("*.v", "*/*.v", "*/checker.ml", "_CoqProject", "axioms.txt")
+    return sorted(path.relative_to(SOURCES) for pattern in patterns for path in SOURCES.glob(pattern))
+
+
+def build_folder() -> Path:
+    """The folder of these sources' build, there or not."""
+    digest = hashlib.sha256()
+    for path in sources():
+        digest.update(f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n".encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = cache if cache.is_absolute() else Path.home() / ".cache"
+    return cache / "conv-as-attention" / f"coq-{digest.hexdigest()[:20]}"
+
+
+def program() -> Path:
+    """The verified checker; `NotBuilt` if it has not been built from these sources."""
+    path = build_folder() / "checker"
+    if not path.is_file():
+        raise NotBuilt("the verified checker is not built (python -m verify coq build)")
+    return path
+
+
+def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
+    """Build the verified checker, unless it stands already.
+
+    Args:
+        report: called with a line for every file that is compiled.
+        jobs: so many files at a time; by default one a core.
+
+    Raises:
+        NotBuilt: a tool is missing, or a step failed.
+    """
+    target = build_folder()
+    if (target / "checker").is_file():
+        return target / "checker"
+    _check_tools()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(".building-*"):  # by a build that was killed
+        if time.time() - left.stat().st_mtime > 86_400:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
+    try:
+        _build_in(folder, report, jobs or os.cpu_count() or 1)
+        try:
+            folder.rename(target)
+        except OSError:  # another build has come first, or left a folder without a program
+            if not (target / "checker").is_file():
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return target / "checker"
+
+
+def _check_tools() -> None:
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if not missing:
+        version = _output("coqc", "--print-version").split()[0]
+        if not f"{version}.".startswith(f"{VERSION}."):
+            raise NotBuilt(f"Coq {version} is installed, and the proofs are written for {VERSION}")
+        libraries = Path(_output("coqc", "-where").strip()) / "user-contrib"
+        missing = [name for name in ("Coquelicot", "Flocq") if not (libraries / name).is_dir()]
+        missing += [] if "zarith" in _output("ocamlfind", "list") else ["zarith"]
+    if missing:
+        raise NotBuilt(
+            f"the verified checker takes Coq {VERSION}; missing: {', '.join(missing)} (on Debian: {PACKAGES})"
+        )
+
+
+def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
+    files = [path for path in sources() if path.suffix == ".v" and path.name != "Headlines.v"]
+    for path in sources():
+        text = (SOURCES / path).read_text(encoding="utf-8")
+        if path.suffix == ".v" and (admitted := ADMITTED.search(text)):
+            raise NotBuilt(f"{path}: something is admitted: {admitted[0].strip()}")
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    _run(folder, "coq_makefile", "-f", "_CoqProject", "-o", "Makefile", *map(str, files))
+    compiled = 0
+
+    def count(line: str) -> None:
+        nonlocal compiled
+        if line.startswith("COQC "):
+            compiled += 1
+            report(f"{compiled} of {len(files)} {line.removeprefix('COQC ')}")
+
+    _run(folder, "make", f"-j{jobs}", "TIMECMD=", line=count)
+    report("the axioms that the headline theorems rest on")
+    (folder / "Assumptions.v").write_text(_all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8")))
+    used = _run(folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v")
+    found = {name for name in re.findall(r"^([A-Za-z_][\w.]*)(?: :|$)", used, re.MULTILINE) if name != "Axioms"}
+    allowed = {*(SOURCES / "axioms.txt").read_text().split()}
+    if found != allowed:
+        raise NotBuilt(f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(found ^ allowed))}")
+    report("the program")
+    modules = ("verified.mli", "verified.ml", "verified/checker.ml")
+    _run(
+        folder, "ocamlfind", "ocamlopt", "-w", "-a", "-O3", "-package", "zarith", "-linkpkg", *modules, "-o", "checker"
+    )
+
+
+def _all_at_once(headlines: str) -> str:
+    """The file Headlines.v with one question for the axioms of all theorems, which takes seconds instead of minutes."""
+    line = re.compile(r"^Print Assumptions ([\w.]+)\.$", re.MULTILINE)
+    names = ", ".join(f"@{name}" for name in line.findall(headlines))
+    return f"{line.sub('', headlines)}Definition headlines := ({names}).\nPrint Assumptions headlines.\n"
+
+
+def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:
+    """Run a step in a process group of its own, which ends with this one; return what it printed."""
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        for text in process.stdout:
+            lines.append(text)
+            if line is not None:
+                line(text.strip())
+        if process.wait():
+            raise NotBuilt(f"{command[0]} failed: {' '.join(' '.join(lines).split())[-500:]}")
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "".join(lines)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

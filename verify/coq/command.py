@@ -1,0 +1,54 @@
+"""``python -m verify coq`` and ``check --verified``: arguments and what is printed."""
+
+import argparse
+from collections.abc import Callable, Iterator
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``coq`` to its parser."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("build", help="compile the proofs, compare their axioms, and build the verified checker")
+    statements = actions.add_parser("statements", help="print the headline theorems from the sources; needs no Coq")
+    statements.add_argument("names", nargs="*", metavar="THEOREM", help="only these (all by default)")
+
+
+def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:
+    """What to print, as it comes; ``report`` gets the progress of a build.
+
+    Raises:
+        ValueError: a tool is missing, a step fails, or there is no such theorem.
+    """
+    if options.action == "statements":
+        from verify.coq.statements import headlines
+
+        group = None
+        for headline in headlines(options.names):
+            if headline.group != group:
+                yield f"==== {(group := headline.group)} ====\n"
+            yield str(headline)
+        return
+    from verify.coq.building import build
+
+    yield f"the verified checker is {build(report)}"
+
+
+def verified(options: argparse.Namespace) -> tuple[str, bool]:
+    """Check a certificate twice, by our checker and by the verified one.
+
+    Returns:
+        What to print, and whether both prove every layer.
+
+    Raises:
+        ValueError: our checker rejects the files, or the verified one is not built.
+    """
+    from verify.checker import check
+    from verify.coq.building import program
+    from verify.coq.verified.judging import Judge
+
+    judge = Judge(program(), options.conv, options.mhsa)
+    result = check(options.certificate, options.conv, options.mhsa, second=judge)
+    accepted = sum(answer.accepted for answer in judge.answers)
+    head = f"verified checker (theorem check_text_sound): {accepted} of {len(judge.answers)} layers accepted"
+    return "\n".join([str(result), head, *map(str, judge.answers)]), (
+        result.verdict.name == "PROVED" and accepted == len(judge.answers) > 0
+    )

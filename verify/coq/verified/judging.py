@@ -1,0 +1,129 @@
+"""What the verified checker says of a layer: the questions that a certificate raises, the program's run, its answer."""
+
+import hashlib
+import math
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from verify.coq.verified import export
+from verify.recheck.grids import axes_of
+from verify.recheck.layer_pair import LayerPair
+from verify.verdict import from_above
+
+ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+"""The format that sums are formed in, before a final rounding to half precision."""
+
+FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
+"""e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
+
+MOST_IN_FLOATS = 2**23
+"""Weights times channels up to which the bound in floating point is asked for: some two seconds; it grows with this product."""
+
+LONGEST = 3600
+"""Seconds for one layer."""
+
+
+class Question(NamedTuple):
+    """A question, and what it says."""
+
+    numbers: str
+    claim: str
+
+
+class Answer(NamedTuple):
+    """What the verified checker says of one layer."""
+
+    name: str
+    accepted: bool
+    sentence: str
+
+    def __str__(self) -> str:
+        shown = (self.name if self.name.isprintable() else ascii(self.name)) or "the layer"
+        return f"{shown}: {'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
+
+
+def questions_of(pair: LayerPair) -> list[Question]:
+    """What the certificate claims of a pair, as questions that Coq defines.
+
+    "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
+    every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, in both orders of
+    the products, for layers that are small enough and whose α is one power of two.  "A difference within T" is asked over the
+    reals.
+    """
+    stated = pair.stated
+    if stated.within is not None:
+        what = f"over the reals a difference of at most {stated.within:g} for |x| ≤ {stated.input_bound:g}"
+        return [Question(export.within(stated.input_bound, stated.within), what)]
+    name = ARITHMETIC[stated.dtype]
+    questions = [
+        Question(export.SAME, "the same function in the limit α → ∞"),
+        Question(export.sharp(*FORMATS[name]), f"every head one-hot in {name}"),
+    ]
+    most = float(stated.parts["bound"].max(initial=0.0))
+    alphas = np.einsum("hk,hk->h", pair.a["v"], pair.a["w_key_pos"][:, :, 0])[pair.carrying]
+    alike = len(alphas) > 0 and (alphas == alphas[0]).all() and abs(np.frexp(alphas[0])[0]) == 0.5
+    if (
+        stated.verdict == "PROVED"
+        and alike
+        and pair.weight.size * max(pair.conv.d_in, pair.conv.d_out) <= MOST_IN_FLOATS
+    ):
+        tokens = math.prod(len(axis.tokens) for axis in axes_of(pair.conv, stated.grid))
+        what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g} on {tokens} tokens or fewer"
+        orders = [export.floats(*FORMATS[name], first, tokens, stated.input_bound, most) for first in (False, True)]
+        questions += [Question(orders[0], what), Question(orders[1], "and with tokens attended to first")]
+    return questions
+
+
+class Judge:
+    """The verified checker on the layers of two weight files.
+
+    Args:
+        program: what ``python -m verify coq build`` built.
+        conv_path, mhsa_path: the weight files, whose digests stand in every text, and in every answer.
+
+    Attributes:
+        answers: one for every layer that was asked.
+    """
+
+    def __init__(self, program: Path, conv_path: str | Path, mhsa_path: str | Path):
+        self.program = program
+        self.digests: list[str] = []
+        for path in (conv_path, mhsa_path):
+            with Path(path).open("rb") as file:
+                self.digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        self.answers: list[Answer] = []
+
+    def __call__(self, pair: LayerPair) -> None:
+        """Ask about one layer."""
+        self.answers.append(self._answer(pair, questions_of(pair)))
+
+    def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
+        name, stated = pair.stated.name, pair.stated
+        if pair.radix is not None:
+            return Answer(name, False, "its encoding is the parabola, of which the verified checker knows nothing")
+        pieces = export.text(
+            self.digests, [q.numbers for q in questions], stated.geometries, pair.weight, pair.bias, pair.a
+        )
+        with tempfile.TemporaryDirectory(prefix="verified-") as folder:
+            path = Path(folder) / "layer.txt"
+            with path.open("w", encoding="ascii") as file:
+                file.writelines(pieces)
+            try:
+                done = subprocess.run(
+                    [self.program, path], capture_output=True, text=True, check=False, timeout=LONGEST
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return Answer(name, False, f"the program gave no answer: {error}")
+        verdict, *words = done.stdout.split() or [""]
+        if (done.returncode, verdict) == (0, "accepted") and words == [str(int(digest, 16)) for digest in self.digests]:
+            return Answer(name, True, "; ".join(q.claim for q in questions))
+        if (done.returncode, verdict) == (1, "rejected") and len(words) == len(questions):
+            doubted = [q.claim for q, word in zip(questions, words, strict=True) if word != "true"]
+            return Answer(name, False, f"not shown: {'; '.join(doubted)}")
+        what = " ".join((done.stdout + done.stderr).split())[:200]
+        return Answer(name, False, f"the program gave no answer (exit code {done.returncode}): {what}")
