@@ -6,6 +6,7 @@ The program is built by ``python -m verify coq build``; without it these tests a
 import subprocess
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import construct
 import exactly
 import faults_code  # noqa: F401  enters its faults into the table
 import faults_weights  # noqa: F401
@@ -57,6 +59,17 @@ def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, 
     assert answer.accepted, answer
     rejected = asked.answer(pair, export.floats(-149, 24, False, 10**4, 1.0, 2.0**-40))
     assert not rejected.accepted  # the bound in floating point is asked for in earnest
+
+
+def test_every_layer_of_the_demo_network_is_accepted(asked: Asked):
+    network = torch.load(Path(construct.__file__).parent / "command/demo/digits_cnn.pt", weights_only=False)
+    convs = {name: module for name, module in network.named_modules() if isinstance(module, nn.Conv2d)}
+    assert len(convs) == 6
+    for name, conv in convs.items():
+        pair = pair_of(conv, conv_to_mhsa(conv), grid_of(conv))
+        answer = asked.answer(pair)
+        assert answer.accepted, (name, answer)
+        assert "in float32 a difference of at most" in answer.sentence
 
 
 @pytest.mark.parametrize("name", ["2-D", "depthwise", "transposed"])
