@@ -1,9 +1,9 @@
-(** The headline theorems, each under what it is in the paper (Cordonnier, Loukas, Jaggi, ICLR 2020), and the axioms that
-    each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
+(** The headline theorems, each under what it is in the paper (Cordonnier, Loukas, Jaggi, ICLR 2020), and the axioms
+    that each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps RoundingLayer
-  FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
+  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
+  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckText.
 
 (** Lemma 2 *)
@@ -41,6 +41,8 @@ Print Assumptions leak_closed.
 Print Assumptions off_lattice_gap.
 (* Beyond the paper: what such a head leaks *)
 Print Assumptions off_lattice_leak.
+(* Beyond the paper: such a head's stored numbers, and how its score falls off *)
+Print Assumptions head_falls.
 (* Beyond the paper: half-way between two keys no α helps *)
 Print Assumptions half_way.
 

@@ -7,12 +7,13 @@
       off_lattice_gap    every other token scores lower than n by α(1 − 2 max|f_i|) or more
       off_lattice_leak   the leak past n is at most 1 − Π_i 1/ϑ(α, f_i) on any grid, with
                          ϑ(α, f) = 1 + Σ_{m≥1} (e^{−α(m²−2mf)} + e^{−α(m²+2mf)})
+      head_falls         the score of a head with −α'(1, −2τ) + (0, ρ), |ρ_i| ≤ α' − α, falls off from τ as if it had α
       half_way           where another token is as near as n (f_i = 1/2), n has at most half of the
                          attention, for every α *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
-From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage.
+From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -156,3 +157,57 @@ Proof.
 Qed.
 
 End OffLattice.
+
+(** * Stored numbers *)
+
+(** w = −α'(1, −2τ) + (0, ρ) with |ρ_i| ≤ α' − α: the score falls off from τ like that of −α(1, −2τ), or faster. *)
+Definition tilted (d : nat) (α : R) (τ : position) (w : vector) : Prop :=
+  exists α' ρ, (forall i, (i < S d)%nat -> w i = v_quadratic α' τ i + ρ i) /\ ρ O = 0 /\
+    forall i, (i < d)%nat -> Rabs (ρ (S i)) <= α' - α.
+
+Lemma coordinate_sub x y i : length x = length y -> coordinate (sub x y) i = coordinate x i - coordinate y i.
+Proof.
+  unfold coordinate; revert y i; induction x as [|a x IH]; intros [|b y] [|i]; simpl; try lia; intros E; try lra.
+  - rewrite minus_IZR; reflexivity.
+  - apply IH; lia.
+Qed.
+
+(** Σ_i ρ_i x_i ≤ μ‖x‖² for integers x_i. *)
+Lemma tilt_bound μ x ρ : (forall i, (i < length x)%nat -> Rabs (ρ i) <= μ) ->
+  sum_below (length x) (fun i => ρ i * coordinate x i) <= μ * IZR (norm2 x).
+Proof.
+  revert ρ; induction x as [|a x IH]; intros ρ B; [unfold sum_below; simpl; lra|].
+  simpl length; rewrite sum_below_S; simpl norm2; rewrite plus_IZR, Rmult_plus_distr_l; apply Rplus_le_compat.
+  - unfold coordinate; simpl nth; assert (B0 := B O ltac:(simpl; lia)).
+    assert (A : Rabs (IZR a) <= IZR (a * a)) by (rewrite <- abs_IZR; apply IZR_le; nia).
+    apply Rle_trans with (Rabs (ρ O) * Rabs (IZR a)); [rewrite <- Rabs_mult; apply Rle_abs|].
+    apply Rmult_le_compat; try apply Rabs_pos; assumption.
+  - apply (IH (fun i => ρ (S i))); intros i Hi; apply B; simpl; lia.
+Qed.
+
+(** The score of such a head falls off quadratically from q + τ. *)
+Theorem head_falls {H} (L : layer H) h d α τ X q k : content_free L h -> D_p L = S d ->
+  (forall δ, r L δ = r_quadratic δ) ->
+  tilted d α τ (row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h))) ->
+  length q = d -> length τ = d -> length k = d ->
+  score L h X q k - score L h X q (add q τ) <= - α * IZR (norm2 (sub k (add q τ))).
+Proof.
+  intros C Ep Er (α' & ρ & Ev & E0 & Bρ) q_d τ_d k_d.
+  assert (S : forall k, score L h X q k = dot (S d) (v_quadratic α' τ) (r_quadratic (sub k q)) +
+    sum_below d (fun i => ρ (S i) * coordinate (sub k q) i)).
+  { intros k'; rewrite read_back, Ep, Er by exact C; unfold dot; rewrite !sum_below_S.
+    rewrite Ev, E0 by lia; cbn [r_quadratic v_quadratic]; rewrite Rplus_0_r, Rplus_assoc; f_equal.
+    unfold sum_below; rewrite <- sum_plus; apply sum_ext; intros i Hi; apply in_seq in Hi.
+    rewrite Ev by lia; cbn [v_quadratic]; ring. }
+  assert (Lt : length (add q τ) = d) by (rewrite length_add; congruence).
+  rewrite !S, !lemma2 by (try assumption; rewrite length_sub; congruence).
+  rewrite !sub_sub, norm2_sub_diag by congruence.
+  assert (D : sum_below d (fun i => ρ (Datatypes.S i) * coordinate (sub k q) i) -
+    sum_below d (fun i => ρ (Datatypes.S i) * coordinate (sub (add q τ) q) i) =
+    sum_below d (fun i => ρ (Datatypes.S i) * coordinate (sub k (add q τ)) i)).
+  { unfold sum_below; rewrite <- sum_minus; apply sum_ext; intros i Hi; apply in_seq in Hi.
+    rewrite <- Rmult_minus_distr_l; f_equal; rewrite <- sub_sub by congruence.
+    rewrite (coordinate_sub (sub k q) τ), (sub_add τ q) by (rewrite ?length_sub; congruence); reflexivity. }
+  assert (T := tilt_bound (α' - α) (sub k (add q τ)) (fun i => ρ (Datatypes.S i))).
+  rewrite length_sub in T by congruence; rewrite k_d in T; specialize (T Bρ); lra.
+Qed.

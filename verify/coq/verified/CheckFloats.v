@@ -52,9 +52,9 @@ Definition pair_of : RoundingCheck.float_pair raw_head := RoundingCheck.FloatPai
 (** log2 of the heads' integer at 2^(s_v + s_key_pos). *)
 Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_read m h) | [] => 0%Z end.
 
-(** α = 2^(a + s_v + s_key_pos) of every head. *)
+(** α = 2^(a + s_v + s_key_pos) of every head, and τ is whole. *)
 Definition check_floats (s : RoundingCheck.setting) (a : Z) (T : dyadic) : bool :=
-  comparable c m && Z.leb 0 a && forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ a)) (kept m) &&
+  comparable c m && Z.leb 0 a && forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ a) && on_lattice m h) (kept m) &&
   Z.leb (RoundingCheck.s_emin s) (a + (s_v (scale_of m) + s_key_pos (scale_of m))) &&
   sharp_format (RoundingCheck.s_emin s) (RoundingCheck.s_prec s) &&
   forallb (sharp_enough m (RoundingCheck.s_emin s)) (kept m) && RoundingCheck.check_float s pair_of T.
@@ -110,8 +110,9 @@ Definition floats_within (c : convolution) (m : attention_layer) (s : RoundingCh
   computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q
     j) y ->
   attend_computes emin prec (RoundingCheck.s_order s) L G (reads c sizes X) P j z ->
-  (* read α from the tensors; the exact convolution is torch's *)
-  (forall h, In h (kept m) -> alpha_of m h = α) /\
+  (* what the tensors give is −α(1, −2τ); the exact convolution is torch's *)
+  (forall h, In h (kept m) -> forall i, (i < S (dims c))%nat ->
+     row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) i = v_quadratic α (shift_read m h) i) /\
   conv (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j = computes_conv c sizes
     X o j /\
   Rabs (z - y) <= value T.
@@ -125,8 +126,10 @@ Proof.
   apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
   split; [|split].
-  - intros h Ih; specialize (Cs h Ih); apply Z.eqb_eq in Cs; unfold alpha_of, number_of, value; cbn [mantissa exponent].
-    unfold α; rewrite Cs, (bpow_plus radix2 a); f_equal; change 2%Z with (radix_val radix2); apply IZR_Zpower, Ca.
+  - intros h Ih; specialize (Cs h Ih); apply andb_prop in Cs; destruct Cs as [Cs Cl]; apply Z.eqb_eq in Cs.
+    replace α with (alpha_of m h); [apply (kept_sharp c m ok h Ih), Cl|].
+    unfold alpha_of, number_of, value; cbn [mantissa exponent]; unfold α; rewrite Cs, (bpow_plus radix2 a); f_equal;
+      change 2%Z with (radix_val radix2); apply IZR_Zpower, Ca.
   - symmetry; apply (computes_conv_shifts c m ok sizes A X o j Hj Io).
   - apply (RoundingScores.sharp_certificate s (pair_of c m) L (kernel_at c) (bias_of c)
       (a + (s_v (scale_of m) + s_key_pos (scale_of m))) (dims c) expf G (reads c sizes X) q scores P T j y z);
@@ -153,8 +156,10 @@ Proof.
   intros E K emin prec Ex; unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
   destruct E as ((((((_ & Ca) & Cs) & _) & ((Cp & Ce) & _)) & Cq) & _).
   apply Z.leb_le in Ca, Ce; apply Z.ltb_lt in Cp; assert (Pp : Prec_gt_0 prec) by exact Cp.
-  destruct (kept m) as [|h hs]; [congruence|]; specialize (Cs h (or_introl eq_refl)); specialize (Cq h (or_introl eq_refl)).
-  apply Z.eqb_eq in Cs; apply value_le in Cq; rewrite value_of in Cq; unfold value in Cq; cbn [mantissa exponent] in Cq.
+  destruct (kept m) as [|h hs]; [congruence|]; specialize (Cs h (or_introl eq_refl));
+    specialize (Cq h (or_introl eq_refl)).
+  apply andb_prop in Cs; destruct Cs as [Cs _]; apply Z.eqb_eq in Cs; apply value_le in Cq; rewrite value_of in Cq;
+    unfold value in Cq; cbn [mantissa exponent] in Cq.
   rewrite Cs in Cq; change (2 ^ a)%Z with (radix2 ^ a)%Z in Cq; rewrite IZR_Zpower, <- bpow_plus in Cq by exact Ca.
   apply correctly_rounded_exp; try assumption.
   eapply Rle_lt_trans; [|apply least_sharp_enough, Ce]; apply exp_monotone; fold emin in Cq; lra.

@@ -1,14 +1,17 @@
 (** The checker's heads and geometry: both layers have the same fields, and where each head looks.
 
-    Where a head looks is read back from c = Ŵ_keyᵀ v alone: −c_0 is α, c_i / 2α the shift, which must be whole.
+    Where a head looks is read back from c = Ŵ_keyᵀ v alone: −c_0 is α, and c_i / 2α is the shift τ.  If τ is not whole,
+    the head looks at the nearest whole shift n, and is as sharp as one there with α(1 − 2 max|τ_i − n_i|).
     Statements:
       geometry_equal    the fields are compared as they stand
       kernel_at_units   the kernel positions and their shifts do not depend on the size of the input
-      head_sharp        a head that the checker reads has −α(1, −2τ) and no content term *)
+      head_sharp        a head that the checker reads has no content term, and −α(1, −2τ) but for what the shift lacks
+                        of a whole one: OffLattice.v's [tilted] *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers Geometry Transposed.
+From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers OffLattice Geometry
+  Transposed.
 From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps.
 Import ListNotations.
 Open Scope Z_scope.
@@ -64,16 +67,25 @@ Definition read_back_of (d : nat) (h : raw_head) : list Z :=
 Definition no_content (h : raw_head) : bool :=
   all_zero (h_qry h) && (forallb (fun x => x =? 0) (h_u h) || all_zero (h_key h)).
 
-(** α and τ, where c = −α(1, −2τ) for a whole τ, and the content terms are zero; α is an integer times
-    2^(s_v + s_key_pos). *)
+(** c_i = 2α·τ_i with the nearest whole shift to τ_i, and what is left of c_i; the largest such rest. *)
+Definition nearest_shift (a x : Z) : Z := (x + a) / (2 * a).
+Definition rest_of (a x : Z) : Z := x - 2 * a * nearest_shift a x.
+Definition largest_rest (a : Z) (c : list Z) : Z := fold_right Z.max 0 (map (fun x => Z.abs (rest_of a x)) c).
+
+(** Sharpness and shift, where c = −α(1, −2τ) and the content terms are zero: α less the largest rest, which must be
+    positive, as an integer times 2^(s_v + s_key_pos), and the whole shift nearest to τ. *)
 Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
   match read_back_of (dims m) h with
   | [] => None
   | c0 :: c =>
-      if (c0 <? 0) && no_content h && Nat.eqb (length (h_v h)) (Z.to_nat (key_dim m)) &&
-         forallb (fun x => x mod (2 * c0) =? 0) c
-      then Some (- c0, map (fun x => - (x / (2 * c0))) c) else None
+      let a := (- c0 - largest_rest (- c0) c)%Z in
+      if (0 <? a) && no_content h && Nat.eqb (length (h_v h)) (Z.to_nat (key_dim m))
+      then Some (a, map (nearest_shift (- c0)) c) else None
   end.
+
+(** τ is whole. *)
+Definition on_lattice (m : attention_layer) (h : raw_head) : bool :=
+  match read_back_of (dims m) h with [] => false | c0 :: c => largest_rest (- c0) c =? 0 end.
 
 Definition shift_read (m : attention_layer) (h : raw_head) : position :=
   match looks m h with Some (_, τ) => τ | None => [] end.
@@ -270,22 +282,30 @@ Qed.
 Definition alpha_of (m : attention_layer) (h : raw_head) : R :=
   number_of (s_v (scale_of m) + s_key_pos (scale_of m)) (sharpness_read m h).
 
-Theorem head_sharp (m : attention_layer) h a τ : looks m h = Some (a, τ) ->
-  content_free (layer_of m) h /\ 0 < alpha_of m h /\ length τ = dims m /\
-  forall i, (i < S (dims m))%nat ->
-    row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) i =
-    v_quadratic (alpha_of m h) τ i.
+Lemma largest_rest_le a c x : In x c -> (Z.abs (rest_of a x) <= largest_rest a c)%Z.
 Proof.
-  unfold alpha_of, sharpness_read; intros E; rewrite E; unfold looks in E.
-  destruct (read_back_of (dims m) h) as [|c0 c] eqn:R; [discriminate|].
+  unfold largest_rest; induction c as [|y c IH]; [intros []|]; cbn [map fold_right]; intros [->|I]; [lia|].
+  specialize (IH I); lia.
+Qed.
+
+Lemma largest_rest_nonneg a c : (0 <= largest_rest a c)%Z.
+Proof. unfold largest_rest; induction c as [|y c IH]; cbn [map fold_right]; lia. Qed.
+
+Theorem head_sharp (m : attention_layer) h a τ : looks m h = Some (a, τ) ->
+  let w := row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) in
+  content_free (layer_of m) h /\ 0 < alpha_of m h /\ length τ = dims m /\ tilted (dims m) (alpha_of m h) τ w /\
+  (on_lattice m h = true -> forall i, (i < S (dims m))%nat -> w i = v_quadratic (alpha_of m h) τ i).
+Proof.
+  unfold alpha_of, sharpness_read, on_lattice; intros E; cbv zeta; rewrite E; unfold looks in E.
+  destruct (read_back_of (dims m) h) as [|c0 c] eqn:R; [discriminate|]; cbv zeta in E.
   destruct (_ && _)%bool eqn:B in E; [|discriminate]; injection E as <- <-.
-  unfold no_content in B; rewrite !andb_true_iff, orb_true_iff in B; destruct B as (((B0 & B1 & B2) & B3) & B4).
-  apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3.
+  unfold no_content in B; rewrite !andb_true_iff, orb_true_iff in B; destruct B as ((B0 & B1 & B2) & B3).
+  apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3; set (e := (s_v (scale_of m) + s_key_pos (scale_of m))%Z).
   assert (Lc : length (c0 :: c) = S (dims m)) by (rewrite <- R; unfold read_back_of; rewrite map_length;
     apply seq_length).
   assert (C : forall i, (i < S (dims m))%nat ->
     row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) i =
-    number_of (s_v (scale_of m) + s_key_pos (scale_of m)) (nth i (c0 :: c) 0%Z)).
+    number_of e (nth i (c0 :: c) 0%Z)).
   { intros i Hi; rewrite <- R; unfold read_back_of; cbv zeta.
     set (p := row_product _ _); set (coefs_p := fun n => coef p (Z.of_nat n)).
     assert (Ln : nth i (map coefs_p (seq 0 (S (dims m)))) 0%Z = coefs_p i).
@@ -297,7 +317,15 @@ Proof.
     apply sum_ext; intros x _; unfold vector_of, matrix_of; rewrite number_of_times; unfold number_of, value; simpl.
     rewrite mult_IZR; do 3 f_equal.
     change (@nil (Z * Z)) with (sparse_of []); rewrite map_nth, coef_sparse_of; reflexivity. }
-  split; [|split; [|split]].
+  assert (P := largest_rest_nonneg (- c0) c).
+  assert (S0 : forall i, (i < dims m)%nat -> number_of e (nth i c 0%Z) =
+    2 * number_of e (- c0) * coordinate (map (nearest_shift (- c0)) c) i + number_of e (rest_of (- c0) (nth i c 0%Z))).
+  { intros i Hi; unfold coordinate; assert (Li : (i < length (map (nearest_shift (- c0)) c))%nat) by
+      (rewrite map_length; simpl in Lc; lia).
+    rewrite (nth_indep _ 0%Z (nearest_shift (- c0) 0%Z) Li), map_nth; unfold rest_of, number_of, value.
+    cbn [mantissa exponent]; rewrite minus_IZR, !mult_IZR; ring. }
+  assert (In_c : forall i, (i < dims m)%nat -> In (nth i c 0%Z) c) by (intros i Hi; apply nth_In; simpl in Lc; lia).
+  split; [|split; [|split; [|split]]].
   - cbn [parameters layer_of W_qry W_key u]; unfold content_free; cbn [parameters layer_of W_qry W_key u];
       unfold matrix_of, vector_of; split; [|destruct B2 as [B2|B2]; [left|right]].
     + intros i j; rewrite all_zero_nth by exact B1; apply number_of_0.
@@ -305,34 +333,21 @@ Proof.
       destruct (nth_in_or_default i (h_u h) 0%Z) as [I|]; [|assumption]; rewrite forallb_forall in B2;
         apply Z.eqb_eq, B2, I.
     + intros i j; rewrite all_zero_nth by exact B2; apply number_of_0.
-  - unfold number_of, value; simpl; apply Rmult_lt_0_compat; [apply IZR_lt; lia|apply bpow_gt_0].
+  - unfold number_of, value; simpl; apply Rmult_lt_0_compat; [apply IZR_lt; exact B0|apply bpow_gt_0].
   - rewrite map_length; simpl in Lc; lia.
-  - intros i Hi; rewrite C by exact Hi; destruct i as [|i]; unfold v_quadratic, number_of, value;
-    cbn [mantissa exponent nth].
-    + rewrite opp_IZR; ring.
-    + unfold coordinate; set (half := fun x => (- (x / (2 * c0)))%Z).
-      assert (Li : (i < length (map half c))%nat) by (rewrite map_length; simpl in Lc; lia).
-      match goal with |- context [nth i (map ?f c) 0%Z] => change f with half end.
-      rewrite (nth_indep _ 0%Z (half 0%Z) Li), map_nth; unfold half; rewrite forallb_forall in B4.
-      assert (I : In (nth i c 0%Z) c) by (apply nth_In; simpl in Lc; lia).
-      specialize (B4 _ I); apply Z.eqb_eq in B4; set (x := nth i c 0%Z) in *.
-      assert (X : x = (2 * c0 * (x / (2 * c0)))%Z) by (rewrite (Z.div_mod x (2 * c0)) at 1 by lia; lia).
-      rewrite X at 1; rewrite !mult_IZR, !opp_IZR; ring.
-Qed.
-
-(** The score of such a head falls off quadratically from q + τ. *)
-Lemma head_falls {H} (L : layer H) h d α τ X q k : content_free L h -> D_p L = S d -> (forall δ, r L δ = r_quadratic
-  δ) ->
-  (forall i, (i < S d)%nat ->
-     row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) i = v_quadratic α τ i) ->
-  length q = d -> length τ = d -> length k = d ->
-  score L h X q k - score L h X q (add q τ) <= - α * IZR (norm2 (sub k (add q τ))).
-Proof.
-  intros C Ep Er Ev q_d τ_d k_d.
-  assert (S : forall k, score L h X q k = dot (S d) (v_quadratic α τ) (r_quadratic (sub k q))).
-  { intros k'; rewrite read_back, Ep, Er by exact C; apply sum_below_ext; intros i Hi; rewrite Ev by exact Hi;
-    reflexivity. }
-  assert (length (add q τ) = d) by (rewrite length_add; congruence).
-  rewrite !S, !lemma2 by (try assumption; rewrite length_sub; congruence).
-  rewrite !sub_sub, norm2_sub_diag by congruence; lra.
+  - exists (number_of e (- c0)),
+      (fun i => match i with O => 0 | S i' => number_of e (rest_of (- c0) (nth i' c 0%Z)) end).
+    split; [|split; [reflexivity|]].
+    + intros [|i] Hi; rewrite C by exact Hi; cbn [nth v_quadratic].
+      * unfold number_of, value; cbn [mantissa exponent]; rewrite opp_IZR; ring.
+      * rewrite S0 by lia; reflexivity.
+    + intros i Hi; assert (L := largest_rest_le (- c0) c _ (In_c i Hi)).
+      unfold number_of, value; cbn [mantissa exponent].
+      rewrite Rabs_mult, (Rabs_pos_eq (bpow _ _)), <- Rmult_minus_distr_r by apply bpow_ge_0.
+      apply Rmult_le_compat_r; [apply bpow_ge_0|]; rewrite <- abs_IZR, <- minus_IZR; apply IZR_le; lia.
+  - rewrite Z.eqb_eq; intros Z0; replace (- c0 - largest_rest (- c0) c)%Z with (- c0)%Z by lia.
+    intros [|i] Hi; rewrite C by exact Hi; cbn [nth v_quadratic].
+    + unfold number_of, value; cbn [mantissa exponent]; rewrite opp_IZR; ring.
+    + rewrite S0 by lia; assert (L := largest_rest_le (- c0) c _ (In_c i ltac:(lia))).
+      replace (rest_of (- c0) (nth i c 0%Z)) with 0%Z by lia; rewrite number_of_0; ring.
 Qed.

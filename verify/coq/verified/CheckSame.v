@@ -9,7 +9,7 @@
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers Limits Same Geometry Transposed.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers OffLattice Limits Same Geometry Transposed.
 From Attention Require RoundingCheck.
 From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads.
 Import ListNotations.
@@ -305,8 +305,9 @@ Qed.
 
 (** Every head is free of content, and its score falls off quadratically. *)
 Lemma kept_sharp h : In h (heads L) -> content_free L h /\ 0 < alpha_of m h /\ length (f h) = dims c /\
-  forall i, (i < S (dims c))%nat ->
-    row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) i = v_quadratic (alpha_of m h) (f h) i.
+  let w := row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) in
+  tilted (dims c) (alpha_of m h) (f h) w /\
+  (on_lattice m h = true -> forall i, (i < S (dims c))%nat -> w i = v_quadratic (alpha_of m h) (f h) i).
 Proof.
   intros I; destruct (head_looks h I) as (j & a & _ & La & _); destruct same_fields as (_ & _ & _ & <-).
   exact (head_sharp m h a (f h) La).
@@ -316,7 +317,7 @@ Lemma kept_falls h X o k : In h (heads L) -> In o (outputs c sizes) -> In k (tok
   score L h X (query_of c sizes o) k - score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <=
   - alpha_of m h * IZR (norm2 (sub k (add (query_of c sizes o) (f h)))).
 Proof.
-  intros I Io Ik; destruct (kept_sharp h I) as (Cf & _ & Lf & Ev); apply (head_falls L h (dims c)); try assumption.
+  intros I Io Ik; destruct (kept_sharp h I) as (Cf & _ & Lf & Ev & _); apply (head_falls L h (dims c)); try assumption.
   - cbn [D_p with_heads layer_of]; f_equal; apply same_fields.
   - reflexivity.
   - apply query_dims, Io.

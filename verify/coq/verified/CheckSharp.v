@@ -3,13 +3,15 @@
     Statements:
       least_sharp_enough  e^−n < η/2 from the integer [least_sharp] on: 104, 746, 18 and 93 in float32, float64, float16
                           and bfloat16
-      check_sharp_sound   if [check_sharp] accepts a format, then for every size that torch accepts, every image and every
-                          output, a float softmax of scores that are off by at most (α − n)/2 is exactly 1 at q + τ and
-                          exactly 0 elsewhere, in every head that carries something.  Assumed: exp is correctly rounded. *)
+      check_sharp_sound   if [check_sharp] accepts a format, then for every size that torch accepts, every image and
+                          every output, a float softmax of scores that are off by at most (α − n)/2 is exactly 1 at
+                          q + τ and exactly 0 elsewhere, in every head that carries something.  Assumed: exp is
+                          correctly rounded. *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed FloatThreshold RoundingTree FloatSoftmax.
+From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed FloatThreshold RoundingTree
+  FloatSoftmax.
 From Attention Require Import RoundingDyadic CheckFields CheckTaps CheckHeads CheckSame.
 Import ListNotations.
 Open Scope R_scope.
@@ -66,7 +68,8 @@ Proof.
   specialize (F h Ih); apply value_le in F; rewrite value_of in F; fold n in F; fold (alpha_of m h) in F.
   destruct (tokens_dims c m ok sizes A) as [N G_d]; rewrite Forall_forall in G_d.
   destruct (kept_sharp c m ok h Ih) as (_ & Ha & Lf & _).
-  apply (softmax_one_hot_scores emin prec He expf (tokens c sizes) (score (layer_of m) h X (query_of c sizes o)) computed
+  apply (softmax_one_hot_scores emin prec He expf (tokens c sizes) (score (layer_of m) h X (query_of c sizes o))
+    computed
     (add (query_of c sizes o) (shift_read m h)) n ((alpha_of m h - n) / 2) P); try assumption.
   - apply (targets_on_tokens c sizes A o Io), (heads_on_shifts c m ok h Ih).
   - apply least_sharp_positive, He.

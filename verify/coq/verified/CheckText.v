@@ -3,9 +3,12 @@
     The text is decimal integers with spaces or line ends between them, in this order:
       digests              two numbers, of the two weight files: the answer repeats them, and they are compared outside
       questions            their number, one at least, and each question:
-                           0 same; 1 within, then B and T, each as mantissa and exponent; 3 sharp, then the format (e_min, p);
-                           2 floats, then the format, the order (0 values first, 1 attended first), the most tokens, B and T
-      the convolution      geometry; exponent and entries of weight; exponent and entries of bias (zeros if there is none)
+                             0 same
+                             1 within, then B and T, each as mantissa and exponent
+                             2 floats, then the format (e_min, p), the order (0 values first, 1 attended first), the
+                               most tokens, B and T
+                             3 sharp, then the format
+      the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
     Entries are integers, in torch's row-major order; the tensor is they times 2^exponent.  A geometry is
@@ -15,9 +18,9 @@
       groups, transposed (0 or 1), output_padding (d numbers)
 
     Statements:
-      check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of them:
-                        they are the same function in the limit; they differ by T at most, over the reals or in floating
-                        point with all rounding; every head is one-hot in floating point *)
+      check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of
+                        them: they are the same function in the limit; they differ by T at most, over the reals or in
+                        floating point with all rounding; every head is one-hot in floating point *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
@@ -86,8 +89,8 @@ Definition read_mode : reader padding_mode :=
 Definition read_flag : reader bool :=
   b <- number; match b with 0%Z => return_ false | 1%Z => return_ true | _ => fail end.
 
-(** 'same' and 'valid' that pad alike on both sides are read as the numbers that they stand for; what torch refuses, 'same'
-    with a stride and either of a transposed convolution, is left for [well_formed] to refuse. *)
+(** 'same' and 'valid' that pad alike on both sides are read as the numbers that they stand for; what torch refuses,
+    'same' with a stride and either of a transposed convolution, is left for [well_formed] to refuse. *)
 Definition plain_padding (ks ss ds : list Z) (t : bool) (p : padding) : padding :=
   match p with
   | integers _ => p
@@ -102,7 +105,8 @@ Proof.
   destruct p as [l| |]; [reflexivity| |]; unfold plain_padding; cbv zeta;
     destruct (negb t && _ && _)%bool eqn:E; try reflexivity; rewrite !andb_true_iff in E; destruct E as [_ E].
   - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
-    rewrite andb_true_iff, Z.eqb_eq in E; destruct E as [E F]; rewrite IH by exact F; f_equal; unfold same_pads; f_equal.
+    rewrite andb_true_iff, Z.eqb_eq in E; destruct E as [E F]; rewrite IH by exact F; f_equal; unfold same_pads;
+      f_equal.
     exact E.
   - revert ds E; induction ks as [|k ks IH]; intros [|d ds] E; simpl in *; try reflexivity.
     rewrite IH by exact E; reflexivity.
@@ -114,7 +118,8 @@ Definition read_geometry : reader geometry :=
   ks <- many d number; ss <- many d number; ds <- many d number;
   p <- read_padding d; m <- read_mode; g <- number; t <- read_flag; e <- many d number;
   return_ {| in_channels := i; out_channels := o; kernel_size := ks; stride_of := ss; dilation_of := ds;
-             padding_of := plain_padding ks ss ds t p; mode_of := m; groups := g; transposed := t; output_paddings := e |}.
+             padding_of := plain_padding ks ss ds t p; mode_of := m; groups := g; transposed := t;
+             output_paddings := e |}.
 
 (** A tensor of the given shape. *)
 Definition row (n : nat) : reader (list Z) := many n number.
@@ -201,7 +206,10 @@ Definition check_text (s : string) : verdict :=
   match read_text s with
   | Some (digests, qs, c, m) =>
       let answers := map (fun q => check q c m) qs in
-      match qs with [] => Unreadable | _ => if forallb (fun a => a) answers then Accepted digests else Rejected answers end
+      match qs with
+      | [] => Unreadable
+      | _ => if forallb (fun a => a) answers then Accepted digests else Rejected answers
+      end
   | None => Unreadable
   end.
 

@@ -53,27 +53,25 @@ Definition channel_by (t D n o x : Z) : Z := let y := (x / t)%Z in ((y mod D) / 
 Definition channel : Z -> Z :=
   channel_by (Z.of_nat (positions_of_kernel c)) (channels_in c) (Z.of_nat (in_g c)) (Z.of_nat (out_g c)).
 
-(** Σ_h Σ_i |W_val^h W_out^h| and Σ_τ Σ_i |tap − W_τ| by output channel, before their powers of two. *)
+(** Σ_i |W_val^h W_out^h| of a head and Σ_τ Σ_i |tap − W_τ| by output channel, before their powers of two. *)
 Definition sums_by (key : Z -> Z) (vs : list sparse) : sparse := merge_all (map (fun v => rekey key (absolute v)) vs).
 Definition singles_by (key : Z -> Z) (v : sparse) : sparse :=
   merge_all (map (fun e => [(key (fst e), Z.abs (snd e))]) (filter (fun e => negb (Z.eqb (snd e) 0)) v)).
-Definition head_sums : sparse := sums_by channel (flat_map (vectors_of c m 1) (kept m)).
+Definition head_sum (h : raw_head) : sparse := sums_by channel (vectors_of c m 1 h).
 Definition tap_sums : sparse := singles_by channel (difference c m).
 
-Definition least (l : list Z) : Z := match l with [] => 0%Z | x :: l' => Z.max 0 (fold_right Z.min x l') end.
-
-(** 2 d e^{−α} for the softest head, and 1 at most. *)
-Definition leak_sharp : dyadic :=
+(** 2 d e^{−α} of a head, and 1 at most. *)
+Definition leak_sharp (h : raw_head) : dyadic :=
   z_mul (z_of (2 * Z.of_nat (dims c)))
-    (exp_bound (Dyadic (least (map (sharpness_read m) (kept m))) (s_v (scale_of m) + s_key_pos (scale_of m)))).
-Definition leak_bound : dyadic := let l := leak_sharp in if z_le l (z_of 1) then l else z_of 1.
+    (exp_bound (Dyadic (sharpness_read m h) (s_v (scale_of m) + s_key_pos (scale_of m)))).
+Definition leak_bound (h : raw_head) : dyadic := let l := leak_sharp h in if z_le l (z_of 1) then l else z_of 1.
 
-(** |b_out − b| + 2·B·leak·Σ|W_val W_out| + B·Σ|tap − W| of every output channel. *)
+(** |b_out − b| + 2·B·Σ_h leak_h·Σ|W_val^h W_out^h| + B·Σ|tap − W| of every output channel. *)
 Definition bounds : list dyadic :=
-  let leak := z_mul (z_mul (z_of 2) B) leak_bound in
-  let heads := head_sums in
+  let heads := map (fun h => (leak_bound h, head_sum h)) (kept m) in
+  let leaked k := z_sum heads (fun h => z_mul (fst h) (Dyadic (coef (snd h) k) (head_scale m))) in
   let taps := tap_sums in
-  map (fun kb => z_add (z_add (snd kb) (z_mul leak (Dyadic (coef heads (fst kb)) (head_scale m))))
+  map (fun kb => z_add (z_add (snd kb) (z_mul (z_mul (z_of 2) B) (leaked (fst kb))))
                    (z_mul B (Dyadic (coef taps (fst kb)) (common_scale c m))))
     (enum 0 (bias_differences c m)).
 
@@ -83,13 +81,6 @@ Definition check_within (T : dyadic) : bool :=
 End Computed.
 
 (** * Soundness *)
-
-Lemma least_le l x : In x l -> (0 < x)%Z -> (0 <= least l <= x)%Z.
-Proof.
-  destruct l as [|y l]; [intros []|]; cbn [least]; intros I Hx; assert (fold_right Z.min y l <= x)%Z; [|lia].
-  destruct I as [->|I]; induction l as [|z l IH]; simpl in *; try lia; try tauto.
-  destruct I as [->|I]; [lia|]; specialize (IH I); lia.
-Qed.
 
 Section Sound.
 Variables (c : convolution) (m : attention_layer).
@@ -146,14 +137,12 @@ Proof. unfold number_of, value; cbn [mantissa exponent]; rewrite IZR_zsum; apply
 Lemma number_of_le e x y : (x <= y)%Z -> number_of e x <= number_of e y.
 Proof. intros E; unfold number_of, value; apply Rmult_le_compat_r; [apply bpow_ge_0|apply IZR_le, E]. Qed.
 
-(** Σ_h Σ_i |W_val^h W_out^h| of output channel k. *)
-Lemma head_sums_sound k : (k < groups_n c * out_g c)%nat ->
-  sum (heads L) (fun h => column_sum (groups_n c * in_g c) (value_output L h) k) <=
-  number_of (head_scale m) (coef (head_sums c m) (Z.of_nat k)).
+(** Σ_i |W_val^h W_out^h| of output channel k. *)
+Lemma head_sum_sound h k : In h (heads L) -> (k < groups_n c * out_g c)%nat ->
+  column_sum (groups_n c * in_g c) (value_output L h) k <=
+  number_of (head_scale m) (coef (head_sum c m h) (Z.of_nat k)).
 Proof.
-  intros Hk; unfold head_sums, sums_by;
-    rewrite coef_merge_all, RoundingLayer.map_flat_map, coefs_flat_map, <- number_of_sum.
-  apply sum_le; intros h Ih; cbn [heads with_heads] in Ih.
+  intros Ih Hk; unfold head_sum, sums_by; rewrite coef_merge_all; cbn [heads with_heads] in Ih.
   destruct (comparable_facts c m ok) as (E & W & _ & Hd & _ & _ & F); destruct (F h Ih) as (Sv & So & _).
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (channels_g c W) as (Cg & Ci & Co).
   destruct (head_looks c m ok h Ih) as (j & a & T0 & L0 & I0 & S0).
@@ -239,7 +228,8 @@ Qed.
 
 (** Every head that carries something leaks at most [leak_sharp]. *)
 Lemma leak_sharp_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
-  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_sharp c m).
+  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <=
+  value (leak_sharp c m h).
 Proof.
   intros Ih Io; destruct (kept_sharp c m ok h Ih) as (Cf & Ha & Lf & _).
   assert (Q := quadratic_closed (dims c) (tokens c sizes) (fun k => score L h X (query_of c sizes o) k)
@@ -248,20 +238,13 @@ Proof.
     (fun k Ik => kept_falls c m ok sizes A h X o k Ih Io Ik) Ha).
   unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_sharp;
     rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
-  apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|].
-  assert (Hs : (0 < sharpness_read m h)%Z).
-  { unfold alpha_of, number_of, value in Ha; cbn [mantissa exponent] in Ha.
-    apply lt_IZR; assert (P := bpow_gt_0 radix2 (s_v (scale_of m) + s_key_pos (scale_of m))); nra. }
-  assert (Hl := least_le (map (sharpness_read m) (kept m)) (sharpness_read m h) (in_map _ _ _ Ih) Hs).
-  eapply Rle_trans; [|apply exp_bound_sound].
-  - apply exp_monotone, Ropp_le_contravar.
-    exact (number_of_le (s_v (scale_of m) + s_key_pos (scale_of m)) _ _ (proj2 Hl)).
-  - unfold value; apply Rmult_le_pos; [apply IZR_le, Hl|apply bpow_ge_0].
+  apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|]; apply exp_bound_sound; left; exact Ha.
 Qed.
 
 (** And at most [leak_bound]. *)
 Lemma leak_bound_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
-  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <= value (leak_bound c m).
+  1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <=
+  value (leak_bound c m h).
 Proof.
   intros Ih Io; unfold leak_bound; cbv zeta; destruct (z_le _ _); [apply leak_sharp_sound; assumption|].
   rewrite value_of; assert (P : 0 < attention L (tokens c sizes) h X (query_of c sizes o)
@@ -269,12 +252,12 @@ Proof.
   apply softmax_positive, (targets_on_tokens c sizes A o Io), (heads_on_shifts c m ok h Ih).
 Qed.
 
-Lemma leak_bound_nonneg : 0 <= value (leak_bound c m).
+Lemma leak_bound_nonneg h : In h (heads L) -> 0 <= value (leak_bound c m h).
 Proof.
-  unfold leak_bound; cbv zeta; destruct (z_le _ _); [|rewrite value_of; apply IZR_le; lia].
+  intros Ih; destruct (kept_sharp c m ok h Ih) as (_ & Ha & _); unfold leak_bound; cbv zeta.
+  destruct (z_le _ _); [|rewrite value_of; apply IZR_le; lia].
   unfold leak_sharp; rewrite value_mul, value_of; apply Rmult_le_pos; [apply IZR_le; lia|].
-  eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound]; unfold value; cbn [mantissa exponent].
-  apply Rmult_le_pos; [apply IZR_le|apply bpow_ge_0]; unfold least; destruct (map _ _); lia.
+  eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound; left; exact Ha].
 Qed.
 
 End Sound.
@@ -297,7 +280,7 @@ Proof.
   assert (XB : bounded (D_in L) (value B) (tokens c sizes) (reads c sizes X)) by
     (rewrite Ein; apply reads_bounded; assumption).
   rewrite <- Ein; eapply Rle_trans; [apply (layer_within L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c)
-    (tokens c sizes) (reads c sizes X) (query_of c sizes o) k (value B) (fun _ => value (leak_bound c m)))|].
+    (tokens c sizes) (reads c sizes X) (query_of c sizes o) k (value B) (fun h => value (leak_bound c m h)))|].
   - apply (kernel_shifts_positions c m ok sizes A).
   - apply (heads_on_shifts c m ok).
   - apply (targets_on_tokens c sizes A o Io).
@@ -307,16 +290,11 @@ Proof.
     { apply (in_enum_nth _ 0); unfold bias_differences; rewrite map_length, combine_length; lia. }
     unfold bounds in Hb; cbv zeta in Hb; specialize (Hb _ (in_map _ _ _ Ik)); apply value_le in Hb; cbn [fst snd] in Hb.
     rewrite !value_add, !value_mul, value_of, (bias_difference c m ok k Hk) in Hb.
-    eapply Rle_trans; [|exact Hb]; rewrite Ein, sum_scal.
-    assert (HS := head_sums_sound c m ok k Hk); assert (TS := tap_sums_sound c m ok sizes A k Hk).
-    unfold number_of in HS, TS; fold L in HS, TS.
-    assert (Lk := leak_bound_nonneg c m).
+    eapply Rle_trans; [|exact Hb]; rewrite Ein, value_sum, sum_map; cbn [fst snd].
+    assert (TS := tap_sums_sound c m ok sizes A k Hk); unfold number_of in TS; fold L in TS.
     apply Rplus_le_compat; [apply Rplus_le_compat|].
     + apply Rle_refl.
-    + replace (2 * value B * (value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
-      (value_output L h) k)))
-        with (2 * value B * value (leak_bound c m) * sum (heads L) (fun h => column_sum (groups_n c * in_g c)
-          (value_output L h) k)) by ring.
-      apply Rmult_le_compat_l; [apply Rmult_le_pos; [lra|exact Lk]|exact HS].
+    + apply Rmult_le_compat_l; [lra|]; apply sum_le; intros h Ih; rewrite value_mul.
+      apply Rmult_le_compat_l; [apply (leak_bound_nonneg c m ok h Ih)|apply (head_sum_sound c m ok h k Ih Hk)].
     + apply Rmult_le_compat_l; [exact HB|exact TS].
 Qed.

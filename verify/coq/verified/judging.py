@@ -52,7 +52,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
 
     "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
     every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, in both orders of
-    the products, for layers that are small enough and whose α is one power of two.  "A difference within T" is asked over the
+    the products, for layers that `_judged_in_floats` names.  "A difference within T" is asked over the
     reals.
     """
     stated = pair.stated
@@ -65,18 +65,22 @@ def questions_of(pair: LayerPair) -> list[Question]:
         Question(export.sharp(*FORMATS[name]), f"every head one-hot in {name}"),
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
-    alphas = np.einsum("hk,hk->h", pair.a["v"], pair.a["w_key_pos"][:, :, 0])[pair.carrying]
-    alike = len(alphas) > 0 and (alphas == alphas[0]).all() and abs(np.frexp(alphas[0])[0]) == 0.5
-    if (
-        stated.verdict == "PROVED"
-        and alike
-        and pair.weight.size * max(pair.conv.d_in, pair.conv.d_out) <= MOST_IN_FLOATS
-    ):
+    if stated.verdict == "PROVED" and _judged_in_floats(pair):
         tokens = math.prod(len(axis.tokens) for axis in axes_of(pair.conv, stated.grid))
         what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g} on {tokens} tokens or fewer"
         orders = [export.floats(*FORMATS[name], first, tokens, stated.input_bound, most) for first in (False, True)]
         questions += [Question(orders[0], what), Question(orders[1], "and with tokens attended to first")]
     return questions
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _judged_in_floats(pair: LayerPair) -> bool:
+    """Whether the bound in floating point is asked for: a small layer, every τ whole, and one α, a power of two, for all heads."""
+    c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
+    if not len(c) or pair.weight.size * max(pair.conv.d_in, pair.conv.d_out) > MOST_IN_FLOATS:
+        return False
+    alike = (c[:, 0] == c[0, 0]).all() and np.frexp(c[0, 0])[0] == -0.5
+    return bool(alike and not np.mod(c[:, 1:], 2 * c[0, 0]).any())
 
 
 class Judge:
