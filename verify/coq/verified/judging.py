@@ -52,8 +52,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
 
     "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
     every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, in both orders of
-    the products, for layers that `_judged_in_floats` names.  "A difference within T" is asked over the
-    reals.
+    the products, for layers that ``_judged_in_floats`` names.  "A difference within T" is asked over the reals.
     """
     stated = pair.stated
     if stated.within is not None:
@@ -69,7 +68,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
         tokens = math.prod(len(axis.tokens) for axis in axes_of(pair.conv, stated.grid))
         what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g} on {tokens} tokens or fewer"
         orders = [export.floats(*FORMATS[name], first, tokens, stated.input_bound, most) for first in (False, True)]
-        questions += [Question(orders[0], what), Question(orders[1], "and with tokens attended to first")]
+        questions += [Question(orders[0], what), Question(orders[1], "the same with the products in the other order")]
     return questions
 
 
