@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,8 +92,8 @@ def fresh(code, *options):
 def law_of(paths):
     """A law of one file becomes a test of all of these files, which names each that breaks it."""
 
-    def decorate(law):
-        def test():
+    def decorate(law: Any) -> Any:
+        def test() -> None:
             broken = {}
             for path in paths:
                 try:
