@@ -165,6 +165,8 @@ def stand_in(name: str) -> type[nn.Module]:
     def restore(self: nn.Module, state: object) -> None:
         if isinstance(state, dict) and "_modules" in state:
             nn.Module.__setstate__(self, state)
+            if "w_key_pos" in self._parameters:
+                raise Malformed(f"a {name} is an attention layer of a class of its own, which takes that class")
         else:
             lose(state)
 

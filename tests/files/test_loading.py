@@ -351,6 +351,18 @@ def test_a_whole_module_is_opened_without_its_classes(tmp_path: Path) -> None:
     assert same(construct.load(checkpoint, model=Net()), net)
 
 
+class Own(MHSA):
+    """An attention layer of a class of its own."""
+
+
+def test_an_attention_layer_of_an_unknown_class_is_not_passed_over(tmp_path: Path) -> None:
+    layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 3))
+    layer.__class__ = Own
+    assert "Own is an attention layer of a class of its own" in refusal(
+        written(layer, tmp_path / "own.pt"), layers=True
+    )
+
+
 @pytest.mark.parametrize("kind", [Built, Kept])
 def test_no_layer_of_an_unknown_class_is_lost_in_silence(kind: Any, tmp_path: Path) -> None:
     path = written(construct.convert(nn.Sequential(nn.Conv2d(1, 1, 3), kind())), tmp_path / "odd.pt")
