@@ -61,19 +61,19 @@ def _check(options: argparse.Namespace) -> int:
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions")
+    parser.add_argument("--full", action="store_true", help="every expression, and every dimension")
 
 
 def _lemmas(options: argparse.Namespace) -> int:
     from verify.theory.symbolic.lemmas import all_proofs
-    from verify.theory.symbolic.proof import ProofFailed
+    from verify.theory.symbolic.proof import ProofFailed, in_brief
 
     try:
         proofs = all_proofs(tuple(options.dims))
     except ProofFailed as failure:
         print(f"NOT PROVED: {failure}")
         return 1
-    for proof in proofs:
-        print(proof, end="\n\n")
+    print("\n\n".join(map(str, proofs)) if options.full else in_brief(proofs))
     return 0
 
 

@@ -31,7 +31,7 @@ from verify.argument.certification import certify
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
-EXAMPLES = settings().max_examples // 5
+EXAMPLES = settings().max_examples // 2
 ENOUGH = 4
 """So many faulty layers of each kind must count."""
 

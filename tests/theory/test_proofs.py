@@ -16,7 +16,7 @@ from construct.encoding import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.heads import tap_shifts
 from verify.rounding import leakage
-from verify.theory.symbolic import lemmas, proof_algebra, proofs_lemma1, proofs_theorem
+from verify.theory.symbolic import lemmas, proof, proof_algebra, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_encodings import one_component_steps, parabola_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
@@ -456,3 +456,16 @@ def test_bad_dims_are_refused_in_one_line(name):
     for dims in (0, 1.0, None, True):
         with pytest.raises(ValueError, match=r"^dims must be an integer of at least 1, got .+$"):
             getattr(lemmas, name)(dims)
+
+
+def test_in_brief_every_step_stands_once_and_no_line_is_cut():
+    proofs = [lemmas.prove_factorisation(d) for d in (1, 2)] + [lemmas.prove_relative_from_absolute()]
+    text = proof.in_brief(proofs)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    words = text.split()
+    for shown in (proofs[1], proofs[2]):
+        for number, step in enumerate(shown.steps, 1):
+            assert f"{number}. {step.statement} [{step.how}]" in " ".join(words)
+    assert "The same for d = 1, by itself: " in text
+    assert len(lines) < 60

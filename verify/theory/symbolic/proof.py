@@ -6,6 +6,8 @@ premises, limits in absent variables, substitutions of absent symbols, sums with
 ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
 """
 
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +26,10 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Le: ("nonnegative", lambda left, right: right - left),
     sympy.Lt: ("positive", lambda left, right: right - left),
 }
+
+_DIMENSION = re.compile(r"d = \d+")
+_WIDTH = 100
+"""Columns of a proof in brief."""
 
 _LONGEST = 400  # printed characters of an expression; the step has all of it
 
@@ -110,6 +116,34 @@ class Proof:
         checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
         return "\n".join((self.claim, *numbered, counts))
+
+    def brief(self) -> str:
+        """The claim, and every step with how it was discharged; ``str`` shows the expressions too."""
+        parts = [_wrapped(self.claim, "")]
+        for number, step in enumerate(self.steps, 1):
+            parts.append(_wrapped(f"{number:3}. {step.statement} [{step.how}]", " " * 5))
+        return "\n".join((*parts, f"{self.discharged} steps discharged by sympy, {self.argued} argued."))
+
+
+def in_brief(proofs: Sequence[Proof]) -> str:
+    """Proofs in brief; of those that differ in the dimension alone one is shown, with d = 2 if there is one, and others counted."""
+    groups: dict[str, list[Proof]] = {}
+    for proof in proofs:
+        groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
+    texts = []
+    for group in groups.values():
+        shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
+        others = [proof for proof in group if proof is not shown]
+        text = shown.brief()
+        for proof in others:
+            dimension = _DIMENSION.findall(proof.claim)[0]
+            text += f"\nThe same for {dimension}, by itself: {proof.discharged} steps discharged by sympy, {proof.argued} argued."
+        texts.append(text)
+    return "\n\n".join(texts)
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
