@@ -50,6 +50,11 @@ SHOWS = {
         r"^\^     \^      \^     \^    \^       \^      \^           \^$",
         r"^'the' begins at \[0, 6, 13, 19, 24, 32, 39, 51\]$",
     ],
+    "pitch": [
+        r"convolutions called: 6 before, 0 after$",
+        r"^conv1 +512 .* PROVED$",
+        r"^they differ by \d\.\de-\d+ cents, .* from what was sung by up to 1?\d cents$",
+    ],
     "three_kinds": [r"^██░░░Q█░$", r"^░░█░░Q░░$", r"^░░░░░Q▓░$"],
     "face_detector": [
         r"convolutions called: 57 before, 0 after$",
@@ -60,12 +65,12 @@ SHOWS = {
     "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
 }
 """What stands in the output of each, as regular expressions of whole lines or parts."""
-SLOW = {"finetune", "face_detector", SCRIPT}
+SLOW = {"finetune", "face_detector", "pitch", SCRIPT}
 """Those that take some seconds."""
-LONGER = {SCRIPT: 100, "face_detector": 300}
+LONGER = {SCRIPT: 100, "face_detector": 300, "pitch": 140}
 """Those that may have more than 80 lines."""
-NEEDED = {"face_detector": ("facenet_pytorch", "skimage")}
-"""Packages that only one example takes; without them it is skipped."""
+NEEDED = {"face_detector": ("facenet_pytorch", "skimage"), "pitch": ("torchcrepe",)}
+"""Packages that only one example takes.  Without them it is skipped, or fails where DEMO_TESTS=required, as continuous integration says."""
 ARGUMENTS = {"train_digits_cnn": ["trained.pt"]}  # written into the test's own folder, not over the one that ships
 
 
@@ -129,7 +134,8 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
     assert asserts_at_its_end(source)
     assert len(source.splitlines()) <= LONGER.get(path.stem, 80)
     if missing := [package for package in NEEDED.get(path.stem, ()) if find_spec(package) is None]:
-        pytest.skip(f"there is no {', '.join(missing)} (its first lines say how to install it)")
+        absent = pytest.fail if os.environ.get("DEMO_TESTS") == "required" else pytest.skip
+        absent(f"there is no {', '.join(missing)} (its first lines say how to install it)")
     done = run(path, tmp_path)
     assert done.returncode == 0, done.stderr
     for line in SHOWS[path.stem]:
