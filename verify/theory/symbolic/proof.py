@@ -125,7 +125,7 @@ class Proof:
         return "\n".join((*parts, f"{self.discharged} steps discharged by sympy, {self.argued} argued."))
 
 
-def in_brief(proofs: Sequence[Proof]) -> str:
+def in_brief(proofs: Iterable[Proof]) -> str:
     """Proofs in brief; of those that differ in the dimension alone one is shown, with d = 2 if there is one, and others counted."""
     groups: dict[str, list[Proof]] = {}
     for proof in proofs:
