@@ -138,12 +138,19 @@ def _all_at_once(headlines: str) -> str:
 
 def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:
     """Run a step in a process group of its own, which ends with this one; return what it printed."""
-    process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
+    # An interruption waits until the step can be killed: one inside Popen would leave it running without a name.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     lines: list[str] = []
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert process.stdout is not None
         for text in process.stdout:
             lines.append(text)
             if line is not None:
