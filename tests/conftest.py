@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run and every machine, also in CI; nothing is stored, no example is timed.
@@ -25,8 +24,6 @@ settings.register_profile("more", settings.get_profile("deterministic"), max_exa
 settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
 settings.load_profile(PROFILE)
-
-torch.set_num_threads(1)  # pytest-xdist already uses every core
 
 # A shell that starts this in the background has Ctrl-C ignored, in all that is started from here too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -63,6 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Torch warns about an even kernel under padding='same'; that is a remark on its own speed."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # what runs tests itself
+        import torch
+
+        torch.set_num_threads(1)  # pytest-xdist already uses every core
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,13 +17,7 @@ from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid
 from verify.samples.sampling import LayerCheck, check_call, check_outputs
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's test tools warn about what they do not find
-    profile = settings.get_current_profile_name()
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
-
-    settings.load_profile(profile)  # torch's test tools load one of their own, with ten examples a test
+pytestmark = pytest.mark.deep  # torch's test tools take seconds to import
 
 CLASSES: dict[str, type[_ConvNd]] = {
     "nn.functional.conv1d": nn.Conv1d,
@@ -48,8 +43,21 @@ OPTIONS = ("stride", "padding", "output_padding", "groups", "dilation")  # the o
 WITHOUT_TRANSPOSED = ("stride", "padding", "dilation", "groups")
 
 
+@cache
+def databases() -> tuple[Any, Any]:
+    """Torch's lists of the operators and of the modules that it tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's test tools warn about what they do not find
+        profile = settings.get_current_profile_name()
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.common_modules import module_db
+
+        settings.load_profile(profile)  # torch's test tools load one of their own, with ten examples a test
+    return op_db, module_db
+
+
 def operator(name):
-    (found,) = (op for op in op_db if op.name == name)
+    (found,) = (op for op in databases()[0] if op.name == name)
     return found
 
 
@@ -180,7 +188,7 @@ def test_what_torch_rejects_is_rejected(name):
 def test_every_sample_of_the_module(cls, lazy, dtype):
     if lazy:
         cls = getattr(nn, f"Lazy{cls.__name__}")
-    (info,) = (info for info in module_db if info.module_cls is cls)
+    (info,) = (info for info in databases()[1] if info.module_cls is cls)
     count = unbatched = 0
     for sample in info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=False):
         made, called = sample.constructor_input, sample.forward_input

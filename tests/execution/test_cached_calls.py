@@ -67,7 +67,7 @@ def edited(layer: MHSA) -> None:
         tensor.data.neg_()
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     cases(tokens=80, integers=[True], batches=[1, 2]),
     st.sampled_from(BATCHED),

@@ -130,7 +130,7 @@ def test_a_device_without_the_kernel_is_refused_in_one_line(monkeypatch: pytest.
 # ---- the same function ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES // 5)
 @given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([0.0, 0.3, 3.0]))
 def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(case: Case, seed: int, content: float):
     """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, with content on and off."""
