@@ -117,7 +117,9 @@ def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
     first = list(islice(product(*few), 200))
     yield from first
     listed = set(first)
-    yield from (place for place in islice(product(*map(range, outputs)), 2000) if place not in listed)
+    yield from (
+        place for place in islice(product(*(range(min(o, 2000)) for o in outputs)), 2000) if place not in listed
+    )
 
 
 @dataclass(frozen=True)
