@@ -141,6 +141,70 @@ def conv1d_stack() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
+class Unet3d(nn.Module):
+    """A 3-D U-Net of three resolutions, as they segment volumes: 27 heads a layer, transposed layers on the way up."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        widths = (1, width, 2 * width, 4 * width)
+        self.down = nn.ModuleList(_two_3d(a, b) for a, b in itertools.pairwise(widths))
+        self.up = nn.ModuleList(nn.ConvTranspose3d(2 * a, a, 2, stride=2) for a in (2 * width, width))
+        self.after = nn.ModuleList(_two_3d(2 * a, a) for a in (2 * width, width))
+        self.last = nn.Conv3d(width, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 1, D, H, W) → (B, 2, D, H, W), with sides that 4 divides."""
+        kept = []
+        for down in self.down:
+            x = down(nn.functional.max_pool3d(x, 2) if kept else x)
+            kept.append(x)
+        for up, after, beside in zip(self.up, self.after, kept[1::-1], strict=True):
+            x = after(torch.cat([up(x), beside], 1))
+        return self.last(x)
+
+
+def unet3d() -> nn.Module:
+    """The network, with random weights."""
+    return Unet3d().eval()
+
+
+def wavenet() -> nn.Module:
+    """The network, with random weights."""
+    return Wavenet().eval()
+
+
+def _two_3d(before: int, width: int) -> nn.Module:
+    def block(c: int) -> tuple[nn.Module, ...]:
+        return nn.Conv3d(c, width, 3, padding=1), nn.BatchNorm3d(width), nn.ReLU()
+
+    return nn.Sequential(*block(before), *block(width))
+
+
+class Wavenet(nn.Module):
+    """Gated dilated convolutions of two taps over sound, three times ten of them, as in WaveNet."""
+
+    def __init__(self, channels: int = 64):
+        super().__init__()
+        self.first = nn.Conv1d(1, channels, 1)
+        self.gated = nn.ModuleList(
+            nn.Conv1d(channels, 2 * channels, 2, dilation=2**n) for _ in range(3) for n in range(10)
+        )
+        self.out = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in self.gated)
+        self.skip = nn.ModuleList(nn.Conv1d(channels, 2 * channels, 1) for _ in self.gated)
+        self.last = nn.Conv1d(2 * channels, 256, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 1, T) → (B, 256, T − 3,069): each output sees the 3,070 samples up to its own."""
+        x, total = self.first(x), None
+        for gated, out, skip in zip(self.gated, self.out, self.skip, strict=True):
+            value, gate = gated(x).chunk(2, 1)
+            held = value.tanh() * gate.sigmoid()
+            x = out(held) + x[..., -held.shape[-1] :]
+            total = skip(held) if total is None else skip(held) + total[..., -held.shape[-1] :]
+        assert total is not None
+        return self.last(total.relu())
+
+
 def _squares(layers: Iterator[Layer]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
     return ((conv, (1, conv.in_channels, side, side)) for _, conv, side in layers)
 
