@@ -275,7 +275,8 @@ class MHSA(nn.Module):
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
-        input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
+        if torch.compiler.is_dynamo_compiling() or input.is_neg():
+            input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
         with eagerly() if recorded and jit_traced() else nullcontext():
             batched = self._is_batched(input)
             size = tuple(input.shape[-self.geometry.dims :])

@@ -125,8 +125,10 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     tokens = padded(_of(dtype, x), geometry)
     bias = _of(dtype, layer.b_out).view(-1, *(1,) * geometry.dims)
     first = memory_format(x) == torch.contiguous_format
-    if exported and heads > 1:  # as many nodes whatever the number of heads
-        y = (_gathered if first else _tokens_as_rows)(tokens, w, frozen.starts, geometry) + bias
+    if exported and first:  # as many nodes whatever the number of heads
+        y = _gathered(tokens, w, frozen.starts, geometry) + bias
+    elif exported and heads > 1:
+        y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
     elif channels == width == 1:
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
     elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
@@ -155,21 +157,30 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def _gathered(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
-    """Channels first in memory: one gather of what all heads see, by number, and one product."""
-    heads, groups, channels, _ = w.shape
-    places, output = None, []
-    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
-        length = tokens.shape[axis + 2]
-        queries = torch.arange(0, length - span, step, device=tokens.device)
-        ahead = torch.tensor([[start[axis]] for start in starts], device=tokens.device)
-        here = ahead + queries  # (heads, queries)
-        places = here if places is None else ((places * length).unsqueeze(2) + here.unsqueeze(1)).flatten(1)
-        output.append(queries.shape[0])
-    assert places is not None
-    seen = tokens.flatten(2).index_select(2, places.flatten()).unflatten(1, (groups, channels))  # (B, g, C, heads·T)
+    """Channels first in memory: one gather of what all heads see, by position on each axis, and one product.
+
+    The size of every tensor is an expression that a program keeps: so few tensors, and axes flattened late.
+    """
+    heads, groups, _, _ = w.shape
+    if heads == 1:
+        seen = _seen(tokens, starts[0], geometry)
+        rows = seen.flatten(2)
+    else:
+        places = []
+        for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
+            queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
+            ahead = torch.tensor([start[axis] for start in starts], device=tokens.device)
+            if later := geometry.dims - 1 - axis:
+                queries = queries.view(-1, *(1,) * later)
+            places.append(ahead.view(-1, *(1,) * geometry.dims) + queries)  # (heads, …, o, …)
+        seen = torch.ops.aten.index.Tensor(tokens, [None, None, *places])  # (B, g·C, heads, *o)
+        rows = seen.flatten(1, 2).flatten(2)
     matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
-    rows = seen.unflatten(3, (heads, -1)).flatten(2, 3)  # (B, g, C·heads, T)
-    return torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, output)
+    if groups > 1:
+        y = torch.matmul(matrix, rows.unflatten(1, (groups, -1))).flatten(1, 2)
+    else:
+        y = torch.matmul(matrix[0], rows)
+    return y.unflatten(2, seen.shape[-geometry.dims :])
 
 
 def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:

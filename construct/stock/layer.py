@@ -109,7 +109,9 @@ class StockAttention(nn.Module):
             raise RuntimeError(
                 f"MHSA: input is {input.dtype} on {input.device}, the layer {wanted.dtype} on {wanted.device}"
             )
-        x = (input if batched else input[None]).resolve_neg()  # as MHSA does
+        x = input if batched else input[None]
+        if torch.compiler.is_dynamo_compiling() or x.is_neg():
+            x = x.resolve_neg()  # as MHSA does
         shape = g.output_size(self.grid)
         keys, queries = len(self.sources), len(self.query_tokens)
         # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.

@@ -21,6 +21,9 @@ from torch import nn
 class Kind(enum.Enum):
     A = 1
 
+    def __reduce_ex__(self, protocol):  # as most versions of Python do; 3.11.0 to 3.11.3 wrote a call of getattr
+        return Kind, (self.value,)
+
 @dataclasses.dataclass
 class Config:
     width: int = 3
