@@ -173,7 +173,7 @@ def _gathered(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry)
             if later := geometry.dims - 1 - axis:
                 queries = queries.view(-1, *(1,) * later)
             places.append(ahead.view(-1, *(1,) * geometry.dims) + queries)  # (heads, …, o, …)
-        seen = torch.ops.aten.index.Tensor(tokens, [None, None, *places])  # (B, g·C, heads, *o)
+        seen = tokens[(slice(None), slice(None), *places)]  # (B, g·C, heads, *o)
         rows = seen.flatten(1, 2).flatten(2)
     matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
     if groups > 1:
