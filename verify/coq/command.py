@@ -10,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("build", help="compile the proofs, compare their axioms, and build the verified checker")
     statements = actions.add_parser("statements", help="print the headline theorems from the sources; needs no Coq")
     statements.add_argument("names", nargs="*", metavar="THEOREM", help="only these (all by default)")
+    statements.add_argument("--digests", action="store_true", help="a line a theorem and a file, as in statements.txt")
 
 
 def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:
@@ -19,8 +20,11 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[
         ValueError: a tool is missing, a step fails, or there is no such theorem.
     """
     if options.action == "statements":
-        from verify.coq.statements import headlines
+        from verify.coq.statements import headlines, pinned
 
+        if options.digests:
+            yield pinned().rstrip("\n")
+            return
         group = None
         for headline in headlines(options.names):
             if headline.group != group:
