@@ -57,7 +57,7 @@ def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, 
     answer = asked.answer(pair)
     assert proved(pair)
     assert answer.accepted, answer
-    rejected = asked.answer(pair, export.floats(-149, 24, False, 10**4, 1.0, 2.0**-40))
+    rejected = asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40))
     assert not rejected.accepted  # the bound in floating point is asked for in earnest
 
 
@@ -145,7 +145,7 @@ def test_a_softened_head_is_the_same_function_in_the_limit_and_sharp_in_no_forma
     assert not asked.answer(pair, export.sharp(-149, 24)).accepted
     assert not asked.answer(pair, export.sharp(-24, 11)).accepted
     assert not asked.answer(pair, export.within(1.0, 1e-3)).accepted
-    assert not asked.answer(pair, export.floats(-149, 24, False, 49, 1.0, 1.0)).accepted
+    assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,63 @@ def gaps(conv: Any, layer: MHSA) -> list[Fraction]:
     return [Fraction(x) for x in product.sum(dim=(0, 2)).flatten().tolist()]
 
 
+def rounding(conv: Any, layer: MHSA, bound: float) -> Fraction:
+    """The bound in float32 of layers that are the same function, exactly: RoundingSame.v's ``same_figure``, largest channel."""
+    w_val, w_out = (x.detach().double().abs().numpy() for x in (layer.w_val, layer.w_out))  # small integers, or halves
+    kept = w_val.any(axis=(1, 2, 3)) & w_out.any(axis=(1, 2, 3))
+    outward = w_out[kept].sum(axis=(0, 2)).reshape(-1)
+    through = (w_val[kept].sum(axis=2)[:, :, None] @ w_out[kept]).sum(axis=(0, 2)).reshape(-1)
+    u, half_eta, n_values = Fraction(1, 2**24), Fraction(1, 2**150), w_val.shape[2]
+    n_conv, n_outputs = 1 + int(np.prod(conv.kernel_size)) * n_values, 1 + int(kept.sum()) * w_val.shape[3]
+
+    def figure(b: Fraction, m: Fraction, o: Fraction) -> Fraction:
+        def dot(n: int, size: Fraction, of: Fraction = Fraction(1)) -> Fraction:
+            return n * u * size + n * half_eta * (1 + n * u) * of
+
+        values = dot(n_values, m * Fraction(bound), o)
+        size = abs(b) + m * Fraction(bound)
+        return dot(n_conv, size) + values + dot(n_outputs, size + values)
+
+    channels = zip(layer.b_out.detach().double().tolist(), through.tolist(), outward.tolist(), strict=True)
+    return max(figure(*map(Fraction, channel)) for channel in channels)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked):
+    """Accepted from the rounding of the largest output channel on; with heads whose products are dense, too."""
+    conv, _ = problem(name, 0, integers=True)
+    layer = conv_to_mhsa(conv)
+    for dense in (False, True):
+        if dense:
+            rng = np.random.default_rng(0)
+            for tensor in (layer.w_val, layer.w_out):
+                tensor.data = torch.from_numpy(rng.integers(-4, 5, tensor.shape) / 2).to(tensor)
+            taps = (layer.w_val @ layer.w_out).detach()
+            taps = taps.flip(0).permute(1, 2, 3, 0) if conv.transposed else taps.permute(1, 3, 2, 0)
+            conv.weight.data = taps.reshape(conv.weight.shape)
+        pair = pair_of(conv, layer, grid_of(conv))
+        least = rounding(conv, layer, 3.0)
+        above = float(least) if Fraction(float(least)) >= least else float(np.nextafter(float(least), np.inf))
+        assert asked.answer(pair, export.floats(-149, 24, 3.0, above)).accepted
+        assert not asked.answer(pair, export.floats(-149, 24, 3.0, float(np.nextafter(above, 0)))).accepted
+
+
+@pytest.mark.parametrize(
+    "name", ["values of two heads swapped", "a tap one ulp off", "a bias one ulp off", "one head soft"]
+)
+def test_no_bound_in_floats_covers_another_function(name: str, asked: Asked):
+    conv, _ = problem("2-D", 0, integers=False)
+    layer = FAULTS[name].plant(conv, conv_to_mhsa(conv), np.random.default_rng(0))
+    assert not asked.answer(pair_of(conv, layer, grid_of(conv)), export.floats(-149, 24, 1.0, 1e30)).accepted
+
+
+def test_a_large_layer_gets_its_bound_in_floats(asked: Asked):
+    conv = nn.Conv2d(128, 128, 3).requires_grad_(False)
+    answer = asked.answer(pair_of(conv, conv_to_mhsa(conv), (8, 8)))
+    assert answer.accepted
+    assert "in float32 a difference of at most" in answer.sentence
+
+
 @pytest.mark.parametrize("alpha", [4.0, 8.0, 20.0])
 def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, asked: Asked):
     conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
@@ -203,9 +260,7 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert asked.answer(pair, export.sharp(-149, 24)).accepted == sharp
         assert proved(pair) == sharp
         assert asked.answer(pair).accepted == sharp
-        assert not asked.answer(
-            pair, export.floats(-149, 24, False, 10**4, 1.0, 1.0)
-        ).accepted  # speaks of whole shifts
+        assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of whole shifts
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------------

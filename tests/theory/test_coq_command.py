@@ -201,7 +201,7 @@ def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path):
     ("script", "said"),
     [
         ("echo accepted 1 2", "the program gave no answer (exit code 0): accepted 1 2"),
-        ("echo rejected true false true true; exit 1", "not shown: every head one-hot in float32"),
+        ("echo rejected true false true; exit 1", "not shown: every head one-hot in float32"),
         ("echo rejected false; exit 1", "the program gave no answer (exit code 1)"),
         ("echo unreadable; exit 2", "the program gave no answer (exit code 2): unreadable"),
         ("kill -SEGV $$", "the program gave no answer (exit code -11)"),

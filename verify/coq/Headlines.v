@@ -3,7 +3,7 @@
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
-  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
+  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckText.
 
 (** Lemma 2 *)
@@ -175,6 +175,8 @@ Print Assumptions layer_rounding.
 Print Assumptions sharp_layer_rounding.
 (* The same with one last rounding to half precision *)
 Print Assumptions final_rounding.
+(* Theorem 1 in floating point of equal taps: rounding alone, which three sums over the weights bound *)
+Print Assumptions same_rounding.
 (* Eq. 2 in floating point near one-hot *)
 Print Assumptions near_one_hot_softmax.
 (* The three figures of a certificate, computed in integers *)

@@ -2,9 +2,9 @@
 
     Statements:
       taps_difference_read  the vector [difference] holds tap − W at every kernel position and pair of channels
-      check_same_sound      if [check_same] accepts, then for every size that torch accepts, every image and every
-        output,
-                            the layer with its v multiplied by α → ∞ tends to the convolution *)
+      same_tensors          if [check_same] accepts, taps and biases are the convolution's
+      check_same_sound      and for every size that torch accepts, every image and every output, the layer with its v
+                            multiplied by α → ∞ tends to the convolution *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Lra Lia.
@@ -79,14 +79,6 @@ Proof.
   set (F := fun h => row_times (D_in L) (fun i => sum G (fun k => attention L G h X q k * X k i)) (value_output L h) j).
   change (b_out L j + sum (filter keep (heads L)) F = b_out L j + sum (heads L) F); f_equal.
   apply RoundingCheck.sum_filter; intros h I K; apply sum_below_zero; intros i _; rewrite (E h I K); ring.
-Qed.
-
-Lemma map_injective {A B} (g : A -> B) l x y : NoDup (map g l) -> In x l -> In y l -> g x = g y -> x = y.
-Proof.
-  induction l as [|a l IH]; simpl; [tauto|]; intros N; inversion N; subst; intros [->|Ix] [->|Iy] E; try reflexivity.
-  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite E; apply in_map, Iy end.
-  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite <- E; apply in_map, Ix end.
-  - apply IH; assumption.
 Qed.
 
 (** * Soundness *)
@@ -349,6 +341,27 @@ Qed.
 
 End Sound.
 
+(** What [check_same] computes: both layers have the same biases, and the same matrix at every shift. *)
+Lemma same_tensors c m sizes : check_same c m = true -> accepts c sizes ->
+  let L := with_heads (layer_of m) (kept m) in
+  (forall k, (k < groups_n c * out_g c)%nat -> b_out L k = bias_of c k) /\
+  forall τ i k, In τ (kernel_shifts c) -> (i < groups_n c * in_g c)%nat -> (k < groups_n c * out_g c)%nat ->
+    tap L (shift_read m) τ i k = kernel_at c τ i k.
+Proof.
+  intros Ck A L; unfold check_same in Ck; rewrite !andb_true_iff, !forallb_forall in Ck; destruct Ck as [[ok D] Bd].
+  destruct (comparable_facts c m ok) as (_ & _ & _ & _ & Lb & La & _); split.
+  - intros k Hk; apply Rminus_diag_uniq; assert (Bk := bias_difference c m ok k Hk).
+    assert (Ib : In (nth k (bias_differences c m) (z_of 0)) (bias_differences c m)).
+    { apply nth_In; unfold bias_differences; rewrite map_length, combine_length; lia. }
+    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; fold L in Bk.
+    destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N]; [assumption|apply Rabs_no_R0 in N; congruence].
+  - intros τ i k Iτ Hi Hk; apply in_map_iff in Iτ; destruct Iτ as (j & <- & Ij).
+    rewrite (kernel_at_shift c sizes A) by exact Ij; apply Rminus_diag_uniq; unfold L.
+    rewrite (taps_difference_read c m ok sizes A) by assumption.
+    destruct (Nat.eqb _ _); [|reflexivity]; rewrite coef_absent_values; [apply number_of_0|].
+    intros l x I; apply Z.eqb_eq, (D (l, x) I).
+Qed.
+
 (** If [check_same] accepts, the layer's limit is the convolution: for inputs of every size that torch accepts, every
     image X, every output o and channel k.  The layer reads the tokens of its own geometry. *)
 Theorem check_same_sound c m : check_same c m = true ->
@@ -356,22 +369,15 @@ Theorem check_same_sound c m : check_same c m = true ->
   is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k) p_infty
     (computes_conv c sizes X o k).
 Proof.
-  unfold check_same; rewrite !andb_true_iff, !forallb_forall; intros [[ok D] Bd] sizes X o k A Io Hk.
-  destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
+  intros Ck sizes X o k A Io Hk; destruct (same_tensors c m sizes Ck A) as [Z0 Ts].
+  assert (ok : comparable c m = true) by (unfold check_same in Ck; rewrite !andb_true_iff in Ck; tauto).
+  destruct (comparable_facts c m ok) as (E & _); rewrite E.
   rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io).
-  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes) (reads c
-    sizes X)
-    (query_of c sizes o) k); [intros α; apply attend_L|].
+  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes)
+    (reads c sizes X) (query_of c sizes o) k); [intros α; apply attend_L|].
   set (L := with_heads (layer_of m) (kept m)); destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [L D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
-  rewrite <- Ein; assert (Z0 : b_out L k = bias_of c k).
-  { apply Rminus_diag_uniq; assert (Bk := bias_difference c m ok k Hk).
-    assert (Ib : In (nth k (bias_differences c m) (z_of 0)) (bias_differences c m)).
-    { apply nth_In; unfold bias_differences; rewrite map_length, combine_length; lia. }
-    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N];
-      [assumption|].
-    apply Rabs_no_R0 in N; unfold L in N; congruence. }
-  apply (same_iff L (shift_read m) (dims c) (kernel_shifts c) (kernel_at c) (bias_of c)).
+  rewrite <- Ein; apply (same_iff L (shift_read m) (dims c) (kernel_shifts c) (kernel_at c) (bias_of c)).
   - apply (kernel_shifts_positions c m ok sizes A).
   - apply (tokens_dims c m ok sizes A).
   - apply (query_dims c m ok sizes A o Io).
@@ -385,9 +391,5 @@ Proof.
       rewrite length_add by congruence; destruct (tokens_dims c m ok sizes A) as [_ F]; rewrite Forall_forall in F.
       rewrite (F _ Ik); congruence. }
     apply IZR_le in P; unfold L; nra.
-  - split; [exact Z0|]; intros τ i Iτ Hi; apply in_map_iff in Iτ; destruct Iτ as (j & <- & Ij).
-    rewrite (kernel_at_shift c sizes A) by exact Ij; apply Rminus_diag_uniq.
-    rewrite Ein in Hi; unfold L; rewrite (taps_difference_read c m ok sizes A) by assumption.
-    destruct (Nat.eqb _ _); [|reflexivity]; rewrite coef_absent_values; [apply number_of_0|].
-    intros l x I; apply Z.eqb_eq, (D (l, x) I).
+  - split; [apply Z0, Hk|]; intros τ i Iτ Hi; rewrite Ein in Hi; apply Ts; assumption.
 Qed.

@@ -5,8 +5,7 @@
       questions            their number, one at least, and each question:
                              0 same
                              1 within, then B and T, each as mantissa and exponent
-                             2 floats, then the format (e_min, p), the order (0 values first, 1 attended first), the
-                               most tokens, B and T
+                             2 floats, then the format (e_min, p), B and T
                              3 sharp, then the format
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
@@ -24,7 +23,6 @@
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
-From Attention Require RoundingHead RoundingCheck.
 From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
   CheckSharp CheckFloats.
 Import ListNotations.
@@ -164,7 +162,7 @@ Definition read_attention : reader attention_layer :=
 (** What is asked: the same function; a difference of T at most for |X| ≤ B, over the reals or in floating point; heads
     that are one-hot in floating point. *)
 Inductive question : Set :=
-| the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic) | sharp (emin prec : Z).
+| the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z).
 
 Definition read_question : reader question :=
   mode <- number;
@@ -172,10 +170,8 @@ Definition read_question : reader question :=
   | 0%Z => return_ the_same
   | 1%Z => bm <- number; be <- number; tm <- number; te <- number; return_ (within (Dyadic bm be) (Dyadic tm te))
   | 2%Z =>
-      e <- number; p <- number; o <- read_flag; n <- number;
-      bm <- number; be <- number; tm <- number; te <- number;
-      let order := if o then RoundingHead.attended_first else RoundingHead.values_first in
-      return_ (floats (RoundingCheck.Setting e p order n (Dyadic bm be)) (Dyadic tm te))
+      e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
+      return_ (floats e p (Dyadic bm be) (Dyadic tm te))
   | 3%Z => e <- number; p <- number; return_ (sharp e p)
   | _ => fail
   end.
@@ -194,18 +190,21 @@ Definition read_text (s : string) : option (list Z * list question * convolution
 (** Rejected says which questions hold. *)
 Inductive verdict : Set := Accepted (digests : list Z) | Rejected (answers : list bool) | Unreadable.
 
-Definition check (q : question) (c : convolution) (m : attention_layer) : bool :=
+(** Whether a question holds, given the answer of [check_same], which two of them ask for. *)
+Definition check (same : bool) (q : question) (c : convolution) (m : attention_layer) : bool :=
   match q with
-  | the_same => check_same c m
+  | the_same => same
   | within B T => check_within c m B T
-  | floats s T => check_floats c m s (sharp_exponent m) T
+  | floats e p B T => same && check_floats c m e p B T
   | sharp e p => check_sharp c m e p
   end.
+Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ => true | _ => false end.
 
 Definition check_text (s : string) : verdict :=
   match read_text s with
   | Some (digests, qs, c, m) =>
-      let answers := map (fun q => check q c m) qs in
+      let same := existsb asks_same qs && check_same c m in
+      let answers := map (fun q => check same q c m) qs in
       match qs with
       | [] => Unreadable
       | _ => if forallb (fun a => a) answers then Accepted digests else Rejected answers
@@ -230,16 +229,16 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
-  | floats s T => floats_within c m s (sharp_exponent m) T
+  | floats e p B T => floats_within c m e p B T
   | sharp e p => one_hot_heads c m e p
   end.
 
-Theorem check_sound q c m : check q c m = true -> answered q c m.
+Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
-  destruct q as [|B T|s T|e p]; intros E.
-  - intros sizes X o j A Io Hj; exact (check_same_sound c m E sizes X o j A Io Hj).
+  intros S; destruct q as [|B T|e p B T|e p]; intros E.
+  - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
-  - exact (check_floats_sound c m s (sharp_exponent m) T E).
+  - apply andb_prop in E; exact (check_floats_sound c m e p B T (S (proj1 E)) (proj2 E)).
   - exact (check_sharp_sound c m e p E).
 Qed.
 
@@ -249,6 +248,7 @@ Proof.
   unfold check_text; destruct (read_text s) as [[[[d qs] c] m]|]; [|discriminate].
   destruct qs as [|q0 qs]; [discriminate|]; set (l := q0 :: qs) in *.
   destruct (forallb _ _) eqn:E; [|discriminate]; intros D; injection D as ->; exists l, c, m.
-  split; [reflexivity|]; split; [discriminate|]; intros q I; apply check_sound.
-  rewrite forallb_forall in E; apply E; apply (in_map (fun q => check q c m)), I.
+  split; [reflexivity|]; split; [discriminate|]; intros q I; set (same := existsb _ _ && _) in *.
+  apply (check_sound same); [unfold same; rewrite andb_true_iff; tauto|].
+  rewrite forallb_forall in E; apply E; apply (in_map (fun q => check same q c m)), I.
 Qed.

@@ -22,9 +22,9 @@ def within(bound: float, most: float) -> str:
     return f"1 {_dyadic(bound)} {_dyadic(most)}"
 
 
-def floats(emin: int, precision: int, attended_first: bool, tokens: int, bound: float, most: float) -> str:
-    """The question whether they differ by at most ``most`` in this format, for |X| ≤ ``bound`` and so many tokens."""
-    return f"2 {emin} {precision} {int(attended_first)} {tokens} {_dyadic(bound)} {_dyadic(most)}"
+def floats(emin: int, precision: int, bound: float, most: float) -> str:
+    """The question whether they are the same function and differ by at most ``most`` in this format, for |X| ≤ ``bound``."""
+    return f"2 {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
 
 
 def sharp(emin: int, precision: int) -> str:
