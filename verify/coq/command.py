@@ -2,6 +2,10 @@
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.coq.verified.judging import Judge
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,23 +40,13 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[
     yield f"the verified checker is {build(report)}"
 
 
-def verified(options: argparse.Namespace) -> tuple[str, bool]:
-    """Check a certificate twice, by our checker and by the verified one.
-
-    Returns:
-        What to print, and whether both prove every layer.
+def judge(options: argparse.Namespace) -> "Judge":
+    """The verified checker for two weight files.
 
     Raises:
-        ValueError: our checker rejects the files, or the verified one is not built.
+        ValueError: it is not built.
     """
-    from verify.checker import check
     from verify.coq.building import program
     from verify.coq.verified.judging import Judge
 
-    judge = Judge(program(), options.conv, options.mhsa)
-    result = check(options.certificate, options.conv, options.mhsa, second=judge)
-    accepted = sum(answer.accepted for answer in judge.answers)
-    head = f"verified checker (theorem check_text_sound): {accepted} of {len(judge.answers)} layers accepted"
-    return "\n".join([str(result), head, *map(str, judge.answers)]), (
-        result.verdict.name == "PROVED" and accepted == len(judge.answers) > 0
-    )
+    return Judge(program(), options.conv, options.mhsa)

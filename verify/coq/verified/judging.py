@@ -98,6 +98,16 @@ class Judge:
         """Ask about one layer."""
         self.answers.append(self._answer(pair, questions_of(pair)))
 
+    @property
+    def accepts(self) -> bool:
+        """Whether it was asked, and accepted every layer."""
+        return bool(self.answers) and all(answer.accepted for answer in self.answers)
+
+    def __str__(self) -> str:
+        accepted = sum(answer.accepted for answer in self.answers)
+        head = f"verified checker (theorem check_text_sound): {accepted} of {len(self.answers)} layers accepted"
+        return "\n".join([head, *map(str, self.answers)])
+
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
         name, stated = pair.stated.name, pair.stated
         if pair.radix is not None:
