@@ -21,7 +21,7 @@ import exactly
 import faults_code  # noqa: F401  enters its faults into the table
 import faults_weights  # noqa: F401
 from construct import MHSA, conv_to_mhsa
-from faults import ALL, FAULTS, Fault, Inapplicable, problem
+from faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from truths import permuted
 from verified import Asked, pair_of, proved
 from verify.checker import Fails, parts_of
@@ -189,16 +189,19 @@ def rounding(conv: Any, layer: MHSA, bound: float) -> Fraction:
     u, half_eta, n_values = Fraction(1, 2**24), Fraction(1, 2**150), w_val.shape[2]
     n_conv, n_outputs = 1 + int(np.prod(conv.kernel_size)) * n_values, 1 + int(kept.sum()) * w_val.shape[3]
 
-    def figure(b: Fraction, m: Fraction, o: Fraction) -> Fraction:
+    kernel = conv.weight.detach().double().abs().flatten(2).sum(dim=2).reshape(conv.groups, -1, conv.weight.shape[1])
+    kernel = kernel.sum(dim=1 if conv.transposed else 2).flatten()
+
+    def figure(b: Fraction, c: Fraction, m: Fraction, o: Fraction) -> Fraction:
         def dot(n: int, size: Fraction, of: Fraction = Fraction(1)) -> Fraction:
             return n * u * size + n * half_eta * (1 + n * u) * of
 
         values = dot(n_values, m * Fraction(bound), o)
         size = abs(b) + m * Fraction(bound)
-        return dot(n_conv, size) + values + dot(n_outputs, size + values)
+        return dot(n_conv, abs(b) + c * Fraction(bound)) + values + dot(n_outputs, size + values)
 
-    channels = zip(layer.b_out.detach().double().tolist(), through.tolist(), outward.tolist(), strict=True)
-    return max(figure(*map(Fraction, channel)) for channel in channels)
+    sums = (layer.b_out.detach().double().tolist(), kernel.tolist(), through.tolist(), outward.tolist())
+    return max(figure(*map(Fraction, channel)) for channel in zip(*sums, strict=True))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -219,6 +222,19 @@ def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked
         above = float(least) if Fraction(float(least)) >= least else float(np.nextafter(float(least), np.inf))
         assert asked.answer(pair, export.floats(-149, 24, 3.0, above)).accepted
         assert not asked.answer(pair, export.floats(-149, 24, 3.0, float(np.nextafter(above, 0)))).accepted
+
+
+def test_heads_that_cancel_at_one_shift_are_accepted(asked: Asked):
+    """Their products are a hundred times the taps, which the bound counts for the layer alone, as ours does."""
+    conv, _ = problem("2-D", 0, integers=True)
+    layer = conv_to_mhsa(conv)
+    order = [*range(layer.heads), 0, 0]
+    w_val = layer.w_val.detach()[order].clone()
+    w_val[-2:] = 100
+    w_val[-1] *= -1
+    pair = pair_of(conv, with_heads(layer, order, w_val=w_val), grid_of(conv))
+    assert len(pair.a["v"]) == layer.heads + 2
+    assert asked.answer(pair).accepted
 
 
 @pytest.mark.parametrize(

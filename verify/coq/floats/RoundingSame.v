@@ -1,9 +1,8 @@
 (** The rounding of a layer whose heads add up to the kernel's taps exactly: a bound that three sums give.
 
     One output channel j, sharp heads (λ_h = 0), n_v and n_o the most products that a value and the output add up, and
-      M = Σ_h Σ_i |W_out^h_{i,j}|·Σ_c |W_val^h_{c,i}|,   O = Σ_h Σ_i |W_out^h_{i,j}|.
+      C = Σ_τ Σ_c |W_τ|,   M = Σ_h Σ_i |W_out^h_{i,j}|·Σ_c |W_val^h_{c,i}|,   O = Σ_h Σ_i |W_out^h_{i,j}|.
     Neither the order of the products nor the number of tokens matters.  Statements:
-      kernel_weight      Σ_τ Σ_c |W_τ| ≤ M, for the taps are sums of the heads' products
       same_rounding      |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure], for every evaluation of the two
       z_same_value       the value of [z_same], which is computed in integers, is [same_figure] *)
 
@@ -14,23 +13,21 @@ From Attention Require Import FloatSoftmax RoundingDyadic.
 Import ListNotations.
 Open Scope R_scope.
 
-(** With A = |b_j| + M·B for what is added up: the convolution's rounding, that of the values as W_out passes it on, V, and
-    that of the sum over heads. *)
-Definition same_figure (emin prec : Z) (n_conv n_v n_o : nat) (B b M O : R) : R :=
-  let A := Rabs b + M * B in
+(** The convolution's rounding, that of the values as W_out passes it on, V, and that of the sum over heads. *)
+Definition same_figure (emin prec : Z) (n_conv n_v n_o : nat) (B b C M O : R) : R :=
   let V := INR n_v * roundoff prec * (M * B) + INR n_v * half_eta emin * (1 + INR n_v * roundoff prec) * O in
-  dot_bound emin prec n_conv A + V + dot_bound emin prec n_o (A + V).
+  dot_bound emin prec n_conv (Rabs b + C * B) + V + dot_bound emin prec n_o (Rabs b + M * B + V).
 
 (** The same in integers. *)
-Definition z_same (emin prec n_conv n_v n_o : Z) (B b M O : dyadic) : dyadic :=
-  let A := z_add (z_abs b) (z_mul M B) in
+Definition z_same (emin prec n_conv n_v n_o : Z) (B b C M O : dyadic) : dyadic :=
   let nu := Dyadic n_v (- prec) in
   let V := z_add (z_mul nu (z_mul M B)) (z_mul (z_mul (Dyadic n_v (emin - 1)) (z_add (z_of 1) nu)) O) in
-  z_add (z_add (z_dot_bound emin prec n_conv A) V) (z_dot_bound emin prec n_o (z_add A V)).
+  z_add (z_add (z_dot_bound emin prec n_conv (z_add (z_abs b) (z_mul C B))) V)
+    (z_dot_bound emin prec n_o (z_add (z_add (z_abs b) (z_mul M B)) V)).
 
-Theorem z_same_value emin prec n_conv n_v n_o B b M O :
-  value (z_same emin prec (Z.of_nat n_conv) (Z.of_nat n_v) (Z.of_nat n_o) B b M O)
-  = same_figure emin prec n_conv n_v n_o (value B) (value b) (value M) (value O).
+Theorem z_same_value emin prec n_conv n_v n_o B b C M O :
+  value (z_same emin prec (Z.of_nat n_conv) (Z.of_nat n_v) (Z.of_nat n_o) B b C M O)
+  = same_figure emin prec n_conv n_v n_o (value B) (value b) (value C) (value M) (value O).
 Proof.
   unfold z_same, same_figure; cbv zeta.
   rewrite !value_add, !value_dot_bound; repeat rewrite ?value_add, ?value_mul, ?value_abs, ?value_of.
@@ -45,12 +42,12 @@ Section Figure.
 Variables emin prec : Z.
 Context {prec_positive : Prec_gt_0 prec}.
 
-Lemma same_figure_covers o N n_conv n_v n_o B b ws cols M O : 0 <= B ->
+Lemma same_figure_covers o N n_conv n_v n_o B b ws cols C M O : 0 <= B ->
   (forall c, In c cols -> row_leak c = 0 /\ (support (in_weights c) <= n_v)%nat) ->
   (support (b :: ws) <= n_conv)%nat -> (support (b :: map out_weight cols) <= n_o)%nat ->
-  weight ws <= M -> sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M ->
+  weight ws <= C -> sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M ->
   sum cols (fun c => Rabs (out_weight c)) <= O ->
-  rounding_figure emin prec o N B b ws b cols <= same_figure emin prec n_conv n_v n_o B b M O.
+  rounding_figure emin prec o N B b ws b cols <= same_figure emin prec n_conv n_v n_o B b C M O.
 Proof.
   intros HB Hc Nc No Wc HM HO; unfold rounding_figure, same_figure; cbv zeta.
   assert (U := @roundoff_positive prec); assert (Hh := @half_eta_positive emin); assert (Pn := pos_INR n_v).
@@ -61,7 +58,7 @@ Proof.
   assert (M0 : 0 <= M') by (apply sum_nonneg; intros; apply Rmult_le_pos; auto).
   assert (O0 : 0 <= O') by (apply sum_nonneg; intros; auto).
   assert (MB : 0 <= M' * B <= M * B) by (split; [apply Rmult_le_pos|apply Rmult_le_compat_r]; assumption).
-  assert (WB : 0 <= weight ws * B <= M * B).
+  assert (WB : 0 <= weight ws * B <= C * B).
   { split; [apply Rmult_le_pos; [apply weight_nonneg|]|apply Rmult_le_compat_r]; assumption. }
   assert (nu : 0 <= INR n_v * roundoff prec) by (apply Rmult_le_pos; lra).
   assert (nh : 0 <= INR n_v * half_eta emin * (1 + INR n_v * roundoff prec)).
@@ -118,38 +115,13 @@ Proof.
   rewrite same_taps, Rminus_diag_eq by (assumption || reflexivity); apply Rabs_R0.
 Qed.
 
-(** Σ_τ Σ_c |W_τ| ≤ M *)
-Theorem kernel_weight : weight ws <= sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)).
-Proof.
-  unfold weight at 1, conv_weights; rewrite sum_flat_map.
-  set (carry := fun h => sum_below (D_in L) (fun c => Rabs (carried L j h c))).
-  assert (C0 : forall h, 0 <= carry h) by (intros; apply sum_nonneg; intros; apply Rabs_pos).
-  apply Rle_trans with (sum Δ (fun τ => sum (heads L) (fun h => if same_position (f h) τ then carry h else 0))).
-  - apply sum_le; intros τ Iτ; rewrite sum_map.
-    apply Rle_trans with (sum_below (D_in L) (fun c => sum (heads L) (fun h =>
-      Rabs (if same_position (f h) τ then carried L j h c else 0)))).
-    + apply sum_le; intros c Ic; apply in_seq in Ic; rewrite <- same_taps by (assumption || lia); apply sum_abs.
-    + unfold sum_below; rewrite sum_swap; apply sum_le; intros h _; unfold carry, sum_below.
-      destruct (same_position (f h) τ); [apply Rle_refl|]; rewrite sum_zero; [apply Rle_refl|intros; apply Rabs_R0].
-  - rewrite sum_swap; unfold columns; rewrite sum_flat_map; apply sum_le; intros h Ih.
-    rewrite (sum_single Δ (f h)); [|exact distinct_taps|apply heads_on_taps, Ih|].
-    2:{ intros τ _ N; destruct (same_position (f h) τ); congruence. }
-    destruct (same_position (f h) (f h)); [|congruence]; unfold carry; rewrite sum_map.
-    apply Rle_trans with (sum_below (D_in L) (fun c => sum_below (D_h L) (fun i =>
-      Rabs (W_out (parameters L h) i j) * Rabs (W_val (parameters L h) c i)))).
-    + apply sum_le; intros c _; unfold carried, sum_below; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros i _.
-      rewrite Rabs_mult, Rmult_comm; apply Rle_refl.
-    + unfold sum_below; rewrite sum_swap; apply sum_le; intros i _; cbn [out_weight in_weights]; unfold weight.
-      rewrite sum_map, sum_scal; apply Rle_refl.
-Qed.
-
 (** |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure]: the computed scores of every head have their maximum at q + f(h), a float
     g > 0 or more above every other, where the exponential is 0. *)
-Theorem same_rounding emin prec o n_conv n_v n_o B M O expf g (G : list position) X q (s P : H -> position -> R) y z :
+Theorem same_rounding emin prec o n_conv n_v n_o B C M O expf g (G : list position) X q (s P : H -> position -> R) y z :
   (0 < prec)%Z -> (emin <= 0)%Z -> 0 <= B ->
   (* what the sums are, or more *)
   (forall c, In c cols -> (support (in_weights c) <= n_v)%nat) -> (support (b j :: ws) <= n_conv)%nat ->
-  (support (b j :: map out_weight cols) <= n_o)%nat ->
+  (support (b j :: map out_weight cols) <= n_o)%nat -> weight ws <= C ->
   sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M -> sum cols (fun c => Rabs (out_weight c)) <= O ->
   (* the grid and the input *)
   NoDup G -> (forall τ, In τ Δ -> In (add q τ) G) ->
@@ -158,16 +130,15 @@ Theorem same_rounding emin prec o n_conv n_v n_o B M O expf g (G : list position
   0 < g -> float emin prec g -> sharp_exp emin prec g expf ->
   (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
   computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> attend_computes emin prec o L G X P j z ->
-  Rabs (z - y) <= same_figure emin prec n_conv n_v n_o B (b j) M O.
+  Rabs (z - y) <= same_figure emin prec n_conv n_v n_o B (b j) C M O.
 Proof.
-  intros Hp He HB Nv Nc No HM HO NG Kg HX Hg Gf Ex Sh Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
+  intros Hp He HB Nv Nc No HC HM HO NG Kg HX Hg Gf Ex Sh Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
   assert (Hg' : forall h, In h (heads L) -> In (add q (f h)) G) by (intros h Ih; apply Kg, heads_on_taps, Ih).
   eapply Rle_trans; [exact (sharp_layer_rounding emin prec o L f G Δ W b X q j B NG distinct_taps HB HX Kg Hg' expf g s P
     y z He Hg Gf Ex Sh Cy Cz)|].
   rewrite taps_difference_0, Rplus_0_l, same_bias; apply same_figure_covers; try assumption.
-  - intros c Ic; split; [|apply Nv, Ic]; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & _ & Ic).
+  intros c Ic; split; [|apply Nv, Ic]; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & _ & Ic).
     apply in_map_iff in Ic; destruct Ic as (i & <- & _); reflexivity.
-  - eapply Rle_trans; [apply kernel_weight|exact HM].
 Qed.
 
 End Layer.

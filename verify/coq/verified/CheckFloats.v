@@ -30,11 +30,14 @@ Definition n_outputs : nat := S (length (kept m) * Z.to_nat (head_dim m)).
 Definition check_rounding : bool :=
   let through := over_heads head_through (kept m) in
   let outward := over_heads head_outward (kept m) in
+  let kernel := kernel_sums (transposed c) (c_weight c) in
   let figure := z_same emin prec (Z.of_nat n_conv) (Z.of_nat n_values) (Z.of_nat n_outputs) B in
   forallb (fun u =>
     let M := nth u through [] in
     let O := nth u outward [] in
+    let C := nth u kernel [] in
     forallb (fun k => z_le (figure (Dyadic (nth (u * out_g c + k) (c_bias c) 0%Z) (c_bias_scale c))
+      (Dyadic (nth k C 0%Z) (c_weight_scale c))
       (Dyadic (nth k M 0%Z) (s_val (scale_of m) + s_out (scale_of m))) (Dyadic (nth k O 0%Z) (s_out (scale_of m)))) T)
     (seq 0 (out_g c))) (seq 0 (groups_n c)).
 
@@ -80,6 +83,7 @@ Definition floats_within : Prop :=
 (** The bound of one channel. *)
 Lemma check_rounding_channel u k : check_rounding = true -> (u < groups_n c)%nat -> (k < out_g c)%nat ->
   same_figure emin prec n_conv n_values n_outputs (value B) (bias_of c (u * out_g c + k))
+    (number_of (c_weight_scale c) (entry_of (kernel_sums (transposed c) (c_weight c)) u k))
     (number_of (s_val (scale_of m) + s_out (scale_of m)) (entry_of (over_heads head_through (kept m)) u k))
     (number_of (s_out (scale_of m)) (entry_of (over_heads head_outward (kept m)) u k)) <= value T.
 Proof.
@@ -121,6 +125,7 @@ Proof.
     + rewrite Ej; apply (support_columns c m ok u k).
     + rewrite <- Ein, Ej; apply (support_kernel c m ok u k Hk).
     + rewrite Ej; apply (support_outputs c m ok u k Hk).
+    + rewrite <- Ein, Ej; apply (kernel_value c m ok u k Hu Hk sizes A).
     + rewrite Ej; apply Req_le, (through_value c m ok u k Hu Hk).
     + rewrite Ej; apply Req_le, (outward_value c m ok u k Hu Hk).
     + apply (tokens_dims c m ok sizes A).

@@ -4,14 +4,16 @@
       through  Σ_h Σ_a |W_out^h_{a,j}|·Σ_i |W_val^h_{i,a}|, over the heads, the entries a of their values and the input
                channels i of the group
       outward  Σ_h Σ_a |W_out^h_{a,j}|
+      kernel_sums  Σ_t Σ_i |W|, over the kernel positions and the input channels of the group
     Statements:
       through_value, outward_value   these are the sums over the columns of the layer
+      kernel_value                   and this is the sum over the taps of the convolution, or more
       support_columns, support_outputs, support_kernel   the most products that are not zero: of a value, of an output of
                                      the layer, of one of the convolution *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Layers Geometry Transposed RoundingHead RoundingTaps RoundingLayer.
+From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed RoundingHead RoundingTaps RoundingLayer.
 From Attention Require Import RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
 Import ListNotations.
 Open Scope R_scope.
@@ -40,6 +42,11 @@ Definition head_outward (h : raw_head) : list (list Z) := map column_sums (h_out
 (** All heads together. *)
 Definition over_heads (f : raw_head -> list (list Z)) (hs : list raw_head) : list (list Z) :=
   fold_right (fun h s => join (join Z.add) (f h) s) [] hs.
+
+(** The kernel's, a list for every group; [flip]: the first axis counts input channels. *)
+Definition abs_sum (l : list Z) : Z := zsum l Z.abs.
+Definition kernel_sums (flip : bool) (w : list (list (list (list Z)))) : list (list Z) :=
+  if flip then map (fun b => column_sums (map (map abs_sum) b)) w else map (map (fun rows => zsum rows abs_sum)) w.
 
 Definition entry_of (l : list (list Z)) (u k : nat) : Z := nth k (nth u l []) 0%Z.
 
@@ -84,6 +91,32 @@ Lemma entry_over_heads f hs u k : entry_of (over_heads f hs) u k = zsum hs (fun 
 Proof.
   unfold entry_of; induction hs as [|h hs IH]; [destruct u, k; reflexivity|]; cbn [over_heads fold_right].
   rewrite (nth_join (join Z.add) []), nth_sum by (intros [|]; reflexivity); rewrite zsum_cons, <- IH; reflexivity.
+Qed.
+
+(** Over some indices there is no more than over all. *)
+Lemma some_of_abs_sum (l : list nat) row : NoDup l -> sum l (fun n => Rabs (IZR (nth n row 0%Z))) <= IZR (abs_sum row).
+Proof.
+  intros N; apply Rle_trans with (sum_below (fold_right max 0%nat (map S l)) (fun n => Rabs (IZR (nth n row 0%Z)))).
+  - apply sum_incl; [exact N| |intros; apply Rabs_pos]; intros x I; apply in_seq; split; [lia|].
+    clear N; induction l as [|y l IH]; [destruct I|]; cbn [map fold_right]; destruct I as [->|I]; [lia|].
+    specialize (IH I); lia.
+  - generalize (fold_right max 0%nat (map S l)); clear; induction row as [|x row IH]; intros n.
+    + rewrite sum_below_zero; [apply Rle_refl|]; intros i _; destruct i; apply Rabs_R0.
+    + unfold abs_sum; rewrite zsum_cons, plus_IZR, abs_IZR; specialize (IH (Nat.pred n)); unfold abs_sum in IH.
+      destruct n as [|n]; [|rewrite sum_below_S; cbn [nth]; simpl Nat.pred in IH; lra].
+      change (sum_below 0 _) with 0; assert (P := Rabs_pos (IZR x)); change (sum_below (Nat.pred 0) _) with 0 in IH; lra.
+Qed.
+
+Lemma abs_sum_nonneg row : (0 <= abs_sum row)%Z.
+Proof. unfold abs_sum; induction row as [|x row IH]; [discriminate|]; rewrite zsum_cons; lia. Qed.
+
+Lemma abs_sums_below n rows : sum_below n (fun i => IZR (abs_sum (nth i rows []))) <= IZR (zsum rows abs_sum).
+Proof.
+  revert n; induction rows as [|row rows IH]; intros n.
+  - rewrite sum_below_zero; [apply Rle_refl|]; intros i _; destruct i; reflexivity.
+  - rewrite zsum_cons, plus_IZR; assert (P := IZR_le _ _ (abs_sum_nonneg row)); destruct n as [|n].
+    + specialize (IH 0%nat); change (sum_below 0 _) with 0 in *; lra.
+    + rewrite sum_below_S; cbn [nth]; specialize (IH n); lra.
 Qed.
 
 (** * Blocks *)
@@ -142,6 +175,20 @@ Proof. apply (eq_sym (value_abs (Dyadic z e))). Qed.
 
 Lemma number_scaled e z : number_of e z = bpow radix2 e * IZR z.
 Proof. unfold number_of, value; simpl; ring. Qed.
+
+(** Kernel positions have different numbers. *)
+Lemma taps_numbers c m sizes : comparable c m = true -> accepts c sizes ->
+  NoDup (map (fun t => Z.to_nat (number (kernel_size c) t)) (kernel_taps c (units c))).
+Proof.
+  intros ok A; destruct (comparable_facts c m ok) as (_ & W & _); destruct (taps_shifts c sizes A) as [N _].
+  destruct (kernel_at_units c sizes (proj1 A)) as [Et _]; rewrite Et in N; apply NoDup_map_inv in N.
+  assert (R := fun t I => in_kernel_taps c W (units c) t (map_length _ _) I).
+  revert R N; generalize (kernel_taps c (units c)); intros l R N; induction N as [|t l Nt N IH]; simpl; constructor.
+  - intros I; apply in_map_iff in I; destruct I as (t' & E & I'); apply Nt; replace t with t'; [exact I'|].
+    assert (Rt := R t (or_introl eq_refl)); assert (Rt' := R t' (or_intror I')).
+    apply (number_injective (kernel_size c)); try assumption; apply Z2Nat.inj; try exact E; apply number_range; assumption.
+  - apply IH; intros t' I; apply R; right; exact I.
+Qed.
 
 Section Layer.
 Variables (c : convolution) (m : attention_layer).
@@ -228,6 +275,52 @@ Proof.
   rewrite (nth_indep _ [] (column_sums [])) by (rewrite map_length; lia); rewrite map_nth, (nth_column_sums dh) by lia.
   unfold sum_below; rewrite <- sum_scal; apply sum_ext; intros a Ia; apply in_seq in Ia; cbn [out_weight].
   rewrite out_entry, number_scaled, Rabs_mult, (Rabs_pos_eq (bpow _ _)) by (lia || apply bpow_ge_0); reflexivity.
+Qed.
+
+(** Entry by entry, the kernel is the tensor's; every kernel position is counted once. *)
+Theorem kernel_value sizes : accepts c sizes -> weight (conv_weights (D_in L) (kernel_shifts c) (kernel_at c) j)
+  <= number_of (c_weight_scale c) (entry_of (kernel_sums (transposed c) (c_weight c)) u k).
+Proof.
+  intros A; destruct (same_fields c m ok) as (Fg & Fi & _), (comparable_facts c m ok) as (_ & W & S & _).
+  destruct (shaped4_nth _ _ _ _ _ u S Hu) as [Lw _]; rewrite number_scaled.
+  set (row := fun i => nth (if transposed c then k else i) (nth (if transposed c then i else k)
+    (nth u (c_weight c) []) []) []).
+  assert (Ej := block_div (out_g c) u k Hk).
+  assert (E : forall t i, (i < in_g c)%nat -> Rabs (tap_matrix c t (u * in_g c + i) j) =
+    bpow radix2 (c_weight_scale c) * Rabs (IZR (nth (Z.to_nat (number (kernel_size c) t)) (row i) 0%Z))).
+  { intros t i Hi; assert (Ei := block_div (in_g c) u i Hi).
+    replace (tap_matrix c t _ _) with (bpow radix2 (c_weight_scale c) *
+      IZR (nth (Z.to_nat (number (kernel_size c) t)) (row i) 0%Z));
+      [rewrite Rabs_mult, (Rabs_pos_eq (bpow _ _)) by apply bpow_ge_0; reflexivity|].
+    unfold tap_matrix, row; destruct (transposed c) eqn:Tr; unfold transposed_block_diagonal, block_diagonal, weight_of,
+      entry; rewrite Tr; destruct Ei as [Ei1 Ei2], Ej as [Ej1 Ej2]; rewrite ?Ei1, ?Ej1, ?Ei2, ?Ej2, Nat.eqb_refl,
+      ?Ei1, ?Ei2, ?Ej1, ?Ej2, number_scaled; reflexivity. }
+  unfold weight, conv_weights, kernel_shifts; rewrite sum_flat_map, sum_map.
+  cbn [D_in with_heads layer_of]; rewrite Fg, Fi.
+  rewrite (sum_ext _ _ (fun t => sum_below (in_g c) (fun i => bpow radix2 (c_weight_scale c) *
+    Rabs (IZR (nth (Z.to_nat (number (kernel_size c) t)) (row i) 0%Z))))).
+  - unfold sum_below; rewrite sum_swap, (sum_ext _ _ (fun i => bpow radix2 (c_weight_scale c) *
+      sum (map (fun t => Z.to_nat (number (kernel_size c) t)) (kernel_taps c (units c)))
+        (fun n => Rabs (IZR (nth n (row i) 0%Z))))) by (intros; rewrite sum_map, sum_scal; reflexivity).
+    rewrite sum_scal; apply Rmult_le_compat_l; [apply bpow_ge_0|].
+    apply Rle_trans with (sum_below (in_g c) (fun i => IZR (abs_sum (row i)))).
+    + apply sum_le; intros i _; apply some_of_abs_sum, (taps_numbers c m sizes ok A).
+    + unfold entry_of, kernel_sums, row; destruct (transposed c).
+      * set (f := fun b => column_sums (map (map abs_sum) b)).
+        rewrite (nth_indep _ [] (f [])) by (rewrite map_length; lia); rewrite map_nth; unfold f.
+        destruct (shaped_nth _ _ _ _ 0%nat (proj2 (shaped4_nth _ _ _ _ _ u S Hu)) (proj1 (proj2 (channels_g c W)))) as
+          (Lb & _); rewrite (nth_column_sums (in_g c)) by (rewrite map_length; lia).
+        apply sum_le; intros i _; set (b := nth u (c_weight c) []).
+        rewrite (map_nth (map abs_sum) b [] i : nth i (map (map abs_sum) b) [] = _).
+        rewrite (map_nth abs_sum (nth i b []) [] k : nth k (map abs_sum (nth i b [])) 0%Z = _); apply Rle_abs.
+      * set (f := fun rows => zsum rows abs_sum); set (b := nth u (c_weight c) []).
+        rewrite (map_nth (map f) (c_weight c) [] u : nth u (map (map f) (c_weight c)) [] = _).
+        fold b; rewrite (map_nth f b [] k : nth k (map f b) 0%Z = _); apply abs_sums_below.
+  - intros t It; rewrite sum_map, (kernel_at_shift c sizes A) by exact It.
+    fold (sum_below (groups_n c * in_g c) (fun i => Rabs (tap_matrix c t i j))).
+    rewrite (sum_block g (in_g c) u); [apply sum_below_ext; intros i Hi; apply E, Hi|exact Hu|].
+    intros i N; unfold tap_matrix; destruct (transposed c); unfold transposed_block_diagonal, block_diagonal;
+      destruct Ej as [-> _]; rewrite (proj2 (Nat.eqb_neq _ _) N); apply Rabs_R0.
 Qed.
 
 Theorem support_columns cl : In cl (columns_of j) -> (support (in_weights cl) <= in_g c)%nat.
