@@ -279,6 +279,61 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of whole shifts
 
 
+# ---- refutations -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, tmp_path: Path):
+    """On an image of integers, against both layers evaluated exactly; one entry of W_out is off in every head."""
+    conv, _ = problem(name, 0, integers=True)
+    layer, rng = conv_to_mhsa(conv), np.random.default_rng(0)
+    pair = pair_of(conv, layer, grid_of(conv))
+    layer.w_out.data[:, 0, 0, 0] += 0.5
+    wrong = pair_of(conv, layer, grid_of(conv))
+    x = rng.integers(-3, 4, (conv.in_channels, *grid_of(conv))).astype(object)
+    expected, attended = exactly.convolution(conv, x), exactly.attention(layer, x)
+    pixels: dict[tuple[int, ...], Fraction] = {
+        index: Fraction(int(value), 4) for index, value in np.ndenumerate(x) if value
+    }
+    places = [tuple(rng.integers(0, n) for n in expected.shape[1:]) for _ in range(6)]
+    outputs = [(channel, *place) for place in places for channel in (0, expected.shape[0] - 1)]
+    questions = [export.refuted(grid_of(conv), output, pixels) for output in outputs]
+    differs = [bool(expected[output] != attended[output]) for output in outputs]
+    assert 0 < sum(differs) < len(differs)
+    assert told(asked, tmp_path, wrong, [export.SAME, *questions]) == [False, *differs]
+    assert told(asked, tmp_path, pair, questions) == [False] * len(questions)
+
+
+def told(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]) -> list[bool]:
+    """The answer to every question, of which one is no."""
+    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
+    verdict, *answers = run(asked, folder, "".join(pieces)).split()
+    assert verdict == "rejected"
+    return [answer == "true" for answer in answers]
+
+
+def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
+    conv, _ = problem("reflect", 0, integers=True)
+    layer = conv_to_mhsa(conv)
+    layer.b_out.data += 1  # differs everywhere
+    pair = pair_of(conv, layer, (7, 7))
+    inside, rows = (0, 0, 0), conv(torch.zeros(1, conv.in_channels, 7, 7)).shape[2]
+    wrong = [(0, rows, 0), (0, 0, -1), (conv.out_channels, 0, 0)]
+    asked_of = [export.refuted((7, 7), output, {}) for output in (inside, *wrong)]
+    asked_of += [
+        export.refuted(grid, (0, *(0 for _ in grid)), {}) for grid in ((1, 7), (7,), (7, 7, 7))
+    ]  # sizes to refuse
+    assert told(asked, tmp_path, pair, asked_of) == [True] + [False] * 6
+
+
+def test_thirds_are_no_pixels():
+    with pytest.raises(ValueError, match="no integer times a power of two"):
+        export.refuted((3,), (0, 0), {(0, 1): Fraction(1, 3)})
+    assert (
+        export.refuted((3,), (1, 0), {(0, 2): Fraction(-3, 8), (0, 1): Fraction(2)}) == "4 1 3 0 1 -3 2 0 2 -3 0 1 16"
+    )
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------------
 
 

@@ -105,8 +105,7 @@ Lemma comparable_facts : a_geometry m = c_geometry c /\ well_formed c = true /\
 Proof.
   revert ok; unfold comparable; rewrite !andb_true_iff, forallb_forall, Nat.ltb_lt, !Nat.eqb_eq.
   intros (((((((A1 & A2) & A3) & A4) & A5) & A6) & A7) & _); apply geometry_equal in A1; repeat (split; [assumption|]).
-  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; repeat (split;
-    [assumption|]).
+  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; do 2 (split; [assumption|]).
   destruct (tap_read m h) as [j|]; [exists j; reflexivity|discriminate].
 Qed.
 
@@ -316,6 +315,18 @@ Proof.
   - destruct tokens_dims as [_ F]; rewrite Forall_forall in F; apply F, Ik.
 Qed.
 
+(** Every other token scores lower. *)
+Lemma kept_best h X o k : In o (outputs c sizes) -> In h (heads L) -> In k (tokens c sizes) ->
+  k <> add (query_of c sizes o) (f h) ->
+  score L h X (query_of c sizes o) k < score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)).
+Proof.
+  intros Io Ih Ik N; assert (S := kept_falls h X o k Ih Io Ik); destruct (kept_sharp h Ih) as (_ & Ha & Lf & _).
+  assert (P : (1 <= norm2 (sub k (add (query_of c sizes o) (f h))))%Z).
+  { apply norm2_sub_positive; [|exact N]; assert (Lq := query_dims o Io); rewrite length_add by congruence.
+    destruct tokens_dims as [_ F]; rewrite Forall_forall in F; rewrite (F _ Ik); congruence. }
+  apply IZR_le in P; nra.
+Qed.
+
 Lemma attend_L α G X q k : attend (sharpen α L) G X q k = attend (sharpen α (layer_of m)) G X q k.
 Proof.
   apply (attend_kept (sharpen α (layer_of m)) (fun h => negb (idle h))); intros h _ K i; apply negb_false_iff in K.
@@ -384,12 +395,6 @@ Proof.
   - apply (targets_on_tokens c sizes A o Io).
   - apply (heads_on_shifts c m ok).
   - intros h Ih; apply (kept_sharp c m ok h Ih).
-  - intros h X' k' Ih Ik N; assert (S := kept_falls c m ok sizes A h X' o k' Ih Io Ik).
-    destruct (kept_sharp c m ok h Ih) as (_ & Ha & Lf & _).
-    assert (P : (1 <= norm2 (sub k' (add (query_of c sizes o) (shift_read m h))))%Z).
-    { apply norm2_sub_positive; [|exact N]; assert (Lq := query_dims c m ok sizes A o Io).
-      rewrite length_add by congruence; destruct (tokens_dims c m ok sizes A) as [_ F]; rewrite Forall_forall in F.
-      rewrite (F _ Ik); congruence. }
-    apply IZR_le in P; unfold L; nra.
+  - intros h X' k'; apply (kept_best c m ok sizes A h X' o k'), Io.
   - split; [apply Z0, Hk|]; intros τ i Iτ Hi; rewrite Ein in Hi; apply Ts; assumption.
 Qed.

@@ -7,6 +7,8 @@
                              1 within, then B and T, each as mantissa and exponent
                              2 floats, then the format (e_min, p), B and T
                              3 sharp, then the format
+                             4 refuted, then d, the input's d sizes, an output (its place, d numbers, and its channel),
+                               an exponent, the number of pixels, and each: channel, place, integer
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
@@ -19,12 +21,13 @@
     Statements:
       check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of
                         them: they are the same function in the limit; they differ by T at most, over the reals or in
-                        floating point with all rounding; every head is one-hot in floating point *)
+                        floating point with all rounding; every head is one-hot in floating point; they differ on a
+                        given input *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
 From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
-  CheckSharp CheckFloats.
+  CheckSharp CheckFloats CheckRefuted.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -160,9 +163,10 @@ Definition read_attention : reader attention_layer :=
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
 (** What is asked: the same function; a difference of T at most for |X| ≤ B, over the reals or in floating point; heads
-    that are one-hot in floating point. *)
+    that are one-hot in floating point; an output that differs on a given input, in the limit. *)
 Inductive question : Set :=
-| the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z).
+| the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z)
+| refuted (sizes : list Z) (o : position) (j : nat) (e : Z) (l : list pixel).
 
 Definition read_question : reader question :=
   mode <- number;
@@ -173,6 +177,11 @@ Definition read_question : reader question :=
       e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
       return_ (floats e p (Dyadic bm be) (Dyadic tm te))
   | 3%Z => e <- number; p <- number; return_ (sharp e p)
+  | 4%Z =>
+      d <- number; let d := Z.to_nat d in
+      sizes <- many d number; o <- many d number; j <- number; e <- number; n <- number;
+      l <- many (Z.to_nat n) (i <- number; p <- many d number; x <- number; return_ (Pixel (Z.to_nat i) p x));
+      return_ (refuted sizes o (Z.to_nat j) e l)
   | _ => fail
   end.
 
@@ -197,6 +206,7 @@ Definition check (same : bool) (q : question) (c : convolution) (m : attention_l
   | within B T => check_within c m B T
   | floats e p B T => same && check_floats c m e p B T
   | sharp e p => check_sharp c m e p
+  | refuted sizes o j e l => check_refuted c m sizes o j e l
   end.
 Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ => true | _ => false end.
 
@@ -231,15 +241,17 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
         j) <= value T
   | floats e p B T => floats_within c m e p B T
   | sharp e p => one_hot_heads c m e p
+  | refuted sizes o j e l => differ c m sizes o j e l
   end.
 
 Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
-  intros S; destruct q as [|B T|e p B T|e p]; intros E.
+  intros S; destruct q as [|B T|e p B T|e p|sizes o j e l]; intros E.
   - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
   - apply andb_prop in E; exact (check_floats_sound c m e p B T (S (proj1 E)) (proj2 E)).
   - exact (check_sharp_sound c m e p E).
+  - exact (check_refuted_sound c m sizes o j e l E).
 Qed.
 
 Theorem check_text_sound s digests : check_text s = Accepted digests ->

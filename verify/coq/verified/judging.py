@@ -31,15 +31,16 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the verified checker says of one layer."""
+    """What the verified checker says of one layer: accepted, refuted, or neither."""
 
     name: str
     accepted: bool
     sentence: str
+    refuted: bool = False
 
     def __str__(self) -> str:
         shown = (self.name if self.name.isprintable() else ascii(self.name)) or "the layer"
-        return f"{shown}: {'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
+        return f"{shown}: {'REFUTED' if self.refuted else 'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
 
 
 def questions_of(pair: LayerPair) -> list[Question]:
@@ -75,6 +76,18 @@ def _judged_in_floats(pair: LayerPair) -> bool:
     return bool(alike and not np.mod(c[:, 1:], 2 * c[0, 0]).any())
 
 
+def refutation_of(pair: LayerPair) -> list[Question]:
+    """The certificate's counterexample to "the same function" as a question, if it has one in binary numbers."""
+    stated, counter = pair.stated, pair.stated.counterexample
+    if stated.verdict != "REFUTED" or stated.within is not None or counter is None or "shapes" in counter:
+        return []
+    try:
+        question = export.refuted(stated.grid, counter["output"], counter["input"])
+    except ValueError:
+        return []
+    return [Question(question, f"not the same function in the limit α → ∞: output {counter['output']} differs")]
+
+
 class Judge:
     """The verified checker on the layers of two weight files.
 
@@ -96,7 +109,9 @@ class Judge:
 
     def __call__(self, pair: LayerPair) -> None:
         """Ask about one layer."""
-        self.answers.append(self._answer(pair, questions_of(pair)))
+        refutation = refutation_of(pair)
+        answer = self._answer(pair, refutation or questions_of(pair))
+        self.answers.append(answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer)
 
     @property
     def accepts(self) -> bool:
