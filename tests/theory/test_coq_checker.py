@@ -24,6 +24,7 @@ from construct import MHSA, conv_to_mhsa
 from faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from truths import permuted
 from verified import Asked, pair_of, proved
+from verify.argument.certification import certify
 from verify.checker import Fails, parts_of
 from verify.coq.verified import export
 from verify.recheck.arrays import Rejected
@@ -324,6 +325,31 @@ def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
         export.refuted(grid, (0, *(0 for _ in grid)), {}) for grid in ((1, 7), (7,), (7, 7, 7))
     ]  # sizes to refuse
     assert told(asked, tmp_path, pair, asked_of) == [True] + [False] * 6
+
+
+@pytest.mark.deep
+def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
+    """Of faults that leave the fields of both layers alike, every head at a shift of the kernel, and no parabola."""
+    confirmed: list[str] = []
+    for name in STORED:
+        for turn, geometry in enumerate(ALL):
+            conv, _ = problem(geometry, 0, integers=False)
+            try:
+                layer = faulty(FAULTS[name], conv, np.random.default_rng(turn))
+                vars(layer).pop("encoded", None)  # what runs, and not what is stored
+                pair = pair_of(conv, layer, grid_of(conv))
+                found = certify(conv, layer, grid=grid_of(conv)).counterexample
+            except (Inapplicable, ValueError, IndexError, TypeError):  # TypeError: no other padding than "same"
+                continue
+            if found is None or found.shapes is not None or pair.conv != pair.mhsa:
+                continue
+            if pair.radix is not None or elsewhere(pair)[1]:
+                continue
+            question = export.refuted(grid_of(conv), found.output, found.entries)
+            assert asked.answer(pair, question).accepted, (name, geometry)
+            confirmed.append(name)
+    print(Counter(confirmed))
+    assert len({*confirmed}) > 20
 
 
 def test_thirds_are_no_pixels():
