@@ -55,6 +55,8 @@ def main() -> None:
             last = (result.stdout or result.stderr).strip().splitlines()[-1]
             print(f"recheck {' '.join(more)}: {spent:.1f} s of processor time, peak memory {peak:.2f} GiB, ", end="")
             print(f"exit code {result.returncode}: {last}")
+            if more:
+                print(f"verified: {result.stdout.count('; in float32 a difference of at most')} bounds in float32")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from verify.plots import command as plot_command
 
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
-  1    something is not
+  1    something is not, or a certificate states what is false of its files
   2    bad input: one line says what
   130  interrupted
 """
@@ -48,15 +48,20 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if options.verified:
-        text, proved = coq_command.verified(options)
-        print(text)
-        return 0 if proved else 1
-    from verify.checker import check
+    from verify.checker import NotConfirmed, check
 
-    result = check(options.certificate, options.conv, options.mhsa)
-    print(result)
-    return 0 if result.verdict.name == "PROVED" else 1
+    judges = [coq_command.judge(options)] if options.verified else []
+    try:
+        result = check(options.certificate, options.conv, options.mhsa, *judges)
+        print(result)
+        proved = result.verdict.name == "PROVED"
+    except NotConfirmed as rejected:
+        print(f"REJECTED: {_one_line(rejected)}")
+        proved = False
+    for judge in judges:
+        print(judge)
+        proved = proved and judge.accepts
+    return 0 if proved else 1
 
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:

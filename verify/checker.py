@@ -19,6 +19,7 @@ from verify.recheck.certificate_file import LayerCertificate, read_document
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.opcodes import NotConfirmed
 from verify.recheck.unwrapping import by_certified_name
 from verify.verdict import Verdict
 
@@ -63,7 +64,7 @@ def check(
     ``second``, another checker, gets every layer's numbers before they are judged.
 
     Raises:
-        Rejected: a file is damaged or malformed, or the certificate states something false.
+        Rejected: a file is damaged or malformed; `NotConfirmed` if the certificate states something false.
 
     >>> import tempfile, construct, torch, verify, verify.argument.documents as documents
     >>> conv = torch.nn.Conv1d(1, 2, kernel_size=3)
@@ -114,16 +115,16 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     except (Fails, OverflowError) as failed:
         failure = str(failed)
     if stated.verdict == "PROVED" and (failure or not stated.holds):
-        raise Rejected(prefix + (failure or "a step of its own fails, or a run exceeds the bound"))
+        raise NotConfirmed(prefix + (failure or "a step of its own fails, or a run exceeds the bound"))
     tolerance = 2.0 ** (80 - FORMATS[stated.dtype][1])  # the certifier may count η more often
     for name, own in parts.items():
         claimed = stated.parts[name]
         if claimed.shape != own.shape or (claimed < own).any():
-            raise Rejected(f"{prefix}its {name} is below what its weights give")
+            raise NotConfirmed(f"{prefix}its {name} is below what its weights give")
         if ((claimed > 1.001 * own + tolerance) & (claimed < np.inf)).any():
-            raise Rejected(f"{prefix}its {name} is not what its weights give")
+            raise NotConfirmed(f"{prefix}its {name} is not what its weights give")
     if not stated.plausible:
-        raise Rejected(f"{prefix}its tightness is not its bound over what was observed")
+        raise NotConfirmed(f"{prefix}its tightness is not its bound over what was observed")
     if stated.verdict == "REFUTED" and stated.counterexample is not None:
         return refuted(pair, stated.counterexample)
     if stated.verdict != "PROVED":
@@ -131,7 +132,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
         return Verdict("UNDECIDED", f"not proved, the certificate itself says {stated.verdict}{here}")
     most = stated.parts["bound"].max(initial=0.0)
     if not (exact if stated.within is None else most <= stated.within):
-        raise Rejected(f"{prefix}what it claims does not follow from a bound of {most:.3g}")
+        raise NotConfirmed(f"{prefix}what it claims does not follow from a bound of {most:.3g}")
     what = "the same function" if stated.within is None else f"a difference of at most {stated.within:g}"
     what += ", with the geometry that the certificate states," if pair.assumed else ""
     return Verdict(
@@ -252,16 +253,14 @@ def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
     if "shapes" in counter:
         sizes = tuple(sizes_of(g, pair.stated.grid) for g in (pair.conv, pair.mhsa))
         if sizes != counter["shapes"] or sizes[0] is None or sizes[0] == sizes[1]:
-            raise Rejected(
-                prefix + f"names other sizes than the outputs have, {sizes[0]} and {sizes[1]}, or equal ones"
-            )
+            raise NotConfirmed(f"{prefix}names other sizes than the outputs', {sizes[0]} and {sizes[1]}, or equal ones")
         return Verdict("REFUTED", f"the convolution's output has size {sizes[0]}, the attention's {sizes[1] or 'none'}")
     channel, *place = counter["output"]
     conv_axes, mhsa_axes = axes_of(pair.conv, pair.stated.grid), axes_of(pair.mhsa, pair.stated.grid)
     sizes = [len(axis.queries) for axis in conv_axes]
     same = sizes == [len(axis.queries) for axis in mhsa_axes] and pair.conv[-3:] == pair.mhsa[-3:]
     if pair.content.any() or not same or any(at >= size for at, size in zip(place, sizes, strict=True)):
-        raise Rejected(prefix + "cannot be evaluated")
+        raise NotConfirmed(prefix + "cannot be evaluated")
     _, _, d_in, d_out = pair.kernel.shape
     group, o = divmod(channel, d_out)
     outputs = [Fraction(float(pair.bias[channel])), Fraction(float(pair.a["b_out"][channel]))]
@@ -269,7 +268,7 @@ def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
     for (source, *position), value in counter["input"].items():
         inside = all(x < n for x, n in zip(position, pair.stated.grid, strict=True))
         if not inside or source >= pair.conv.d_in or abs(value) > Fraction(pair.stated.input_bound):
-            raise Rejected(prefix + "is no input that the claim is about")
+            raise NotConfirmed(prefix + "is no input that the claim is about")
         if source // d_in != group:
             continue
         for tap, read in zip(pair.kernel, sources, strict=True):
@@ -281,15 +280,15 @@ def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
             keys = [int(axis.queries[at]) + n for axis, at, n in zip(mhsa_axes, place, centre.shift, strict=True)]
             nearest = [min(max(key, 0), len(axis.tokens) - 1) for key, axis in zip(keys, mhsa_axes, strict=True)]
             if leak(centre, FORMATS[pair.stated.dtype][1]) or (pair.radix is not None and keys != nearest):
-                raise Rejected(prefix + f"rests on head {head}, which is not one-hot")
+                raise NotConfirmed(prefix + f"rests on head {head}, which is not one-hot")
             if [int(axis.tokens[key]) for axis, key in zip(mhsa_axes, nearest, strict=True)] == position:
                 row, column = pair.a["w_val"][head, group, source % d_in], pair.a["w_out"][head, group, :, o]
                 terms = (Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True))
                 outputs[1] += value * sum(terms, Fraction(0))
     if outputs != [counter["convolution"], counter["attention"]] or outputs[0] == outputs[1]:
-        raise Rejected(prefix + "gives other outputs than it says, or equal ones")
+        raise NotConfirmed(prefix + "gives other outputs than it says, or equal ones")
     if pair.stated.within is not None and abs(outputs[0] - outputs[1]) <= Fraction(pair.stated.within):
-        raise Rejected(prefix + "gives outputs that differ by no more than what the claim allows")
+        raise NotConfirmed(prefix + "gives outputs that differ by no more than what the claim allows")
     difference = f"the convolution is exactly {outputs[0]}, the attention {outputs[1]}"
     return Verdict("REFUTED", f"at output {counter['output']} {difference}")
 

@@ -251,6 +251,11 @@ def test_exit_codes(files):
     done = command(files)
     assert (done.returncode, done.stderr) == (1, "")
     assert "REFUTED" in done.stdout
+    files.write([("", certified("2-D"))], conv, mhsa)
+    files.edit(lambda document: document["layers"][0].update(bound=[(2.0**-60).hex()] * 3))
+    done = command(files)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("REJECTED: layer '': says PROVED, but ")
     files.mhsa.write_bytes(b"")
     done = command(files)
     assert (done.returncode, done.stdout) == (2, "")

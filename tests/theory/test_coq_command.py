@@ -1,5 +1,6 @@
 """``python -m verify coq build`` and ``check --verified`` from the outside: what is missing, what is interrupted, what is said."""
 
+import json
 import os
 import signal
 import stat
@@ -18,6 +19,7 @@ from verified import built
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
 from verify.coq import building
+from verify.recheck.certificate_file import record_digest
 
 ROOT = Path(__file__).parents[2]
 AXIOMS = (building.SOURCES / "axioms.txt").read_text().split()
@@ -154,8 +156,8 @@ class Certified:
         certificate = certify(conv, layer, grid=(7,), **claimed)
         write_document(self.paths[0], [("", certificate)], self.paths[1], self.paths[2])
 
-    def check(self) -> subprocess.CompletedProcess:
-        return verify("check", self.paths[0], "--conv", self.paths[1], "--mhsa", self.paths[2], "--verified")
+    def check(self, *options: str) -> subprocess.CompletedProcess:
+        return verify("check", self.paths[0], "--conv", self.paths[1], "--mhsa", self.paths[2], *options)
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def conv() -> Any:
 
 def test_both_prove_a_layer(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
     assert (done.returncode, done.stderr) == (0, "")
     first, *_, head, answer = done.stdout.splitlines()
     assert first.startswith("PROVED: 1 of 1 layers")
@@ -178,30 +180,49 @@ def test_both_prove_a_layer(conv: Any, tmp_path: Path):
 
 def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).check()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).check("--verified")
     assert done.returncode == 0
     assert done.stdout.endswith("the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n")
 
 
 def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).check()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).check("--verified")
     assert done.returncode == 1
     assert done.stdout.startswith("PROVED")
     assert "not accepted: its encoding is the parabola" in done.stdout
     layer = construct.conv_to_mhsa(conv)
     layer.w_out[0, 0, 0, 0] += 1
-    done = Certified(tmp_path, conv, layer).check()
+    done = Certified(tmp_path, conv, layer).check("--verified")
     assert done.returncode == 1
     assert done.stdout.startswith("REFUTED")
-    assert "not accepted: not shown: the same function in the limit" in done.stdout
+    assert (
+        "0 of 1 layers accepted\nthe layer: REFUTED: not the same function in the limit α → ∞: output (" in done.stdout
+    )
+
+
+def test_a_false_certificate_is_rejected_and_a_damaged_one_is_an_error(conv: Any, tmp_path: Path):
+    """One exit code with and without ``--verified``: 1 where the files are whole, 2 where one cannot be read."""
+    built()
+    files = Certified(tmp_path, conv, construct.conv_to_mhsa(conv))
+    document = json.loads(files.paths[0].read_text())
+    for bounds, code in (([(2.0**-60).hex()] * 3, 1), (["small"] * 3, 2)):
+        document["layers"][0]["bound"] = bounds
+        document["record_sha256"] = record_digest(document)
+        files.paths[0].write_text(json.dumps(document))
+        plain, both = files.check(), files.check("--verified")
+        assert (plain.returncode, both.returncode) == (code, code)
+        assert both.stdout.startswith(plain.stdout)
+        assert plain.stdout.startswith("REJECTED: layer") == (code == 1)
+        assert plain.stderr.startswith("error: ") == (code == 2)
+        assert ("not accepted: not shown: in float32 a difference" in both.stdout) == (code == 1)
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
         ("echo accepted 1 2", "the program gave no answer (exit code 0): accepted 1 2"),
-        ("echo rejected true false true true; exit 1", "not shown: every head one-hot in float32"),
+        ("echo rejected true false true; exit 1", "not shown: every head one-hot in float32"),
         ("echo rejected false; exit 1", "the program gave no answer (exit code 1)"),
         ("echo unreadable; exit 2", "the program gave no answer (exit code 2): unreadable"),
         ("kill -SEGV $$", "the program gave no answer (exit code -11)"),
@@ -212,13 +233,13 @@ def test_no_other_answer_counts(script: str, said: str, conv: Any, tmp_path: Pat
     building.build_folder().mkdir(parents=True)
     (building.build_folder() / "checker").write_text(f"#!/bin/sh\n{script}\n")
     (building.build_folder() / "checker").chmod(0o755)
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
     assert done.returncode == 1
     assert f"not accepted: {said}" in done.stdout
 
 
 def test_without_the_program_one_line_says_how_to_build_it(conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check()
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the verified checker is not built (python -m verify coq build)\n"

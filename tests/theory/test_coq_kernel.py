@@ -117,7 +117,7 @@ def test_the_kernel_itself_checks_a_layer(compile_: Any):
     conv = nn.Conv1d(2, 2, 3, padding=1).requires_grad_(False)
     asked, pair = Asked(), pair_of(conv, conv_to_mhsa(conv).requires_grad_(False), (6,))
     most = float(pair.stated.parts["bound"].max())
-    questions = [export.SAME, export.sharp(-149, 24), export.floats(-149, 24, False, 8, 1.0, most)]
+    questions = [export.SAME, export.sharp(-149, 24), export.floats(-149, 24, 1.0, most)]
     pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
     whole = "".join(pieces)
     assert asked.answer(pair, *questions).accepted

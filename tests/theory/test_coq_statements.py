@@ -1,12 +1,14 @@
 """The headline theorems are printed as they stand in Coq's sources, and the documents name theorems that are there."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from verify.coq import statements
 from verify.coq.building import ADMITTED, SOURCES, _all_at_once, sources
-from verify.coq.statements import headlines
+from verify.coq.statements import headlines, pinned
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/machine_checked.md").read_text(encoding="utf-8")
@@ -41,6 +43,39 @@ def test_the_sections_of_a_theorem_are_part_of_it():
 def test_a_name_that_is_none_is_refused():
     with pytest.raises(ValueError, match="no headline theorem is called lemma3"):
         headlines(["lemma2", "lemma3"])
+
+
+def test_what_the_theorems_state_is_what_is_committed():
+    """A claim cites a theorem by its name: what stands under the name changes with statements.txt alone."""
+    committed = (SOURCES / "statements.txt").read_text(encoding="utf-8")
+    assert pinned() == committed, "python -m verify coq statements --digests >verify/coq/statements.txt, if it is meant"
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "changed"),
+    [
+        (
+            "theory/Lemma2.v",
+            "Theorem lemma2 d α δ τ : length δ = d ->",
+            "Theorem lemma2 d α δ τ : d = d ->",
+            ["lemma2"],
+        ),
+        ("theory/Same.v", "Hypothesis best", "Hypothesis better", ["counterexample", "same_iff", "theory/Same.v"]),
+        ("theory/Definitions.v", "(a - b)%Z ::", "(b - a)%Z ::", ["theory/Definitions.v"]),
+        ("verified/Extraction.v", "Z.fdiv x y)", "Z.ediv x y)", ["verified/Extraction.v"]),
+        ("theory/Lemma2.v", "Theorem lemma2 d α", "(* why *)\nTheorem lemma2\n  d α", []),  # words and lines are free
+    ],
+)
+def test_a_changed_statement_is_noticed(
+    file: str, before: str, after: str, changed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = shutil.copytree(SOURCES, tmp_path / "coq")
+    text = (folder / file).read_text(encoding="utf-8")
+    assert before in text
+    (folder / file).write_text(text.replace(before, after, 1), encoding="utf-8")
+    monkeypatch.setattr(statements, "SOURCES", folder)
+    lines = {*pinned().splitlines()} - {*(SOURCES / "statements.txt").read_text(encoding="utf-8").splitlines()}
+    assert sorted(line.split()[0] for line in lines) == sorted(changed)
 
 
 def test_nothing_is_admitted():

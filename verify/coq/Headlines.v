@@ -3,8 +3,8 @@
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
-  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores FloatSoftmaxError.
-From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckText.
+  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
+From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
 
 (** Lemma 2 *)
 (* Lemma 2: v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²) for v_h = −α(1, −2τ_h), r_δ = (‖δ‖², δ), in any dimension *)
@@ -175,6 +175,8 @@ Print Assumptions layer_rounding.
 Print Assumptions sharp_layer_rounding.
 (* The same with one last rounding to half precision *)
 Print Assumptions final_rounding.
+(* Theorem 1 in floating point of equal taps: rounding alone, which three sums over the weights bound *)
+Print Assumptions same_rounding.
 (* Eq. 2 in floating point near one-hot *)
 Print Assumptions near_one_hot_softmax.
 (* The three figures of a certificate, computed in integers *)
@@ -209,6 +211,8 @@ Print Assumptions CheckSharp.check_sharp_sound.
 Print Assumptions CheckFloats.check_floats_sound.
 (* The assumption on exp holds of every correctly rounded one *)
 Print Assumptions CheckFloats.floats_exponential.
+(* A given pair is not the same function, in the limit: an exact counterexample *)
+Print Assumptions CheckRefuted.check_refuted_sound.
 (* Whatever is asked of a pair: accepted means that it holds *)
 Print Assumptions CheckText.check_sound.
 (* The same of the text that the program reads: this is the theorem of what is run *)

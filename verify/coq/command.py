@@ -2,6 +2,10 @@
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.coq.verified.judging import Judge
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -10,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("build", help="compile the proofs, compare their axioms, and build the verified checker")
     statements = actions.add_parser("statements", help="print the headline theorems from the sources; needs no Coq")
     statements.add_argument("names", nargs="*", metavar="THEOREM", help="only these (all by default)")
+    statements.add_argument("--digests", action="store_true", help="a line a theorem and a file, as in statements.txt")
 
 
 def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:
@@ -19,8 +24,11 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[
         ValueError: a tool is missing, a step fails, or there is no such theorem.
     """
     if options.action == "statements":
-        from verify.coq.statements import headlines
+        from verify.coq.statements import headlines, pinned
 
+        if options.digests:
+            yield pinned().rstrip("\n")
+            return
         group = None
         for headline in headlines(options.names):
             if headline.group != group:
@@ -32,23 +40,13 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[
     yield f"the verified checker is {build(report)}"
 
 
-def verified(options: argparse.Namespace) -> tuple[str, bool]:
-    """Check a certificate twice, by our checker and by the verified one.
-
-    Returns:
-        What to print, and whether both prove every layer.
+def judge(options: argparse.Namespace) -> "Judge":
+    """The verified checker for two weight files.
 
     Raises:
-        ValueError: our checker rejects the files, or the verified one is not built.
+        ValueError: it is not built.
     """
-    from verify.checker import check
     from verify.coq.building import program
     from verify.coq.verified.judging import Judge
 
-    judge = Judge(program(), options.conv, options.mhsa)
-    result = check(options.certificate, options.conv, options.mhsa, second=judge)
-    accepted = sum(answer.accepted for answer in judge.answers)
-    head = f"verified checker (theorem check_text_sound): {accepted} of {len(judge.answers)} layers accepted"
-    return "\n".join([str(result), head, *map(str, judge.answers)]), (
-        result.verdict.name == "PROVED" and accepted == len(judge.answers) > 0
-    )
+    return Judge(program(), options.conv, options.mhsa)

@@ -1,11 +1,13 @@
 """The headline theorems, read from Coq's sources: Headlines.v lists them, by groups, with the paper's equation before each.
 
 A statement is printed as it stands in its file, with the comment above it, and with the variables and hypotheses of the sections
-that it stands in, which are part of it.
+that it stands in, which are part of it.  statements.txt, committed, pins what every headline states and every file defines.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,9 @@ _HEADLINE = re.compile(
 _TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|\S', re.S)
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
 _CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b")
+_DEFINED = re.compile(
+    rf"(?:Local )?({_CONTEXT.pattern}|(?:Definition|Fixpoint|Record|Inductive|Let|Open Scope|Section|End|Extract)\b)"
+)
 
 
 class Headline(NamedTuple):
@@ -75,9 +80,28 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
     return [headline for headline in listed if not names or headline.name in names]
 
 
-def _sentences(text: str) -> Iterator[tuple[str, str]]:
+def pinned() -> str:
+    """A line with a digest for what every headline theorem states, and for all that every file defines: statements.txt.
+
+    >>> pinned().splitlines()[0].split()[0]
+    'lemma2'
+    """
+    lines = [f"{theorem.name} {_digest([*theorem.context, theorem.statement])}" for theorem in headlines()]
+    for path in sorted(SOURCES.glob("*/*.v")):
+        defined = [code for _, code in _sentences(path.read_text(encoding="utf-8")) if _DEFINED.match(code)]
+        lines.append(f"{path.relative_to(SOURCES).as_posix()} {_digest(defined)}")
+    return "\n".join(lines) + "\n"
+
+
+def _digest(sentences: Sequence[str]) -> str:
+    """The digest of sentences, however they are broken into lines."""
+    return hashlib.sha256("\n".join(" ".join(code.split()) for code in sentences).encode()).hexdigest()[:16]
+
+
+@cache
+def _sentences(text: str) -> list[tuple[str, str]]:
     """Every sentence of Coq, which ends with a period, and the comment before it; comments nest."""
-    depth, comment, began, start = 0, (0, 0), 0, -1
+    depth, comment, began, start, sentences = 0, (0, 0), 0, -1, []
     for token in _TOKEN.finditer(text):
         if token[0] == "(*":
             began, depth = (token.start() if depth == 0 else began), depth + 1
@@ -87,8 +111,9 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
         elif depth == 0:
             start = token.start() if start < 0 else start
             if token["end"]:
-                yield text[slice(*comment)], text[start : token.end()]
+                sentences.append((text[slice(*comment)], text[start : token.end()]))
                 comment, start = (0, 0), -1
+    return sentences
 
 
 def _statements(path: Path) -> Iterator[Headline]:

@@ -35,6 +35,10 @@ class Rejected(ValueError):
     """A file is malformed, or a certificate states something false; the message says what in one line."""
 
 
+class NotConfirmed(Rejected):
+    """The files are whole, and what the certificate states of them is false."""
+
+
 @dataclass(eq=False)
 class Pickled:
     """The record of an object that pickle would build: ``kind(*args)``, filled with ``pairs``, given ``state``."""

@@ -2,9 +2,9 @@
 
     Statements:
       taps_difference_read  the vector [difference] holds tap − W at every kernel position and pair of channels
-      check_same_sound      if [check_same] accepts, then for every size that torch accepts, every image and every
-        output,
-                            the layer with its v multiplied by α → ∞ tends to the convolution *)
+      same_tensors          if [check_same] accepts, taps and biases are the convolution's
+      check_same_sound      and for every size that torch accepts, every image and every output, the layer with its v
+                            multiplied by α → ∞ tends to the convolution *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Lra Lia.
@@ -81,14 +81,6 @@ Proof.
   apply RoundingCheck.sum_filter; intros h I K; apply sum_below_zero; intros i _; rewrite (E h I K); ring.
 Qed.
 
-Lemma map_injective {A B} (g : A -> B) l x y : NoDup (map g l) -> In x l -> In y l -> g x = g y -> x = y.
-Proof.
-  induction l as [|a l IH]; simpl; [tauto|]; intros N; inversion N; subst; intros [->|Ix] [->|Iy] E; try reflexivity.
-  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite E; apply in_map, Iy end.
-  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite <- E; apply in_map, Ix end.
-  - apply IH; assumption.
-Qed.
-
 (** * Soundness *)
 
 Section Sound.
@@ -113,8 +105,7 @@ Lemma comparable_facts : a_geometry m = c_geometry c /\ well_formed c = true /\
 Proof.
   revert ok; unfold comparable; rewrite !andb_true_iff, forallb_forall, Nat.ltb_lt, !Nat.eqb_eq.
   intros (((((((A1 & A2) & A3) & A4) & A5) & A6) & A7) & _); apply geometry_equal in A1; repeat (split; [assumption|]).
-  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; repeat (split;
-    [assumption|]).
+  intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; do 2 (split; [assumption|]).
   destruct (tap_read m h) as [j|]; [exists j; reflexivity|discriminate].
 Qed.
 
@@ -324,6 +315,18 @@ Proof.
   - destruct tokens_dims as [_ F]; rewrite Forall_forall in F; apply F, Ik.
 Qed.
 
+(** Every other token scores lower. *)
+Lemma kept_best h X o k : In o (outputs c sizes) -> In h (heads L) -> In k (tokens c sizes) ->
+  k <> add (query_of c sizes o) (f h) ->
+  score L h X (query_of c sizes o) k < score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)).
+Proof.
+  intros Io Ih Ik N; assert (S := kept_falls h X o k Ih Io Ik); destruct (kept_sharp h Ih) as (_ & Ha & Lf & _).
+  assert (P : (1 <= norm2 (sub k (add (query_of c sizes o) (f h))))%Z).
+  { apply norm2_sub_positive; [|exact N]; assert (Lq := query_dims o Io); rewrite length_add by congruence.
+    destruct tokens_dims as [_ F]; rewrite Forall_forall in F; rewrite (F _ Ik); congruence. }
+  apply IZR_le in P; nra.
+Qed.
+
 Lemma attend_L α G X q k : attend (sharpen α L) G X q k = attend (sharpen α (layer_of m)) G X q k.
 Proof.
   apply (attend_kept (sharpen α (layer_of m)) (fun h => negb (idle h))); intros h _ K i; apply negb_false_iff in K.
@@ -349,6 +352,27 @@ Qed.
 
 End Sound.
 
+(** What [check_same] computes: both layers have the same biases, and the same matrix at every shift. *)
+Lemma same_tensors c m sizes : check_same c m = true -> accepts c sizes ->
+  let L := with_heads (layer_of m) (kept m) in
+  (forall k, (k < groups_n c * out_g c)%nat -> b_out L k = bias_of c k) /\
+  forall τ i k, In τ (kernel_shifts c) -> (i < groups_n c * in_g c)%nat -> (k < groups_n c * out_g c)%nat ->
+    tap L (shift_read m) τ i k = kernel_at c τ i k.
+Proof.
+  intros Ck A L; unfold check_same in Ck; rewrite !andb_true_iff, !forallb_forall in Ck; destruct Ck as [[ok D] Bd].
+  destruct (comparable_facts c m ok) as (_ & _ & _ & _ & Lb & La & _); split.
+  - intros k Hk; apply Rminus_diag_uniq; assert (Bk := bias_difference c m ok k Hk).
+    assert (Ib : In (nth k (bias_differences c m) (z_of 0)) (bias_differences c m)).
+    { apply nth_In; unfold bias_differences; rewrite map_length, combine_length; lia. }
+    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; fold L in Bk.
+    destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N]; [assumption|apply Rabs_no_R0 in N; congruence].
+  - intros τ i k Iτ Hi Hk; apply in_map_iff in Iτ; destruct Iτ as (j & <- & Ij).
+    rewrite (kernel_at_shift c sizes A) by exact Ij; apply Rminus_diag_uniq; unfold L.
+    rewrite (taps_difference_read c m ok sizes A) by assumption.
+    destruct (Nat.eqb _ _); [|reflexivity]; rewrite coef_absent_values; [apply number_of_0|].
+    intros l x I; apply Z.eqb_eq, (D (l, x) I).
+Qed.
+
 (** If [check_same] accepts, the layer's limit is the convolution: for inputs of every size that torch accepts, every
     image X, every output o and channel k.  The layer reads the tokens of its own geometry. *)
 Theorem check_same_sound c m : check_same c m = true ->
@@ -356,38 +380,21 @@ Theorem check_same_sound c m : check_same c m = true ->
   is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k) p_infty
     (computes_conv c sizes X o k).
 Proof.
-  unfold check_same; rewrite !andb_true_iff, !forallb_forall; intros [[ok D] Bd] sizes X o k A Io Hk.
-  destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
+  intros Ck sizes X o k A Io Hk; destruct (same_tensors c m sizes Ck A) as [Z0 Ts].
+  assert (ok : comparable c m = true) by (unfold check_same in Ck; rewrite !andb_true_iff in Ck; tauto).
+  destruct (comparable_facts c m ok) as (E & _); rewrite E.
   rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io).
-  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes) (reads c
-    sizes X)
-    (query_of c sizes o) k); [intros α; apply attend_L|].
+  apply is_lim_ext with (fun α => attend (sharpen α (with_heads (layer_of m) (kept m))) (tokens c sizes)
+    (reads c sizes X) (query_of c sizes o) k); [intros α; apply attend_L|].
   set (L := with_heads (layer_of m) (kept m)); destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [L D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
-  rewrite <- Ein; assert (Z0 : b_out L k = bias_of c k).
-  { apply Rminus_diag_uniq; assert (Bk := bias_difference c m ok k Hk).
-    assert (Ib : In (nth k (bias_differences c m) (z_of 0)) (bias_differences c m)).
-    { apply nth_In; unfold bias_differences; rewrite map_length, combine_length; lia. }
-    apply Bd, value_is_zero in Ib; rewrite Ib in Bk; destruct (Req_dec (b_out L k - bias_of c k) 0) as [|N];
-      [assumption|].
-    apply Rabs_no_R0 in N; unfold L in N; congruence. }
-  apply (same_iff L (shift_read m) (dims c) (kernel_shifts c) (kernel_at c) (bias_of c)).
+  rewrite <- Ein; apply (same_iff L (shift_read m) (dims c) (kernel_shifts c) (kernel_at c) (bias_of c)).
   - apply (kernel_shifts_positions c m ok sizes A).
   - apply (tokens_dims c m ok sizes A).
   - apply (query_dims c m ok sizes A o Io).
   - apply (targets_on_tokens c sizes A o Io).
   - apply (heads_on_shifts c m ok).
   - intros h Ih; apply (kept_sharp c m ok h Ih).
-  - intros h X' k' Ih Ik N; assert (S := kept_falls c m ok sizes A h X' o k' Ih Io Ik).
-    destruct (kept_sharp c m ok h Ih) as (_ & Ha & Lf & _).
-    assert (P : (1 <= norm2 (sub k' (add (query_of c sizes o) (shift_read m h))))%Z).
-    { apply norm2_sub_positive; [|exact N]; assert (Lq := query_dims c m ok sizes A o Io).
-      rewrite length_add by congruence; destruct (tokens_dims c m ok sizes A) as [_ F]; rewrite Forall_forall in F.
-      rewrite (F _ Ik); congruence. }
-    apply IZR_le in P; unfold L; nra.
-  - split; [exact Z0|]; intros τ i Iτ Hi; apply in_map_iff in Iτ; destruct Iτ as (j & <- & Ij).
-    rewrite (kernel_at_shift c sizes A) by exact Ij; apply Rminus_diag_uniq.
-    rewrite Ein in Hi; unfold L; rewrite (taps_difference_read c m ok sizes A) by assumption.
-    destruct (Nat.eqb _ _); [|reflexivity]; rewrite coef_absent_values; [apply number_of_0|].
-    intros l x I; apply Z.eqb_eq, (D (l, x) I).
+  - intros h X' k'; apply (kept_best c m ok sizes A h X' o k'), Io.
+  - split; [apply Z0, Hk|]; intros τ i Iτ Hi; rewrite Ein in Hi; apply Ts; assumption.
 Qed.

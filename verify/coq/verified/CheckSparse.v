@@ -311,3 +311,11 @@ Proof.
     apply (E a' b' a b) in F; [|right; exact Ia'|exact Ib'|left; reflexivity|exact Ib]; destruct F as [-> _];
       contradiction.
 Qed.
+
+Lemma map_injective {A B} (g : A -> B) l x y : NoDup (map g l) -> In x l -> In y l -> g x = g y -> x = y.
+Proof.
+  induction l as [|a l IH]; simpl; [tauto|]; intros N; inversion N; subst; intros [->|Ix] [->|Iy] E; try reflexivity.
+  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite E; apply in_map, Iy end.
+  - exfalso; match goal with H : ~ In _ _ |- _ => apply H; rewrite <- E; apply in_map, Ix end.
+  - apply IH; assumption.
+Qed.

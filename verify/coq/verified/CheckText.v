@@ -5,9 +5,10 @@
       questions            their number, one at least, and each question:
                              0 same
                              1 within, then B and T, each as mantissa and exponent
-                             2 floats, then the format (e_min, p), the order (0 values first, 1 attended first), the
-                               most tokens, B and T
+                             2 floats, then the format (e_min, p), B and T
                              3 sharp, then the format
+                             4 refuted, then d, the input's d sizes, an output (its place, d numbers, and its channel),
+                               an exponent, the number of pixels, and each: channel, place, integer
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
@@ -20,13 +21,13 @@
     Statements:
       check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of
                         them: they are the same function in the limit; they differ by T at most, over the reals or in
-                        floating point with all rounding; every head is one-hot in floating point *)
+                        floating point with all rounding; every head is one-hot in floating point; they differ on a
+                        given input *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
-From Attention Require RoundingHead RoundingCheck.
 From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
-  CheckSharp CheckFloats.
+  CheckSharp CheckFloats CheckRefuted.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -162,9 +163,10 @@ Definition read_attention : reader attention_layer :=
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
 (** What is asked: the same function; a difference of T at most for |X| ≤ B, over the reals or in floating point; heads
-    that are one-hot in floating point. *)
+    that are one-hot in floating point; an output that differs on a given input, in the limit. *)
 Inductive question : Set :=
-| the_same | within (B T : dyadic) | floats (s : RoundingCheck.setting) (T : dyadic) | sharp (emin prec : Z).
+| the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z)
+| refuted (sizes : list Z) (o : position) (j : nat) (e : Z) (l : list pixel).
 
 Definition read_question : reader question :=
   mode <- number;
@@ -172,11 +174,14 @@ Definition read_question : reader question :=
   | 0%Z => return_ the_same
   | 1%Z => bm <- number; be <- number; tm <- number; te <- number; return_ (within (Dyadic bm be) (Dyadic tm te))
   | 2%Z =>
-      e <- number; p <- number; o <- read_flag; n <- number;
-      bm <- number; be <- number; tm <- number; te <- number;
-      let order := if o then RoundingHead.attended_first else RoundingHead.values_first in
-      return_ (floats (RoundingCheck.Setting e p order n (Dyadic bm be)) (Dyadic tm te))
+      e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
+      return_ (floats e p (Dyadic bm be) (Dyadic tm te))
   | 3%Z => e <- number; p <- number; return_ (sharp e p)
+  | 4%Z =>
+      d <- number; let d := Z.to_nat d in
+      sizes <- many d number; o <- many d number; j <- number; e <- number; n <- number;
+      l <- many (Z.to_nat n) (i <- number; p <- many d number; x <- number; return_ (Pixel (Z.to_nat i) p x));
+      return_ (refuted sizes o (Z.to_nat j) e l)
   | _ => fail
   end.
 
@@ -194,18 +199,22 @@ Definition read_text (s : string) : option (list Z * list question * convolution
 (** Rejected says which questions hold. *)
 Inductive verdict : Set := Accepted (digests : list Z) | Rejected (answers : list bool) | Unreadable.
 
-Definition check (q : question) (c : convolution) (m : attention_layer) : bool :=
+(** Whether a question holds, given the answer of [check_same], which two of them ask for. *)
+Definition check (same : bool) (q : question) (c : convolution) (m : attention_layer) : bool :=
   match q with
-  | the_same => check_same c m
+  | the_same => same
   | within B T => check_within c m B T
-  | floats s T => check_floats c m s (sharp_exponent m) T
+  | floats e p B T => same && check_floats c m e p B T
   | sharp e p => check_sharp c m e p
+  | refuted sizes o j e l => check_refuted c m sizes o j e l
   end.
+Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ => true | _ => false end.
 
 Definition check_text (s : string) : verdict :=
   match read_text s with
   | Some (digests, qs, c, m) =>
-      let answers := map (fun q => check q c m) qs in
+      let same := existsb asks_same qs && check_same c m in
+      let answers := map (fun q => check same q c m) qs in
       match qs with
       | [] => Unreadable
       | _ => if forallb (fun a => a) answers then Accepted digests else Rejected answers
@@ -230,17 +239,19 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
-  | floats s T => floats_within c m s (sharp_exponent m) T
+  | floats e p B T => floats_within c m e p B T
   | sharp e p => one_hot_heads c m e p
+  | refuted sizes o j e l => differ c m sizes o j e l
   end.
 
-Theorem check_sound q c m : check q c m = true -> answered q c m.
+Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
-  destruct q as [|B T|s T|e p]; intros E.
-  - intros sizes X o j A Io Hj; exact (check_same_sound c m E sizes X o j A Io Hj).
+  intros S; destruct q as [|B T|e p B T|e p|sizes o j e l]; intros E.
+  - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
-  - exact (check_floats_sound c m s (sharp_exponent m) T E).
+  - apply andb_prop in E; exact (check_floats_sound c m e p B T (S (proj1 E)) (proj2 E)).
   - exact (check_sharp_sound c m e p E).
+  - exact (check_refuted_sound c m sizes o j e l E).
 Qed.
 
 Theorem check_text_sound s digests : check_text s = Accepted digests ->
@@ -249,6 +260,7 @@ Proof.
   unfold check_text; destruct (read_text s) as [[[[d qs] c] m]|]; [|discriminate].
   destruct qs as [|q0 qs]; [discriminate|]; set (l := q0 :: qs) in *.
   destruct (forallb _ _) eqn:E; [|discriminate]; intros D; injection D as ->; exists l, c, m.
-  split; [reflexivity|]; split; [discriminate|]; intros q I; apply check_sound.
-  rewrite forallb_forall in E; apply E; apply (in_map (fun q => check q c m)), I.
+  split; [reflexivity|]; split; [discriminate|]; intros q I; set (same := existsb _ _ && _) in *.
+  apply (check_sound same); [unfold same; rewrite andb_true_iff; tauto|].
+  rewrite forallb_forall in E; apply E; apply (in_map (fun q => check same q c m)), I.
 Qed.

@@ -5,6 +5,7 @@ What the checker derives (grids, shifts, taps, bounds) is derived inside Coq; th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,34 @@ def within(bound: float, most: float) -> str:
     return f"1 {_dyadic(bound)} {_dyadic(most)}"
 
 
-def floats(emin: int, precision: int, attended_first: bool, tokens: int, bound: float, most: float) -> str:
-    """The question whether they differ by at most ``most`` in this format, for |X| ≤ ``bound`` and so many tokens."""
-    return f"2 {emin} {precision} {int(attended_first)} {tokens} {_dyadic(bound)} {_dyadic(most)}"
+def floats(emin: int, precision: int, bound: float, most: float) -> str:
+    """The question whether they are the same function and differ by at most ``most`` in this format, for |X| ≤ ``bound``."""
+    return f"2 {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
 
 
 def sharp(emin: int, precision: int) -> str:
     """The question whether every head is one-hot in this format: floats m·2^e with |m| < 2^precision and e ≥ emin."""
     return f"3 {emin} {precision}"
+
+
+def refuted(grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[int, ...], Fraction]) -> str:
+    """The question whether, in the limit, an output differs on the input with these pixels.
+
+    Args:
+        grid: the input's sizes.
+        output: (channel, *position).
+        pixels: by (channel, *position); the others are zero.
+
+    Raises:
+        ValueError: a pixel is no integer times a power of two.
+    """
+    exponent = -max((x.denominator.bit_length() - 1 for x in pixels.values()), default=0)
+    scaled = {index: x * 2**-exponent for index, x in pixels.items()}
+    if any(x.denominator != 1 for x in scaled.values()):
+        raise ValueError("a number is no integer times a power of two (the checker takes no other)")
+    entries = [number for index, x in scaled.items() for number in (*index, x)]
+    numbers = [4, len(grid), *grid, *output[1:], output[0], exponent, len(scaled), *entries]
+    return " ".join(map(str, numbers))
 
 
 def text(

@@ -1,7 +1,6 @@
 """What the verified checker says of a layer: the questions that a certificate raises, the program's run, its answer."""
 
 import hashlib
-import math
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from verify.coq.verified import export
-from verify.recheck.grids import axes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.verdict import from_above
 
@@ -20,9 +18,6 @@ ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32",
 
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
 """e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
-
-MOST_IN_FLOATS = 2**23
-"""Weights times channels up to which the bound in floating point is asked for: some two seconds; it grows with this product."""
 
 LONGEST = 3600
 """Seconds for one layer."""
@@ -36,23 +31,24 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the verified checker says of one layer."""
+    """What the verified checker says of one layer: accepted, refuted, or neither."""
 
     name: str
     accepted: bool
     sentence: str
+    refuted: bool = False
 
     def __str__(self) -> str:
         shown = (self.name if self.name.isprintable() else ascii(self.name)) or "the layer"
-        return f"{shown}: {'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
+        return f"{shown}: {'REFUTED' if self.refuted else 'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
 
 
 def questions_of(pair: LayerPair) -> list[Question]:
     """What the certificate claims of a pair, as questions that Coq defines.
 
     "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
-    every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, in both orders of
-    the products, for layers that ``_judged_in_floats`` names.  "A difference within T" is asked over the reals.
+    every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, of layers that
+    ``_judged_in_floats`` names.  "A difference within T" is asked over the reals.
     """
     stated = pair.stated
     if stated.within is not None:
@@ -65,21 +61,31 @@ def questions_of(pair: LayerPair) -> list[Question]:
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
     if stated.verdict == "PROVED" and _judged_in_floats(pair):
-        tokens = math.prod(len(axis.tokens) for axis in axes_of(pair.conv, stated.grid))
-        what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g} on {tokens} tokens or fewer"
-        orders = [export.floats(*FORMATS[name], first, tokens, stated.input_bound, most) for first in (False, True)]
-        questions += [Question(orders[0], what), Question(orders[1], "the same with the products in the other order")]
+        what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g}"
+        questions.append(Question(export.floats(*FORMATS[name], stated.input_bound, most), what))
     return questions
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _judged_in_floats(pair: LayerPair) -> bool:
-    """Whether the bound in floating point is asked for: a small layer, every τ whole, and one α, a power of two, for all heads."""
+    """Whether the bound in floating point is asked for: every τ is whole, and one α, a power of two, is that of all heads."""
     c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
-    if not len(c) or pair.weight.size * max(pair.conv.d_in, pair.conv.d_out) > MOST_IN_FLOATS:
+    if not len(c):
         return False
     alike = (c[:, 0] == c[0, 0]).all() and np.frexp(c[0, 0])[0] == -0.5
     return bool(alike and not np.mod(c[:, 1:], 2 * c[0, 0]).any())
+
+
+def refutation_of(pair: LayerPair) -> list[Question]:
+    """The certificate's counterexample to "the same function" as a question, if it has one in binary numbers."""
+    stated, counter = pair.stated, pair.stated.counterexample
+    if stated.verdict != "REFUTED" or stated.within is not None or counter is None or "shapes" in counter:
+        return []
+    try:
+        question = export.refuted(stated.grid, counter["output"], counter["input"])
+    except ValueError:
+        return []
+    return [Question(question, f"not the same function in the limit α → ∞: output {counter['output']} differs")]
 
 
 class Judge:
@@ -103,7 +109,19 @@ class Judge:
 
     def __call__(self, pair: LayerPair) -> None:
         """Ask about one layer."""
-        self.answers.append(self._answer(pair, questions_of(pair)))
+        refutation = refutation_of(pair)
+        answer = self._answer(pair, refutation or questions_of(pair))
+        self.answers.append(answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it was asked, and accepted every layer."""
+        return bool(self.answers) and all(answer.accepted for answer in self.answers)
+
+    def __str__(self) -> str:
+        accepted = sum(answer.accepted for answer in self.answers)
+        head = f"verified checker (theorem check_text_sound): {accepted} of {len(self.answers)} layers accepted"
+        return "\n".join([head, *map(str, self.answers)])
 
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
         name, stated = pair.stated.name, pair.stated
