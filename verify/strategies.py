@@ -1,13 +1,6 @@
 """Hypothesis strategies: convolutions over every geometry that torch has, and inputs that they accept.
 
-For this project's own tests and for users' tests of their own layers:
-
-    from hypothesis import given
-    from verify.strategies import cases
-
-    @given(cases())
-    def test_my_layer(case):
-        assert verify.compare(case.conv, my_layer(case.conv), case.x).max_abs < ...
+For this project's own tests and for users' tests of their own layers (docs/your_own_tests.md).
 
 Only legal combinations are generated: torch accepts every call.  Everything shrinks toward the simplest convolution: 1-D,
 kernel 1, one channel, no padding, float32, on one contiguous input.
@@ -165,15 +158,47 @@ def inputs_for(
 def cases(
     draw: st.DrawFn,
     *,
+    dims: Sequence[int] = (1, 2, 3),
+    transposed: Sequence[bool] = (False, True),
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    padding_modes: Sequence[str] = PADDING_MODES,
+    paddings: Sequence[str] = PADDINGS,
+    channels: Sequence[str] = CHANNELS,
+    bias: Sequence[bool] = (False, True),
+    integers: Sequence[bool] = (False, True),
     batches: Sequence[int | None] = BATCHES,
     layouts: Sequence[str] = LAYOUTS,
-    integers: Sequence[bool] = (False, True),
     tokens: int | None = None,
-    **options: Any,
 ) -> Case:
-    """A convolution with an input; the arguments are those of :func:`convolutions` and :func:`inputs_for`."""
+    """A convolution with an input that it accepts.
+
+    Args:
+        draw: given by hypothesis.
+        dims: numbers of spatial dimensions, as all up to ``bias`` in :func:`convolutions`.
+        transposed: whether nn.ConvTransposeNd is wanted.
+        dtypes: of weights and inputs.
+        padding_modes: as in torch.
+        paddings: "none", "numbers", "same", "valid".
+        channels: "one", "dense", "grouped", "depthwise", "multiplier".
+        bias: with or without.
+        integers: whether all numbers are small integers, so that a correct layer is equal bit for bit.
+        batches: batch sizes to choose from, as the rest in :func:`inputs_for`; None stands for an unbatched input.
+        layouts: of the input in memory.
+        tokens: about how many positions the padded grid should have at most.
+    """
     whole = draw(st.sampled_from(integers))
-    conv: Any = draw(convolutions(integers=[whole], **options))
+    conv: Any = draw(
+        convolutions(
+            dims=dims,
+            transposed=transposed,
+            dtypes=dtypes,
+            padding_modes=padding_modes,
+            paddings=paddings,
+            channels=channels,
+            bias=bias,
+            integers=[whole],
+        )
+    )
     x = draw(inputs_for(conv, integers=whole, batches=batches, layouts=layouts, tokens=tokens))
     kind = "small integers" if whole else "normal numbers"
     layout = "" if x.is_contiguous() else f" with strides {x.stride()}"

@@ -1,6 +1,7 @@
 """The theorem as properties: over random convolutions and inputs, the attention layer is the convolution."""
 
 import copy
+import inspect
 from collections import Counter
 from itertools import product
 
@@ -274,3 +275,30 @@ def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
 def test_cases_shrink_to_the_simplest(wanted, simplest: str):
     """A failing property is reported on the smallest convolution that fails it."""
     assert find(cases(), wanted, settings=settings(max_examples=100)).description.startswith(simplest)
+
+
+def test_every_argument_of_cases_is_explicit_and_that_of_the_half_that_it_goes_to():
+    halves = {**inspect.signature(inputs_for).parameters, **inspect.signature(convolutions).parameters}
+    for name, parameter in inspect.signature(cases).parameters.items():
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default == halves[name].default
+    assert inspect.signature(convolutions).parameters.keys() <= inspect.signature(cases).parameters.keys()
+
+
+@settings(max_examples=3)
+@given(
+    cases(
+        dims=[2], transposed=[False], dtypes=[torch.float64], padding_modes=["reflect"], paddings=["same"], bias=[True],
+        channels=["depthwise"], integers=[True], batches=[2], layouts=["expanded"], tokens=30,
+    )
+)  # fmt: skip
+def test_cases_hand_every_argument_on(case: Case):
+    conv = case.conv
+    assert isinstance(conv, torch.nn.Conv2d)
+    assert (conv.padding_mode, conv.padding, conv.weight.dtype) == ("reflect", "same", torch.float64)
+    assert conv.groups == conv.in_channels == conv.out_channels > 1
+    assert conv.bias is not None
+    assert case.integers
+    assert len(case.x) == 2
+    assert case.x.stride(0) == 0
+    assert case.x[0, 0].numel() < 150

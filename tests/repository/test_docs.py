@@ -27,6 +27,7 @@ NEEDED = {
     "numerics",
     "finetune",
     "teaching",
+    "your_own_tests",
     "is_it_a_convolution",
     "formats",
     "claims",
@@ -77,7 +78,7 @@ def test_the_pages_are_there():
     assert {page.stem for page in PAGES} >= NEEDED
 
 
-SLOW = {"teaching", "formats", "numerics", "finetune"}
+SLOW = {"formats", "numerics", "finetune"}
 """Pages whose blocks take a quarter of a minute and more; the continuous integration runs them too."""
 
 

@@ -402,7 +402,8 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path):
     words = [sys.executable, "-W", "error", "-c", code, "plot", "leakage", "-o", str(tmp_path / "a.svg")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("error: plots take matplotlib, which is not there (pip install 'conv-as-attention[viz]')\n")
+    hint = 'pip install ".[viz]" in the project\'s folder'
+    assert done.stderr == f"error: plots take matplotlib, which is not there ({hint})\n"
 
 
 def test_no_figure_is_kept_by_pyplot_and_no_style_is_changed(tmp_path):

@@ -451,10 +451,8 @@ def test_where_the_page_may_not_go(saved: Path, capsys: pytest.CaptureFixture[st
 def test_without_jinja2(saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = failed(capsys, "model.pt", "--report", "page.html")
-    assert (
-        said
-        == "error: --report: the report takes jinja2, which is not there (pip install 'conv-as-attention[report]')\n"
-    )
+    hint = 'pip install ".[report]" in the project\'s folder'
+    assert said == f"error: --report: the report takes jinja2, which is not there ({hint})\n"
     with pytest.raises(ImportError, match="jinja2"):
         verify.write_report(saved / "page.html", nn.Conv1d(1, 1, 1), construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)))
 

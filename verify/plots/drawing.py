@@ -51,7 +51,8 @@ def require_matplotlib() -> Any:
     try:
         return import_module("matplotlib")
     except ImportError as error:
-        raise ImportError("plots take matplotlib, which is not there (pip install 'conv-as-attention[viz]')") from error
+        hint = 'pip install ".[viz]" in the project\'s folder'
+        raise ImportError(f"plots take matplotlib, which is not there ({hint})") from error
 
 
 @contextmanager

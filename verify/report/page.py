@@ -123,9 +123,8 @@ def require_jinja2() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise ImportError(
-            "the report takes jinja2, which is not there (pip install 'conv-as-attention[report]')"
-        ) from error
+        hint = 'pip install ".[report]" in the project\'s folder'
+        raise ImportError(f"the report takes jinja2, which is not there ({hint})") from error
     return jinja2
 
 
