@@ -1,7 +1,7 @@
 # %% [markdown]
 """What happens when α is too small: attention leaks to the neighbours, and a bright pixel shows how much.
 
-Over the reals a head leaks at most 1 − ϑ(α)^{−d}, with ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}: never nothing, on any grid.  In floating
+Over the reals a head leaks at most $1 − ϑ(α)^{−d}$, with $ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}$: never nothing, on any grid.  In floating
 point it is nothing from some α on: the probabilities are computed in float64 and rounded to the type of the values, and
 what is smaller than half of float32's smallest number becomes 0.
 """

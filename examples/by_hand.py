@@ -17,13 +17,13 @@ image = torch.arange(1.0, 17.0).reshape(1, 1, 4, 4)
 alpha = 1024.0
 
 # %% [markdown]
-# Lemma 1: one head for each kernel position.  Head h looks at the key q + τ_h.
+# Lemma 1: one head for each kernel position.  Head $h$ looks at the key $q + τ_h$.
 
 # %%
 shifts = list(product((-1, 0, 1), repeat=2))
 
 # %% [markdown]
-# Lemma 2: v_h = −α(1, −2τ_h), so that v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²) with r_δ = (‖δ‖², δ).
+# Lemma 2: $v_h = −α(1, −2τ_h)$, so that $v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²)$ with $r_δ = (‖δ‖², δ)$.
 
 # %%
 v = torch.tensor([[-alpha, 2 * alpha * a, 2 * alpha * b] for a, b in shifts])
@@ -31,7 +31,7 @@ for tau, row, weight in zip(shifts, v.tolist(), kernel.flatten().tolist(), stric
     print(f"the head with weight {weight:.0f} looks at {tau!s:>8}: v = {row}")
 
 # %% [markdown]
-# Theorem 1: all parameters of the layer.  Content is silent; W_val is the head's kernel entry, W_out is 1.
+# Theorem 1: all parameters of the layer.  Content is silent; $W_{val}$ is the head's kernel entry, $W_{out}$ is 1.
 
 # %%
 weights = MHSAWeights(

@@ -1,5 +1,9 @@
 # %% [markdown]
-"""Lemma 2, shown by sympy on the very encoding that the layer runs: attention becomes one-hot as alpha grows."""
+"""Lemma 2, shown by sympy on the very encoding that the layer runs: attention becomes one-hot as α grows.
+
+The score is $v·r_δ = −α(‖δ − τ‖² − ‖τ‖²)$; its only maximum is at $δ = τ$, and every other whole shift scores lower by
+$α‖δ − τ‖² ≥ α$.
+"""
 
 # %%
 import verify

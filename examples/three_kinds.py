@@ -1,8 +1,12 @@
 # %% [markdown]
 """Three kinds of attention in one layer: to content, to position, and to both.
 
-A score has four terms (Eq. 6).  Three heads use them differently: the first asks for tokens that look like the query's, the
-second for tokens at a shift, wherever the query is and whatever it shows, the third for tokens that look alike *and* are near.
+A score has four terms (Eq. 6):
+
+$$A_{q,k} = X_q W_{qry} W_{key}^⊤ X_k^⊤ + X_q W_{qry} Ŵ_{key} r_δ + u^⊤ W_{key}^⊤ X_k^⊤ + v^⊤ Ŵ_{key} r_δ$$
+
+Three heads use them differently: the first asks for tokens that look like the query's, the second for tokens at a shift,
+wherever the query is and whatever it shows, the third for tokens that look alike *and* are near.
 """
 
 # %%
@@ -16,7 +20,7 @@ x = torch.stack([picture, 1 - picture])[None]  # two channels: black, white
 query = (3, 5)  # row and column, on the block at the right
 
 # %% [markdown]
-# W_qry W_keyᵀ scores 20 where the colours agree; it uses the first two of the three components of a key.
+# $W_{qry} W_{key}^⊤$ scores 20 where the colours agree; it uses the first two of the three components of a key.
 
 # %%
 same = 20.0**0.5 * torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])  # (D_in, D_k)

@@ -127,6 +127,7 @@ def test_an_example_opens_as_a_notebook(path):
     for cell in others:
         if cell.cell_type == "markdown":
             assert not re.search(r'^#|"""', cell.source, re.MULTILINE)
+            assert cell.source.count("$") % 2 == 0, "a formula has two ends"
 
 
 @pytest.mark.parametrize(
