@@ -82,6 +82,11 @@ def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "demo.html"
 
 
+@pytest.fixture
+def kept_demo() -> Path:
+    return Path(__file__).parents[2] / "docs/demo.html"
+
+
 def read(path: Path) -> Document:
     return Document(path.read_text(encoding="utf-8"))
 
@@ -89,7 +94,7 @@ def read(path: Path) -> Document:
 # ---- one file, one source ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["demo_page", "hostile"])
+@pytest.mark.parametrize("name", ["demo_page", "kept_demo", "hostile"])
 def test_the_page_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
     made = request.getfixturevalue(name)
     path = made if isinstance(made, Path) else made[0]
@@ -123,9 +128,37 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
     assert {assumption for layer in record["layers"] for assumption in layer["assumptions"]} <= {*document.texts["li"]}
 
 
-def test_the_demo_page_is_small(demo_page: Path) -> None:
-    assert demo_page.stat().st_size < 2**20 / 4
-    assert "a handwritten digit" in demo_page.read_text()
+def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_demo: Path) -> None:
+    """docs/demo.html: python -m construct.from_conv --report docs/demo.html, from the root of a clone."""
+    text = kept_demo.read_text(encoding="utf-8")
+    assert kept_demo.stat().st_size <= 300_000
+    assert "a handwritten digit" in text
+    assert str(Path.cwd()) not in text
+    assert "--conv construct/command/demo/digits_cnn.pt" in text
+    kept, made = read(kept_demo), read(demo_page)
+    assert kept.texts["style"] == made.texts["style"]
+    assert kept.texts["script"][-1] == made.texts["script"][-1]
+    same_data(kept.data(), made.data())
+    assert [tag for tag, _ in kept.elements] == [tag for tag, _ in made.elements]
+
+
+def same_data(one: Any, other: Any) -> None:
+    """The same pictures, up to the last digits, which are the machine's."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            if key in ("values", "expected"):
+                a, b = (np.frombuffer(base64.b64decode(data[key]), "<f8") for data in (one, other))
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+            elif key != "bytes":  # a shade may round the other way
+                same_data(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            same_data(a, b)
+    else:
+        assert one == (pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(one, float) else other)
 
 
 def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -320,8 +353,8 @@ def test_what_the_page_cannot_compute_is_said(tmp_path: Path) -> None:
 def test_a_crop_says_which() -> None:
     conv = seeded(lambda: nn.Conv2d(3, 2, 3, padding=1))
     found = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 40, 12)))
-    assert found["input"] == [10, 10]
-    assert found["crop"] == "a crop, rows 15–24, columns 1–10 of 40 × 12, taken as the whole input"
+    assert found["input"] == [14, 12]
+    assert found["crop"] == "a crop, rows 13–26, columns 0–11 of 40 × 12, taken as the whole input"
     whole = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 16, 12)))
     assert (whole["input"], whole["crop"]) == ([16, 12], "")
 

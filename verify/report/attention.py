@@ -31,7 +31,7 @@ MOST_PAIRS = 300_000
 """The most (head, key) pairs: a browser recomputes them many times a second."""
 MOST_NUMBERS = 100_000
 """The most shipped probabilities, two bytes each."""
-TOKENS = {1: 24, 2: 12, 3: 7}
+TOKENS = {1: 24, 2: 16, 3: 7}
 """The default number of tokens along an axis, by dimension."""
 SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 """The slider's stops: 1/4, …, 1024 in steps of √2."""
@@ -123,7 +123,7 @@ def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
         if not content and max(own) <= WHOLE[g.dims]:
             return own
         most = own if most is None else tuple(map(min, own, most))
-    return drawn_size(g, TOKENS[g.dims] * 2 // 3 if content else TOKENS[g.dims], most)
+    return drawn_size(g, TOKENS[g.dims] // 2 if content else TOKENS[g.dims], most)
 
 
 def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys: int) -> dict[str, Any]:

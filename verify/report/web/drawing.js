@@ -46,12 +46,14 @@ function baseGrid(box, colour, picture, slice) {
   const pen = canvas.getContext("2d");
   const shades = picture.image ? Uint8Array.from(atob(picture.image.bytes), (letter) => letter.charCodeAt(0)) : null;
   pen.strokeStyle = colour.hatch;
+  pen.lineWidth = box.cell < 12 ? 1 : 2;
   for (let number = 0; number < box.rows * box.columns; number++) {
     const key = slice * box.rows * box.columns + number, kind = picture.kinds[key];
     const [x, y] = [(number % box.columns) * box.cell, Math.floor(number / box.columns) * box.height];
     pen.fillStyle = colour.paper;
     pen.fillRect(x, y, box.cell, box.height);
     if (kind === "zero") {
+      if (box.cell < 12) continue;  // strokes would be noise
       pen.beginPath();
       pen.moveTo(x + 0.25 * box.cell, y + 0.75 * box.height);
       pen.lineTo(x + 0.75 * box.cell, y + 0.25 * box.height);

@@ -251,7 +251,7 @@ function drawControls() {
   byId("alpha").textContent = name;
   byId("softened").textContent = isOwn()
     ? "Every layer as it is stored: what the verdicts and tables are about."
-    : "Not as stored: verdicts and tables are of the stored layers, everything drawn is of this α.";
+    : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers; what this page computes is of this α.";
 }
 
 function setStop(stop) {
