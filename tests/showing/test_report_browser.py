@@ -332,7 +332,7 @@ def test_the_slider_sharpens_every_head_and_every_output(opened: Opened) -> None
         measured, bound = (float(x.split()[1]) for x in layer.locator(".leak").get_attribute("title").split(", "))
         assert measured <= bound * (1 + 1e-9)
         assert ("exactly 0 in float32" in layer.locator(".leak").inner_text()) == (np.float32(measured) == 0)
-        assert "what this page computes is of this α" in opened.text("#softened")
+        assert "torch’s pictures are of the stored layers" in opened.text("#softened")
         leaks.append(measured)
         apart.append(opened.page.evaluate(f"outputs(pictures[{index}], state.stop).greatest"))
         tops.append(opened.heads(index).nth(4).get_attribute("aria-label"))

@@ -13,7 +13,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
 from construct.attention import MHSA
@@ -63,7 +62,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
         content = mhsa.has_content()
     size = _size(layer, g, content)
     part, caption = crop(layer.x, size) if layer.x is not None and layer.x.numel() else (None, "")
-    data = _tokens(g, size) | {"crop": caption}
+    data: dict[str, Any] = _tokens(g, size) | {"crop": caption}
     pairs = len(centres) * prod(data["shape"])
     if content:
         pairs *= prod(len(axis) for axis in data["queries"])
@@ -197,7 +196,7 @@ def _bound(sharpness: Fraction, offset: tuple[Fraction, ...]) -> float:
 
 
 def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:
-    """The norm of every tap, the tap that each head looks at, and the norm of each head's W_val W_out."""
+    """The kernel's size, the tap that each head looks at, and the norm of each head's W_val W_out."""
     mhsa = layer.mhsa
     val, out = (w[: len(centres)].detach().double() for w in (mhsa.w_val, mhsa.w_out))
     # ‖A B‖² = tr(AᵀA · BBᵀ) is cheap where heads are narrow.
@@ -207,12 +206,11 @@ def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content:
     if layer.conv is None:
         return data
     try:
-        conv, geometry = read_convolution(layer.conv)
+        _, geometry = read_convolution(layer.conv)
     except Unreadable:
         return data
     places = [*product(*map(range, geometry.kernel_size))]
-    norms = np.sqrt((conv.weight.astype(np.float64) ** 2).sum(axis=(0, 1))).ravel()
-    data["kernel"] = {"shape": list(geometry.kernel_size), "norms": norms.tolist()}
+    data["kernel"] = list(geometry.kernel_size)
     for head, centre in enumerate(centres):
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))

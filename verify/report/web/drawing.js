@@ -77,7 +77,7 @@ const LEAST_MARK = 7;  // device pixels of what has to be found: the query, and 
 
 /** A rectangle's double outline, seen on any shade. */
 function drawRing(pen, colour, x, y, width, height) {
-  const thick = Math.max(1.5, Math.min(width, height) / 10);
+  const thick = Math.max(1.5, Math.min(width, height, 60) / 10);
   for (const [ring, inset] of [[colour.query, thick / 2], [colour.paper, 1.5 * thick]]) {
     pen.strokeStyle = ring;
     pen.lineWidth = thick;

@@ -94,8 +94,8 @@ function inForce(picture) {
 /** A layer's heads in the order of its kernel; one of them is a stop of the tabulator key, arrow keys lead to the others. */
 function addHeads(picture) {
   const { kernel } = picture, heads = picture.centres.length, dims = picture.shape.length;
-  const square = kernel && kernel.shape.length > 1 && kernel.norms.length === heads;
-  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.shape.at(-1) : 4);
+  const square = kernel && kernel.length > 1 && size(kernel) === heads;
+  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : 4);
   const grid = element("div", { class: "heads", role: "group", "aria-label": `heads of ${nameOf(picture)}: arrow keys go from one to another` });
   grid.style.setProperty("--across", across);
   const figure = element("figure", { class: across > 4 ? "block wide" : dims === 1 ? "block flat" : "block", "data-layer": picture.index });
@@ -154,9 +154,9 @@ function drawLarge(colour) {
   let said = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${head} gives ${percent(map[best], picture.bits)} to ${describe(picture, best)}`;
   const matrix = `carries a matrix of norm ${short(carried ?? 0)}`;
   if (picture.shifts) {
-    said += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel.shape, tap))} reads from here`;
+    said += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel, tap))} reads from here`;
     said += `. Where it looks depends on the image; it ${matrix}`;
-  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel.shape, tap))}, of norm ${short(carried)}`;
+  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))}, of norm ${short(carried)}`;
   else if (carried !== null && picture.maps) said += `. Where it looks depends on the image; it ${matrix}`;
   else if (carried !== null) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
   byId("readout").textContent = `${said}.`;
@@ -186,13 +186,13 @@ function addOutputs(host) {
       const low = Math.min(...convolution), high = Math.max(...convolution), range = high - low || 1;
       const shades = Uint8Array.from(atob(image.bytes), (letter) => letter.charCodeAt(0));
       const grey = (values) => (k) => mix(colour.dark, colour.light, (values[k] - low) / range);
-      const signed = (k) => mix(colour.paper, difference[k] > 0 ? colour.heat : colour.cold, Math.abs(difference[k]) / range);
+      const signed = (k) => mix(colour.paper, difference[k] > 0 ? colour.heat : colour.cold, Math.sqrt(Math.abs(difference[k]) / range));  // little is seen too
       const asked = picture.asked.join(" × "), of = `channel ${live.channel} of ${live.of}`;
       const planes = {
         input: [picture.input, (k) => mix(colour.dark, colour.light, shades[k] / 255), `${picture.input.join(" × ")}, ${image.of}: ${between(image.low, image.high)}`],
         convolution: [picture.asked, grey(convolution), `${asked}, ${of}: ${between(low, high)}`],
         attention: [picture.asked, grey(output), `${asked}, on the same scale`],
-        difference: [picture.asked, signed, `${greatest === 0 ? "exactly 0" : `at most ${short(greatest)}`}; full colour at ±${short(range)}`],
+        difference: [picture.asked, signed, `${greatest === 0 ? "exactly 0" : `at most ${short(greatest)}`}; full colour at ±${short(range)}, by the square root`],
       };
       for (const [name, [shape, colourOf, text]] of Object.entries(planes)) {
         const { canvas, scale } = figures[name];
@@ -251,7 +251,7 @@ function drawControls() {
   byId("alpha").textContent = name;
   byId("softened").textContent = isOwn()
     ? "Every layer as it is stored: what the verdicts and tables are about."
-    : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers; what this page computes is of this α.";
+    : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers.";
 }
 
 function setStop(stop) {
