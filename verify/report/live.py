@@ -5,7 +5,6 @@ depend on the sharpness, and are shipped in float64, beside the convolution's ow
 """
 
 import base64
-import copy
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from verify.oracle import Convolution, float64
 from verify.report.layer import NoPicture, ReportLayer, times
-from verify.samples.sampling import evaluating
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
@@ -38,7 +37,7 @@ def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
 
 def grey(x: torch.Tensor) -> dict[str, Any]:
     """One byte a position of (1, C, *n): the lightness of a colour picture, else the channel that varies most."""
-    values = x[0].detach().double().cpu().numpy()
+    values = float64(x)[0]
     if not np.isfinite(values).all():
         raise NoPicture("the input is not finite everywhere")
     if len(values) == 3 and values.ndim == 3:
@@ -51,6 +50,7 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
     return {"bytes": base64.b64encode(shades.tobytes()).decode(), "of": of, "low": low, "high": high}
 
 
+@np.errstate(all="ignore")  # what is not finite is refused at the end
 def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
     """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop.
 
@@ -66,30 +66,26 @@ def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
     positions = prod(part.shape[2:])
     if mhsa.heads * positions > MOST_VALUES:
         raise NoPicture(f"{mhsa.heads} heads over {positions} positions are too many to compute anew in the page")
-    x = part.detach().double().cpu()
-    conv = copy.deepcopy(layer.conv).double().cpu()
-    with evaluating(conv), torch.no_grad():
-        expected = conv(x)[0]
+    x = float64(part)
+    expected = Convolution.read(layer.conv)(x)[0]
     if mhsa.heads * keys * prod(expected.shape[1:]) > MOST_PRODUCTS:
         raise NoPicture("it has too many attention probabilities to compute anew in the page")
-    channel = int(expected.flatten(1).var(dim=1, unbiased=False).argmax())
-    groups, width = mhsa.groups, mhsa.out_channels // mhsa.groups
-    group, inner = divmod(channel, width)
-    own = x[0].unflatten(0, (groups, -1))[group].flatten(1)  # (D_in/g, positions)
-    val, out = mhsa.w_val[:, group].detach().double().cpu(), mhsa.w_out[:, group, :, inner].detach().double().cpu()
-    z = torch.einsum("cp,hce,he->hp", own, val, out)
-    bias = mhsa.b_out[channel].detach().double().item()
+    channel = int(expected.reshape(len(expected), -1).var(axis=1).argmax())
+    group, inner = divmod(channel, mhsa.out_channels // mhsa.groups)
+    own = np.split(x[0].reshape(x.shape[1], -1), mhsa.groups)[group]  # (D_in/g, positions)
+    taps = np.einsum("hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner])
+    z, bias = taps @ own, float(float64(mhsa.b_out)[channel])
     for what, values in (("input", x), ("output", expected[channel]), ("attention's values", z + bias)):
-        if not torch.isfinite(values).all():
+        if not np.isfinite(values).all():
             raise NoPicture(f"the {what} of this crop is not finite everywhere")
     return {
         "channel": channel,
         "of": len(expected),
-        "values": _float64(z),
+        "values": _packed(z),
         "bias": bias,
-        "expected": _float64(expected[channel]),
+        "expected": _packed(expected[channel]),
     }
 
 
-def _float64(values: torch.Tensor) -> str:
-    return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()
+def _packed(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f8").tobytes()).decode()
