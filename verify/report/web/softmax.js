@@ -153,7 +153,10 @@ function sourceOf(picture, place) {
   return source.some((x) => x < 0) ? -1 : numberOf(picture.input, source);
 }
 
-/** Every head's value z = X W_val W_out of every token, its scores, and the convolution's output: what no slider changes. */
+/**
+ * What no slider changes: every head's value z = X W_val W_out of every token, how far each score lies below the head's
+ * greatest, and the convolution's output.
+ */
 function prepareLive(picture) {
   const { live } = picture;
   if (live.tokens) return live;
@@ -162,7 +165,10 @@ function prepareLive(picture) {
   live.tokens = picture.centres.map((_, head) => Float64Array.from(sources, (at) => (at < 0 ? 0 : values[head * positions + at])));
   live.convolution = float64(live.expected);
   const queries = Array.from({ length: size(picture.asked) }, (_, number) => placeOf(picture.asked, number));
-  live.scores = queries.map((query) => picture.centres.map((_, head) => scoresOf(picture, head, query)));
+  live.gaps = queries.map((query) => picture.centres.map((_, head) => {
+    const scores = scoresOf(picture, head, query), most = scores.reduce((a, b) => Math.max(a, b), -Infinity);
+    return scores.map((score) => score - most);
+  }));
   live.at = new Map();
   return live;
 }
@@ -174,8 +180,16 @@ function outputs(picture, stop) {
   const output = new Float64Array(size(picture.asked)).fill(live.bias);
   for (let number = 0; number < output.length; number++) {
     live.tokens.forEach((values, head) => {
-      const weights = softmax(live.scores[number][head], picture.factors[stop]);
-      for (let k = 0; k < weights.length; k++) output[number] += weights[k] * values[k];
+      const gaps = live.gaps[number][head], factor = picture.factors[stop];
+      let total = 0, sum = 0;
+      for (let k = 0; k < gaps.length; k++) {
+        const exponent = factor * gaps[k];
+        if (exponent < -746) continue;  // e to this is 0 in float64
+        const weight = Math.exp(exponent);
+        total += weight;
+        sum += weight * values[k];
+      }
+      output[number] += sum / total;
     });
   }
   const difference = output.map((y, number) => y - live.convolution[number]);
