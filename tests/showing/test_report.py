@@ -1,6 +1,7 @@
 """The report page: its numbers are the certificate's, nothing in it comes from elsewhere, no name in it is markup."""
 
 import base64
+import copy
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import construct
@@ -25,6 +27,7 @@ from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture
 from verify.report.layer import NoPicture, ReportLayer, in_words
+from verify.report.live import crop
 from verify.strategies import Case, cases
 
 
@@ -79,6 +82,11 @@ def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "demo.html"
 
 
+@pytest.fixture
+def kept_demo() -> Path:
+    return Path(__file__).parents[2] / "docs/demo.html"
+
+
 def read(path: Path) -> Document:
     return Document(path.read_text(encoding="utf-8"))
 
@@ -86,7 +94,7 @@ def read(path: Path) -> Document:
 # ---- one file, one source ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["demo_page", "hostile"])
+@pytest.mark.parametrize("name", ["demo_page", "kept_demo", "hostile"])
 def test_the_page_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
     made = request.getfixturevalue(name)
     path = made if isinstance(made, Path) else made[0]
@@ -120,9 +128,37 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
     assert {assumption for layer in record["layers"] for assumption in layer["assumptions"]} <= {*document.texts["li"]}
 
 
-def test_the_demo_page_is_small(demo_page: Path) -> None:
-    assert demo_page.stat().st_size < 2**20 / 4
-    assert "a handwritten digit" in demo_page.read_text()
+def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_demo: Path) -> None:
+    """docs/demo.html: python -m construct.from_conv --report docs/demo.html, from the root of a clone."""
+    text = kept_demo.read_text(encoding="utf-8")
+    assert kept_demo.stat().st_size <= 300_000
+    assert "a handwritten digit" in text
+    assert str(Path.cwd()) not in text
+    assert "--conv construct/command/demo/digits_cnn.pt" in text
+    kept, made = read(kept_demo), read(demo_page)
+    assert kept.texts["style"] == made.texts["style"]
+    assert kept.texts["script"][-1] == made.texts["script"][-1]
+    same_data(kept.data(), made.data())
+    assert [tag for tag, _ in kept.elements] == [tag for tag, _ in made.elements]
+
+
+def same_data(one: Any, other: Any) -> None:
+    """The same pictures, up to the last digits, which are the machine's."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            if key in ("values", "expected"):
+                a, b = (np.frombuffer(base64.b64decode(data[key]), "<f8") for data in (one, other))
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+            elif key != "bytes":  # a shade may round the other way
+                same_data(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            same_data(a, b)
+    else:
+        assert one == (pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(one, float) else other)
 
 
 def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -217,7 +253,42 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
                     assert leaked <= found["bounds"][found["bound_of"][head]][stop] * (1 + 1e-9)
                     seen += 1
     assert seen > 100
-    assert found["factors"][found["own"]] == 1.0
+    assert found["factors"][-1] == 1.0
+    assert found["factors"][0] * found["alpha"] == 0.25
+    assert found["factors"][-2] * found["alpha"] == 1024
+
+
+def output_from(found: dict[str, Any], factor: float = 1.0) -> np.ndarray:
+    """The script's output once more, in numpy: b + Σ_h P_h z_h of every query, with z the shipped values of every token."""
+    shipped = np.frombuffer(base64.b64decode(found["live"]["values"]), "<f8").reshape(-1, *found["input"])
+    z = np.pad(shipped, [(0, 0), *((0, 1) for _ in found["input"])])  # a token of zeros has the source −1
+    z = z[(slice(None), *np.ix_(*found["sources"]))].reshape(len(z), -1)
+    return found["live"]["bias"] + np.einsum("hqk,hk->q", rows_from(found, factor), z)
+
+
+@settings(max_examples=20)
+@given(case=cases(), factor=st.sampled_from([1.0, 0.25, 8.0]))
+def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
+    """At its own sharpness and, by the slider, at those of a layer that was built softer or sharper."""
+    x = case.x if case.x.dim() == case.conv.weight.dim() else case.x[None]
+    layer, other = (construct.conv_to_mhsa(case.conv, alpha=alpha) for alpha in (0.75, 0.75 * factor))
+    found = picture(ReportLayer("", case.conv, layer, x=x))
+    if found["live"] is None:
+        assert "too many" in found["live_why"] or not len(x)
+        return
+    part, where = crop(x, found["input"])
+    assert (where == "") == (part.shape[2:] == x.shape[2:])
+    conv = copy.deepcopy(case.conv).double()
+    with torch.no_grad():
+        expected = other.double()(part.double())[0, found["live"]["channel"]].numpy().ravel()
+        before = conv(part.double())[0, found["live"]["channel"]].numpy().ravel()
+        largest = float(layer.w_val.abs().max() * layer.w_out.abs().max() * x.abs().max())
+    terms = layer.w_val.numel() / layer.groups * largest + abs(
+        found["live"]["bias"]
+    )  # no sum of |x W_val W_out| is larger
+    np.testing.assert_allclose(output_from(found, factor), expected, rtol=0, atol=1e-12 * terms)
+    shipped = np.frombuffer(base64.b64decode(found["live"]["expected"]), "<f8")
+    np.testing.assert_allclose(shipped, before, rtol=0, atol=1e-12 * terms)
 
 
 @settings(max_examples=40)
@@ -246,7 +317,7 @@ def test_taps_beside_the_heads_that_carry_them() -> None:
     found = picture(ReportLayer("", conv, layer))
     assert found["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
     norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
-    np.testing.assert_allclose(found["kernel"]["norms"], norms, rtol=1e-12)
+    assert found["kernel"] == [3, 3]
     np.testing.assert_allclose(found["carried"], norms[found["taps"]], rtol=1e-6)
 
 
@@ -261,9 +332,38 @@ def test_attention_to_content_is_shipped_as_it_is() -> None:
     shape = [layer.heads, *(len(axis) for axis in found["queries"]), *found["shape"]]
     shipped = np.frombuffer(base64.b64decode(found["maps"]), "<u2").reshape(shape) / 65535
     with torch.no_grad():
-        own = layer.attention_probabilities(x[:, :, : found["input"][0], : found["input"][1]])
+        own = layer.attention_probabilities(crop(x, found["input"])[0])
     assert np.abs(shipped.ravel() - own.numpy().ravel()).max() <= 0.5 / 65535 + 1e-12
     assert "depends on the image" in found["caption"]
+
+
+def test_what_the_page_cannot_compute_is_said(tmp_path: Path) -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 2, 16, 16))  # a patch embedding: 256 heads
+    layer = construct.conv_to_mhsa(conv)
+    x = torch.rand(1, 3, 32, 32)
+    found = picture(ReportLayer("", conv, layer, x=x))
+    assert found["live"] is None
+    assert found["image"] is not None
+    verify.write_report(tmp_path / "page.html", conv, layer, x)
+    text = (tmp_path / "page.html").read_text()
+    assert "The slider does not change these: only the first 64 of its heads are drawn." in text
+    small = seeded(lambda: nn.Conv2d(3, 2, 3))
+    attention = construct.conv_to_mhsa(small)
+    with torch.no_grad():
+        small.weight[0, 0, 0, 0] = float("inf")
+    why = picture(ReportLayer("", small, attention, x=x[..., :8, :8]))["live_why"]
+    assert why == "the output of this crop is not finite everywhere"
+    x[0, 0, 16, 16] = float("nan")
+    assert "not finite" in picture(ReportLayer("", conv, layer, x=x))["live_why"]
+
+
+def test_a_crop_says_which() -> None:
+    conv = seeded(lambda: nn.Conv2d(3, 2, 3, padding=1))
+    found = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 40, 12)))
+    assert found["input"] == [14, 12]
+    assert found["crop"] == "a crop, rows 13–26, columns 0–11 of 40 × 12, taken as the whole input"
+    whole = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 16, 12)))
+    assert (whole["input"], whole["crop"]) == ([16, 12], "")
 
 
 def test_learned_attention_alone(tmp_path: Path) -> None:
@@ -303,7 +403,7 @@ def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch)
     assert 1 <= len(document.data()) < 20
     assert "Left out to keep the page small: pictures of attention, of 2" in content.decode()
     opened = [a["id"] for tag, a in document.elements if tag == "details" and "open" in a]
-    assert opened == ["layer-0"]
+    assert opened == [f"layer-{k}" for k in range(8)]
 
 
 @pytest.mark.parametrize(

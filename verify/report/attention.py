@@ -2,7 +2,8 @@
 
 The page computes softmax(c·r_δ) itself, in float64, from the vector c = Ŵ_keyᵀ v of each head and the layer's encoding r, so the
 picture follows the weights: edit ``v`` and it changes.  The geometry gives the tokens and the queries only.  Attention that depends
-on the image's content is shipped as the probabilities that the layer computes.
+on the image's content is shipped as the probabilities that the layer computes.  What a softer or sharper layer would put out is in
+:mod:`verify.report.live`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
 from construct.attention import MHSA
@@ -21,6 +21,7 @@ from verify.layers.reading import GridRefused, output_size, query_places, tap_of
 from verify.layers.targets import Target, target
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
+from verify.report.live import WHOLE, crop, grey, live
 from verify.rounding.leakage import leakage
 
 MOST_HEADS = 64
@@ -29,10 +30,10 @@ MOST_PAIRS = 300_000
 """The most (head, key) pairs: a browser recomputes them many times a second."""
 MOST_NUMBERS = 100_000
 """The most shipped probabilities, two bytes each."""
-TOKENS = {1: 24, 2: 12, 3: 7}
+TOKENS = {1: 24, 2: 16, 3: 7}
 """The default number of tokens along an axis, by dimension."""
-SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-8, 21))
-"""The slider's stops: 1/16, …, 1024 in steps of √2."""
+SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
+"""The slider's stops: 1/4, …, 1024 in steps of √2."""
 
 
 def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
@@ -59,8 +60,9 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
         raise NoPicture(f"attention in {g.dims} dimensions is not drawn")
     with torch.no_grad():
         content = mhsa.has_content()
-    size = drawn_size(g, TOKENS[g.dims] * 2 // 3 if content else TOKENS[g.dims], _largest(layer))
-    data = _tokens(g, size)
+    size = _size(layer, g, content)
+    part, caption = crop(layer.x, size) if layer.x is not None and layer.x.numel() else (None, "")
+    data: dict[str, Any] = _tokens(g, size) | {"crop": caption}
     pairs = len(centres) * prod(data["shape"])
     if content:
         pairs *= prod(len(axis) for axis in data["queries"])
@@ -69,16 +71,15 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
     if content:
         with torch.no_grad():
             data["maps"] = packed(
-                mhsa.attention_probabilities(_content_input(layer, size))[0, : len(centres)].cpu().numpy()
+                mhsa.attention_probabilities(_content_input(mhsa, part, size))[0, : len(centres)].cpu().numpy()
             )
             data["bits"] = 16
-        data["caption"] = (
-            "Where these heads look depends on the image; they are drawn for the top left corner of one input."
-        )
+        data["caption"] = "Where these heads look depends on the image, so the slider does not move them."
         centres = [None] * len(centres)
     else:
         data["c"] = mhsa.position_vector().detach()[: len(centres)].tolist()
         data |= _slider(centres)
+    data |= _computed(layer, part, content, prod(data["shape"]))
     data["radix"] = None if mhsa.radix is None else list(mhsa.radix)
     data["heads"] = mhsa.heads
     data["centres"] = [None if a is None else {"shift": list(a.shift), "alpha": float(a.sharpness)} for a in centres]
@@ -112,10 +113,34 @@ def tokens_before(g: Geometry, axis: int) -> int:
     return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
 
 
-def _largest(layer: ReportLayer) -> Sequence[int] | None:
-    """The grid on which the layer was certified or checked; the picture's is no larger."""
+def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
+    """The size of the layer's own input if that is small; else of a part of it, no larger than what was certified or checked."""
     record = layer.certificate or layer.check
-    return None if record is None else record.grid
+    most = None if record is None else record.grid
+    if layer.x is not None:
+        own = tuple(layer.x.shape[2:])
+        if not content and max(own) <= WHOLE[g.dims]:
+            return own
+        most = own if most is None else tuple(map(min, own, most))
+    return drawn_size(g, TOKENS[g.dims] // 2 if content else TOKENS[g.dims], most)
+
+
+def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys: int) -> dict[str, Any]:
+    """The picture below the attention, and what the page computes outputs from; where it cannot, why."""
+    data: dict[str, Any] = {"image": None, "live": None, "live_why": ""}
+    try:
+        if part is None:
+            raise NoPicture(layer.no_input or "there is no input of this layer")
+        data["image"] = grey(part)
+        if content:
+            raise NoPicture("where its heads look depends on the image")
+        if layer.mhsa.heads > MOST_HEADS:
+            raise NoPicture(f"only the first {MOST_HEADS} of its heads are drawn")
+        if layer.conv is not None:
+            data["live"] = live(layer, part, keys)
+    except NoPicture as reason:
+        data["live_why"] = str(reason)
+    return data
 
 
 def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
@@ -133,11 +158,10 @@ def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[in
     return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 
-def _content_input(layer: ReportLayer, size: tuple[int, ...]) -> torch.Tensor:
-    """The corner of the layer's own input, or noise if that is missing or too small."""
-    mhsa = layer.mhsa
-    if layer.x is not None and all(n >= small for n, small in zip(layer.x.shape[2:], size, strict=True)):
-        return layer.x[:1, :, *(slice(0, n) for n in size)].to(mhsa.w_val)
+def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
+    """The part of the layer's own input that is drawn, or noise if there is none."""
+    if part is not None:
+        return part.to(mhsa.w_val)
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, mhsa.in_channels, *size, generator=generator).to(mhsa.w_val)
 
@@ -151,34 +175,19 @@ def _centres(mhsa: Any, drawn: int) -> list[Target | None]:
 def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
     """The factor on the scores at each stop of the slider, and the bound on each head's leakage there.
 
-    A stop is named by the α that the softest head then has.  Bounds come from :mod:`verify.rounding.leakage`, rounded up; heads of
-    equal sharpness and offset share them.
+    A stop is the α that the softest head then has; the last factor is 1, the layer as it is.  Bounds come from
+    :mod:`verify.rounding.leakage`, rounded up; heads of equal sharpness and offset share them.
     """
     known = [a for a in centres if a is not None]
     own = min((a.sharpness for a in known), default=None)
-    if own is None:
-        factors = [2.0**k for k in range(-14, 1)]
-        return {
-            "factors": factors,
-            "own": factors.index(1.0),
-            "alpha": None,
-            "bounds": [],
-            "bound_of": [None] * len(centres),
-        }
-    stops = sorted({*(s for s in SHARPNESSES if abs(s / float(own) - 1) > 1e-9), float(own)})
-    factors = [1.0 if stop == float(own) else stop / float(own) for stop in stops]
+    alpha = SHARPNESSES[-1] if own is None else float(own)
+    factors = [*(1.0 if abs(s / alpha - 1) < 1e-9 else s / alpha for s in SHARPNESSES), 1.0]
     rows: dict[tuple[Fraction, tuple[Fraction, ...]], int] = {}
     bound_of = [None if a is None else rows.setdefault((a.sharpness, a.offset), len(rows)) for a in centres]
     if len(rows) > 16:  # a learned layer: a bound for each head and stop would take too long
         rows, bound_of = {}, [None] * len(centres)
     bounds = [[_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows]
-    return {
-        "factors": factors,
-        "own": factors.index(1.0),
-        "alpha": float(own),
-        "bounds": bounds,
-        "bound_of": bound_of,
-    }
+    return {"factors": factors, "alpha": None if own is None else alpha, "bounds": bounds, "bound_of": bound_of}
 
 
 @cache
@@ -187,7 +196,7 @@ def _bound(sharpness: Fraction, offset: tuple[Fraction, ...]) -> float:
 
 
 def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:
-    """The norm of every tap, the tap that each head looks at, and the norm of each head's W_val W_out."""
+    """The kernel's size, the tap that each head looks at, and the norm of each head's W_val W_out."""
     mhsa = layer.mhsa
     val, out = (w[: len(centres)].detach().double() for w in (mhsa.w_val, mhsa.w_out))
     # ‖A B‖² = tr(AᵀA · BBᵀ) is cheap where heads are narrow.
@@ -197,12 +206,11 @@ def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content:
     if layer.conv is None:
         return data
     try:
-        conv, geometry = read_convolution(layer.conv)
+        _, geometry = read_convolution(layer.conv)
     except Unreadable:
         return data
     places = [*product(*map(range, geometry.kernel_size))]
-    norms = np.sqrt((conv.weight.astype(np.float64) ** 2).sum(axis=(0, 1))).ravel()
-    data["kernel"] = {"shape": list(geometry.kernel_size), "norms": norms.tolist()}
+    data["kernel"] = list(geometry.kernel_size)
     for head, centre in enumerate(centres):
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))

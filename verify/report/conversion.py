@@ -76,7 +76,8 @@ def conversion_page(
 
 
 def _plainly(path: Path) -> str:
-    """The path as a command line argument that no program takes for an option."""
+    """The path as a command line argument that no program takes for an option; within the folder at hand, from there."""
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 

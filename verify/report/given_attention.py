@@ -64,6 +64,10 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
         "kernel": None,
         "taps": [None] * drawn,
         "carried": [None] * drawn,
+        "crop": "",
+        "image": None,
+        "live": None,
+        "live_why": "this is attention alone",
     }
 
 

@@ -80,9 +80,9 @@ def _certified(certificate: Certificate) -> list[Quantity]:
     """The rows from the certificate."""
     parts = (
         ("bound", "bound, for all inputs (greatest of the channels)"),
-        ("rounding", "of it, rounding"),
-        ("leakage", "of it, leaked attention"),
-        ("taps", "of it, taps that differ"),
+        ("rounding", "part of it from rounding"),
+        ("leakage", "part of it from attention that leaks"),
+        ("taps", "part of it from taps that differ"),
         ("observed", "greatest difference on adversarial inputs"),
     )
     rows = []

@@ -23,13 +23,15 @@ from verify.verdict import exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
 """Near the start of every page of this project."""
-MOST_PICTURES = 400_000
+MOST_PICTURES = 600_000
 """Characters of attention data; layers beyond that show their numbers alone."""
 MOST_IMAGES = 350_000
 """Characters of drawn activations."""
 MOST_ARGUMENTS = 60
 """Layers whose argument is printed step by step; the certificate file has all."""
 
+SCRIPTS = ("softmax.js", "drawing.js", "page.js")
+"""The page's script, in this order."""
 FULL = "the layers above fill the page"
 
 MEANINGS = {
@@ -82,7 +84,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
         own = layer.certificate.assumptions if layer.certificate else ()
         view["assumptions"] = [assumption for assumption in own if assumption not in common]
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     text = template.render(
         title=facts.title,
         lede=facts.lede,
@@ -93,6 +95,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
         notes=facts.notes,
         layers=views,
         limits=limits,
+        drawn=bool(pictures),
         tally=[(name, names[name]) for name in MEANINGS if name in names],
         judged=sum(names.values()),
         meanings=[MEANINGS[name] for name in MEANINGS if name in names],
@@ -150,7 +153,7 @@ def _template() -> Any:
 
 
 def _part(name: str) -> str:
-    return (files("verify.report") / name).read_text(encoding="utf-8")
+    return (files("verify.report") / "web" / name).read_text(encoding="utf-8")
 
 
 def _safe(text: str) -> Any:
@@ -169,7 +172,7 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[in
     drawn, images, omitted = 0, 0, Counter()
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
-        why_not, shown, no_strip = "", None, ""
+        why_not, shown, no_strip, data = "", None, "", {}
         # The page is made for given attention, so it is drawn however large.
         if drawn >= MOST_PICTURES and layer.attention is None:
             why_not = FULL
@@ -181,7 +184,10 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[in
                 pictures[index] = data
             except NoPicture as reason:
                 why_not = str(reason)
-        if images < MOST_IMAGES or layer.x is None:
+        live = data.get("live") is not None
+        if live and not data["crop"]:
+            pass  # the page itself draws both outputs, whole
+        elif images < MOST_IMAGES or layer.x is None:
             try:
                 shown = strip(layer)
                 images += 0 if shown is None else shown.size
@@ -192,10 +198,10 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[in
             omitted["outputs side by side"] += 1
         if index >= MOST_ARGUMENTS and layer.certificate is not None:
             omitted["the argument step by step"] += 1
-        views.append(_view(index, layer, shown) | {"why_not": why_not, "no_strip": no_strip})
+        pictured = {key: data.get(key, "") for key in ("live_why", "crop", "caption")}
+        pictured |= {"live": live, "leaks": "factors" in data}
+        views.append(_view(index, layer, shown) | pictured | {"why_not": why_not, "no_strip": no_strip})
     limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in omitted.items()]
-    if len(layers) > 1:
-        limits.insert(0, "Open a layer to see its heads.")
     return views, pictures, limits
 
 

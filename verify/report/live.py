@@ -1,0 +1,91 @@
+"""Data from which the page computes a layer's output at any sharpness, for one output channel and one crop of the input.
+
+By Eq. 3 the output is y(q) = b + Σ_h Σ_k P_h(q, k) · z_h(k), with z_h = X W_val^h W_out^h.  The page computes P; b and z do not
+depend on the sharpness, and are shipped in float64, beside the convolution's own output for the same crop.
+"""
+
+import base64
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from verify.oracle import Convolution, float64
+from verify.report.layer import NoPicture, ReportLayer, times
+
+MOST_VALUES = 15_000
+"""The most numbers z of a layer to ship, eight bytes each."""
+MOST_PRODUCTS = 4_000_000
+"""The most (head, query, key) triples: the page computes them anew at every step of the slider."""
+WHOLE = {1: 64, 2: 16, 3: 6}
+"""Inputs of at most so many positions along every axis are drawn whole, by dimension."""
+
+
+def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
+    """The middle of an input (1, C, *n), and in words which part it is; no words where it is all of it."""
+    whole = tuple(x.shape[2:])
+    first = [(n - small) // 2 for n, small in zip(whole, size, strict=True)]
+    part = x[:1, :, *(slice(a, a + n) for a, n in zip(first, size, strict=True))]
+    if whole == tuple(size):
+        return part, ""
+    names = ("slices", "rows", "columns")[-len(whole) :] if len(whole) > 1 else ("positions",)
+    spans = [f"{name} {a}–{a + n - 1}" for name, a, n in zip(names, first, size, strict=True)]
+    return part, f"a crop, {', '.join(spans)} of {times(whole)}, taken as the whole input"
+
+
+def grey(x: torch.Tensor) -> dict[str, Any]:
+    """One byte a position of (1, C, *n): the lightness of a colour picture, else the channel that varies most."""
+    values = float64(x)[0]
+    if not np.isfinite(values).all():
+        raise NoPicture("the input is not finite everywhere")
+    if len(values) == 3 and values.ndim == 3:
+        plane, of = np.tensordot([0.299, 0.587, 0.114], values, 1), "its three channels as one grey"
+    else:
+        channel = int(values.reshape(len(values), -1).var(axis=1).argmax())
+        plane, of = values[channel], f"channel {channel} of {len(values)}"
+    low, high = float(plane.min()), float(plane.max())
+    shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
+    return {"bytes": base64.b64encode(shades.tobytes()).decode(), "of": of, "low": low, "high": high}
+
+
+@np.errstate(all="ignore")  # what is not finite is refused at the end
+def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
+    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop.
+
+    Args:
+        layer: with both layers.
+        part: the crop, (1, C, *n).
+        keys: the tokens of the padded crop.
+
+    Raises:
+        NoPicture: the page cannot compute this layer; the message says why.
+    """
+    mhsa = layer.mhsa
+    positions = prod(part.shape[2:])
+    if mhsa.heads * positions > MOST_VALUES:
+        raise NoPicture(f"{mhsa.heads} heads over {positions} positions are too many to compute anew in the page")
+    x = float64(part)
+    expected = Convolution.read(layer.conv)(x)[0]
+    if mhsa.heads * keys * prod(expected.shape[1:]) > MOST_PRODUCTS:
+        raise NoPicture("it has too many attention probabilities to compute anew in the page")
+    channel = int(expected.reshape(len(expected), -1).var(axis=1).argmax())
+    group, inner = divmod(channel, mhsa.out_channels // mhsa.groups)
+    own = np.split(x[0].reshape(x.shape[1], -1), mhsa.groups)[group]  # (D_in/g, positions)
+    taps = np.einsum("hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner])
+    z, bias = taps @ own, float(float64(mhsa.b_out)[channel])
+    for what, values in (("input", x), ("output", expected[channel]), ("attention's values", z + bias)):
+        if not np.isfinite(values).all():
+            raise NoPicture(f"the {what} of this crop is not finite everywhere")
+    return {
+        "channel": channel,
+        "of": len(expected),
+        "values": _packed(z),
+        "bias": bias,
+        "expected": _packed(expected[channel]),
+    }
+
+
+def _packed(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f8").tobytes()).decode()
