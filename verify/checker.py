@@ -76,6 +76,7 @@ def check(
     'PROVED'
     """
     notes: list[str] = []
+    by_remark: dict[str, list[str]] = {}
     layers: dict[str, Verdict] = {}
     assumed = 0
     try:
@@ -91,13 +92,16 @@ def check(
             for stated in document.certificates:
                 second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
                 layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
-                notes += [f"layer {stated.name!r}: {note}" for note in pair.notes]
+                for remark in pair.notes:
+                    by_remark.setdefault(remark, []).append(stated.name)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed on whatever a malformed file raises
         raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
+    for remark, names in by_remark.items():  # one line for all layers that share it
+        notes.append(f"{f'layer {names[0]!r}' if len(names) == 1 else f'{len(names)} layers'}: {remark}")
     notes += [f"no certificate covers {name!r}" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
