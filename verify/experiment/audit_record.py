@@ -192,7 +192,7 @@ class Audit:
             parts.append(f"{self.interior:.2e} at {self.interior_outputs} interior outputs")
         if self.border is not None:
             parts.append(f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs")
-        return f"distance: {self.distance:.2e} of the output's size ({', '.join(parts)})"
+        return f"distance: {self.distance:.2e}, where 0 is the same map and 1 nothing in common ({', '.join(parts)})"
 
     def _padding_sentence(self) -> str:
         around = ", ".join(f"{before} before and {after} after" for before, after in self.padding)
@@ -226,13 +226,15 @@ class Audit:
             else "content: none, no input moves the attention"
         ]
         for number, head in enumerate(self.heads):
-            shifts = ", ".join(
-                f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_PRINTED
-            )
+            printed = [(_place(shift), weight) for shift, weight in head.shifts if weight >= LEAST_PRINTED]
+            if len(printed) == 1 and 1 - printed[0][1] < LEAST_PRINTED:
+                lines.append(f"head {number}: looks at shift {printed[0][0]}")
+                continue
+            shifts = ", ".join(f"{place} {100 * weight:.3g} %" for place, weight in printed)
             centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
             lines.append(
                 f"head {number}: centre {centre}, spread {head.spread:.3g} pixels, at most {100 * head.peak:.3g} % on one key; "
-                f"a mixture of shifts {shifts}"
+                f"most on shifts {shifts}"
             )
         lines += [
             f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
