@@ -11,8 +11,17 @@ from verify.coq import command as coq_command
 from verify.experiment import command as audit_command
 from verify.plots import command as plot_command
 
+DESCRIPTION = """examples:
+  python -m verify check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt
+  python -m verify lemmas
+  python -m verify claims --why 3
+
+Recheck certificates, print proofs, judge the claims, audit layers, draw
+figures.
+"""
 EXIT_CODES = """exit codes:
-  0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
+  0    everything is PROVED, and confirmed; an audited layer is a convolution,
+       as far as experiments tell
   1    something is not, or a certificate states what is false of its files
   2    bad input: one line says what
   130  interrupted
@@ -140,18 +149,11 @@ class _Parser(argparse.ArgumentParser):
         raise BadArguments(f"{message} (--help lists the options)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments; by default those of the process.
-
-    Returns:
-        The exit code: 0 all proved and confirmed, 1 not all, 2 bad input, 130 interrupted.
-    """
+def _parser() -> argparse.ArgumentParser:
+    """The argument parser of all commands."""
     parser = _Parser(
         prog="python -m verify",
-        description="Recheck certificates, print proofs, judge the claims, audit layers, draw figures.",
+        description=DESCRIPTION,
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -161,11 +163,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.arguments(
             commands.add_parser(name, help=command.summary, description=command.summary, allow_abbrev=False)
         )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0 all proved and confirmed, 1 not all, 2 bad input, 130 interrupted.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  names of files and layers may be anything
     try:
-        options = parser.parse_args(argv)
+        options = _parser().parse_args(argv)
         return COMMANDS[options.command].run(options)
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)

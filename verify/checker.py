@@ -7,6 +7,7 @@ fall below it.
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -75,10 +76,8 @@ def check(
     >>> verify.check(*paths).verdict.name
     'PROVED'
     """
-    notes: list[str] = []
-    by_remark: dict[str, list[str]] = {}
+    notes, remarks, assumed = list[str](), Counter[str](), 0
     layers: dict[str, Verdict] = {}
-    assumed = 0
     try:
         document = read_document(certificate_path)
         with Path(conv_path).open("rb") as conv_file, Path(mhsa_path).open("rb") as mhsa_file:
@@ -92,16 +91,14 @@ def check(
             for stated in document.certificates:
                 second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
                 layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
-                for remark in pair.notes:
-                    by_remark.setdefault(remark, []).append(stated.name)
+                remarks.update(pair.notes)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed on whatever a malformed file raises
         raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
-    for remark, names in by_remark.items():  # one line for all layers that share it
-        notes.append(f"{f'layer {names[0]!r}' if len(names) == 1 else f'{len(names)} layers'}: {remark}")
+    notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
     notes += [f"no certificate covers {name!r}" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"

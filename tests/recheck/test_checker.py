@@ -201,7 +201,9 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
     result = files.write(layers, alone(net), alone(mhsa)).check()
     assert result.verdict.name == "PROVED"
     remarks = [note for note in result.notes if "states no geometry; assumed" in note]
-    assert [note.partition(":")[0] for note in remarks] == ["3 layers"] * 2  # a line for each file, not for each layer
+    assert [note.partition(":")[0] for note in remarks] == [
+        "3 of 3 layers"
+    ] * 2  # a line for each file, not for each layer
     # Nobody should take such a verdict for more than it is.
     assert "of 3 the files state no geometry" in result.verdict.sentence
     assert all("with the geometry that the certificate states" in str(v) for v in result.layers.values())

@@ -1,7 +1,9 @@
 """``python -m verify plot``: its arguments and its run, importing torch only when a figure is drawn."""
 
 import argparse
+import textwrap
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,8 @@ TAKES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(["names:", *(f"  {name:10} {summary}" for name, summary in PLOTS.items())])
+    rows = (textwrap.wrap(f"{name:10} {summary}", 76, subsequent_indent=" " * 11) for name, summary in PLOTS.items())
+    parser.epilog = "\n  ".join(["names:", *chain.from_iterable(rows)])
     parser.add_argument("name", metavar="NAME", help=f"of {', '.join(PLOTS)}")
     parser.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see below")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the figure, OUT.svg or OUT.png")
