@@ -73,7 +73,7 @@ LONGER = {SCRIPT: 100, "face_detector": 310, "pitch": 140}
 """Those that may have more than 80 lines."""
 NEEDED = {"face_detector": ("facenet_pytorch", "skimage"), "pitch": ("torchcrepe",)}
 """Packages that only one example takes.  Without them it is skipped, or fails where the environment says DEMO_TESTS=required."""
-ARGUMENTS = {SCRIPT: ["trained.pt"], "face_detector": ["--write", "face_detector.png"]}
+ARGUMENTS = {SCRIPT: ["--write", "trained.pt"], "face_detector": ["--write", "face_detector.png"]}
 """The last is the file that is written, into the test's own folder and not over the one that ships."""
 
 

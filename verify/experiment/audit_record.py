@@ -192,7 +192,7 @@ class Audit:
             parts.append(f"{self.interior:.2e} at {self.interior_outputs} interior outputs")
         if self.border is not None:
             parts.append(f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs")
-        return f"distance: {self.distance:.2e} of the output's size ({', '.join(parts)})"
+        return f"distance: {self.distance:.2e} (0 = the same map, 1 = nothing in common; {', '.join(parts)})"
 
     def _padding_sentence(self) -> str:
         around = ", ".join(f"{before} before and {after} after" for before, after in self.padding)
@@ -225,14 +225,25 @@ class Audit:
             if content > 0
             else "content: none, no input moves the attention"
         ]
+        placed = [
+            (number, head)
+            for number, head in enumerate(self.heads)
+            if head.shifts[:1] and head.shifts[0][1] > 1 - LEAST_PRINTED
+        ]
+        if placed:
+            looks = ", ".join(f"{number} at {_place(head.shifts[0][0])}" for number, head in placed)
+            lines.append(f"heads that look at one position from each query: {looks}")
+        sharp = {number for number, _ in placed}
         for number, head in enumerate(self.heads):
+            if number in sharp:
+                continue
             shifts = ", ".join(
                 f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_PRINTED
             )
             centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
             lines.append(
                 f"head {number}: centre {centre}, spread {head.spread:.3g} pixels, at most {100 * head.peak:.3g} % on one key; "
-                f"a mixture of shifts {shifts}"
+                f"most at {shifts}"
             )
         lines += [
             f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
