@@ -75,6 +75,7 @@ def check(
     'PROVED'
     """
     notes: list[str] = []
+    remarks: dict[str, list[str]] = {}  # note → the layers that it is about
     layers: dict[str, Verdict] = {}
     assumed = 0
     try:
@@ -90,13 +91,18 @@ def check(
             for stated in document.certificates:
                 second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
                 layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
-                notes += [f"layer {stated.name!r}: {note}" for note in pair.notes]
+                for note in pair.notes:
+                    remarks.setdefault(note, []).append(stated.name)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed on whatever a malformed file raises
         raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
+    for note, about in remarks.items():
+        notes.append(
+            f"layer {about[0]!r}: {note}" if len(about) == 1 else f"{len(about)} of {len(layers)} layers: {note}"
+        )
     notes += [f"no certificate covers {name!r}" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
