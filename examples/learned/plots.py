@@ -7,7 +7,7 @@ import numpy as np
 
 from examples.learned.network import VARIANTS
 from verify.plots import write_figure
-from verify.plots.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, new_figure, style
+from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, colours, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,12 +20,12 @@ def accuracy(summary: Summary) -> "Figure":
     with style():
         figure = new_figure(8.0, 3.8)
         ax, least = figure.subplots(), 100.0
-        for place, (variant, results) in enumerate(summary["variants"].items()):
+        palette = colours(len(summary["variants"]))
+        for colour, (variant, results) in zip(palette, summary["variants"].items(), strict=True):
             shortest = min(map(len, results["accuracy"]))
             percent = 100 * np.array([run[:shortest] for run in results["accuracy"]])
-            colour, dashes = COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--"
             epochs = np.arange(1, shortest + 1)
-            ax.plot(epochs, percent.mean(0), dashes, label=VARIANTS[variant].label, color=colour, lw=1.3)
+            ax.plot(epochs, percent.mean(0), label=VARIANTS[variant].label, color=colour, lw=1.3)
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             least = min(least, percent[:, shortest // 4 :].min())
         # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
@@ -57,21 +57,28 @@ def centres(summary: Summary, variant: str) -> "Figure":
     looks = summary["variants"][variant]["looks"]
     layers, reach = looks["layers"], max(looks["grid"]) / 2 + 0.5
     with style():
-        figure = new_figure(1.7 * len(layers), 2.3)
+        figure = new_figure(1.7 * len(layers), 2.9)
         axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
         for number, (ax, layer) in enumerate(zip(axes, layers, strict=True), start=1):
-            colours = [COLOURS[head % len(COLOURS)] for head in range(len(layer["mean"]))]
-            for colour, mean, covariance in zip(colours, layer["mean"], layer["covariance"], strict=True):
+            palette = colours(len(layer["mean"]))
+            for colour, mean, covariance in zip(palette, layer["mean"], layer["covariance"], strict=True):
                 # Axis 0 runs down and axis 1 to the right: a picture has them the other way round.
                 values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
                 turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
                 across, along = 2 * np.sqrt(values.clip(min=0))
                 ax.add_patch(Ellipse(mean[::-1], along, across, angle=turn, fill=False, ec=colour, lw=0.9))
             down, right = np.array(layer["mean"]).T
-            ax.scatter(right, down, c=colours, s=7, linewidths=0)
+            ax.scatter(right, down, c=palette, s=7, linewidths=0)
             ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
             ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
         figure.suptitle(_title(summary, variant), fontsize=9)
+        axes[0].set_ylabel("shift along axis 0 (tokens)", fontsize=9)
+        for ax in axes:
+            ax.set_xlabel("along axis 1", fontsize=9)
+        heads = max(len(layer["mean"]) for layer in layers)
+        dots = [axes[0].plot([], [], ".", color=colour)[0] for colour in colours(heads)]
+        labels = [f"head {head}" for head in range(heads)]
+        figure.legend(dots, labels, loc="outside lower center", ncols=min(heads, 9), fontsize=8, columnspacing=1)
         return figure
 
 
@@ -89,15 +96,17 @@ def maps(summary: Summary, variant: str) -> "Figure":
     with style():
         figure = new_figure(0.75 * weights.shape[1] + 0.9, 0.75 * rows / columns * len(weights) + 0.9)
         ax = figure.subplots()
-        ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+        image = ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
         across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))
         x, y = np.meshgrid(across + columns // 2, down + rows // 2)
         size = max(2.0, 30 / max(rows, columns))
         ax.plot(x.ravel(), y.ravel(), "s", mfc="none", mec=ORANGE, ms=size, mew=0.9)
-        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(1, weights.shape[1] + 1)])
+        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(weights.shape[1])])
         ax.set_yticks(down + (rows - 1) / 2, [f"layer {n}" for n in range(1, len(weights) + 1)])
         ax.tick_params(length=0, labelsize=8)
         ax.spines[:].set_visible(False)
+        bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.02)
+        bar.set_label("attention, as a share of the map's greatest", fontsize=8)
         ax.set_title(_title(summary, variant), fontsize=9)
         return figure
 

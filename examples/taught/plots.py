@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verify.plots import write_figure
-from verify.plots.drawing import COLOURS, FAINT, INK, new_figure, style
+from verify.plots.drawing import COLOURS, FAINT, INK, colours, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,17 +35,18 @@ def centres(summary: Summary) -> "Figure":
         for ax, group in zip(axes, groups, strict=False):
             reach = group["kernel"] // 2
             lattice = np.mgrid[-reach : reach + 1, -reach : reach + 1].reshape(2, -1)
-            ax.plot(lattice[1], lattice[0], "s", mfc="none", mec=FAINT, ms=13, zorder=1)
             paths = np.array(group["series"]["tau"])  # (looks, heads, 2)
-            for head in range(paths.shape[1]):
-                colour = COLOURS[head % len(COLOURS)]
+            limit = max(reach + 2.5, abs(paths).max() + 0.5)
+            ax.plot(lattice[1], lattice[0], "s", mfc="none", mec=FAINT, ms=45 / limit, zorder=1)
+            for head, colour in enumerate(colours(paths.shape[1])):
                 # Axis 0 runs down and axis 1 to the right.
                 ax.plot(paths[:, head, 1], paths[:, head, 0], "-", color=colour, lw=0.9)
                 ax.plot(*paths[0, head, ::-1], "o", mfc="none", mec=colour, ms=3.5)
                 ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
-            limit = reach + 2.5
             ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
             ax.set_title(_group_label(group), fontsize=8)
+        figure.supxlabel("shift from the query along axis 1 (tokens)", fontsize=9)
+        figure.supylabel("along axis 0 (tokens)", fontsize=9)
         return figure
 
 

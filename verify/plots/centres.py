@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.plots.drawing import COLOURS, INK, new_figure, style
+from verify.plots.drawing import INK, colours, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def centres_figure(
                 _circles(ax, measured, np.flatnonzero(planes == plane))
                 if len(attention.tokens) == 3:
                     ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
-            first = len(attention.tokens) - 1
+            first = len(attention.tokens) - 2  # as torch counts them, from 0
             panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
             for ax in panels:
                 ax.set_xlabel(f"shift from the query along axis {first + 1} (tokens)")
@@ -125,10 +125,10 @@ def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
     Line2D = import_module("matplotlib.lines").Line2D
     halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
     ax.plot([0], [0], marker="s", ms=11, mfc="none", mec=INK, mew=1.6, ls="none", label="query", zorder=3)
-    reach = 1.0
+    reach, palette = 1.0, colours(len(measured.centre))
     for head in heads:
         y, x = measured.centre[head, -2:]
-        colour = COLOURS[head % len(COLOURS)]
+        colour = palette[head]
         for share, line in zip(SHARES, ("-", ":"), strict=True):
             size = radius(measured.spread[head, -2:], share)
             ax.add_patch(Circle((x, y), size, fill=False, edgecolor=colour, ls=line, lw=1.4, gid=f"{head} {share}"))
@@ -152,8 +152,9 @@ def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
 
 
 def _intervals(ax: "Axes", measured: Centres) -> None:
+    palette = colours(len(measured.centre))
     for head, (centre, spread) in enumerate(zip(measured.centre, measured.spread, strict=True)):
-        colour = COLOURS[head % len(COLOURS)]
+        colour = palette[head]
         for share, line, width in zip(SHARES, ("-", ":"), (3.0, 1.4), strict=True):
             size = radius(spread, share)
             ax.plot([centre[0] - size, centre[0] + size], [head, head], ls=line, lw=width, color=colour)

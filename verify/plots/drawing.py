@@ -1,5 +1,6 @@
 """The style of the figures, and writing them to SVG and PNG files."""
 
+import colorsys
 import io
 import os
 import warnings
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png")
 INK, FAINT = "#222222", "#8c8c8c"
-BLUE, ORANGE, GREEN, PINK, SKY, BROWN, YELLOW = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a5a00", "#c9a400",
+BLUE, ORANGE, GREEN, PINK, SKY, BROWN, YELLOW, PURPLE, CRIMSON = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a5a00", "#c9a400", "#6a4fc0", "#a3123f",
 )  # fmt: skip
-COLOURS = (BLUE, ORANGE, GREEN, PINK, BROWN, SKY, YELLOW)
-"""Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background."""
+COLOURS = (BLUE, ORANGE, GREEN, PINK, BROWN, SKY, YELLOW, PURPLE, CRIMSON)
+"""Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background, and two more."""
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
@@ -40,6 +41,18 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text: small, searchable files
     "svg.hashsalt": "conv-as-attention",  # the same figure gives the same bytes
 }
+
+
+def colours(count: int) -> tuple[str, ...]:
+    """So many colours, no two alike: of the palette, and beyond it from around the colour wheel, light and dark in turn.
+
+    >>> len(set(colours(64)))
+    64
+    """
+    if count <= len(COLOURS):
+        return COLOURS[:count]
+    wheel = (colorsys.hsv_to_rgb(n / count, 0.9, 0.85 if n % 2 else 0.55) for n in range(count))
+    return tuple("#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in wheel)
 
 
 def require_matplotlib() -> Any:
