@@ -1,6 +1,5 @@
 """``python -m construct.from_conv``: what it prints, what it writes, how it ends."""
 
-import argparse
 import json
 import os
 import re
@@ -19,11 +18,10 @@ import torch
 from torch import nn
 
 import construct
-from construct.command import arguments, demo
+from construct.command import demo
 from construct.encoding.sharpness import alpha_for
 from construct.files.writing import is_own_output
 from construct.from_conv import main
-from verify import __main__ as of_verify
 from verify.__main__ import main as main_of_verify
 
 ROOT = Path(__file__).parents[2]
@@ -594,19 +592,6 @@ def test_help(run: Run) -> None:
     code, out, err = run("--help")
     assert (code, err) == (0, "")
     assert "exit codes:" in out
-    assert out.index("examples:") < out.index("the model:") < out.index("the output:")
-
-
-@pytest.mark.parametrize("command", [None, "verify", "check", "coq", "lemmas", "claims", "audit", "plot"])
-def test_help_is_80_columns_wide_and_explains_every_option(command: str | None, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    parser = arguments._parser() if command is None else of_verify._parser()
-    if command not in (None, "verify"):
-        (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-        parser = commands.choices[command]
-    text = parser.format_help()
-    assert max(map(len, text.splitlines())) <= 80, text
-    assert all(action.help or isinstance(action, argparse._SubParsersAction) for action in parser._actions)
 
 
 # ---- outputs -------------------------------------------------------------------------------------------------------------
