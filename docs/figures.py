@@ -1,4 +1,4 @@
-"""Make the figures of docs/figures again:  python docs/figures.py [FOLDER]
+"""Make the figures of docs/figures again:  python docs/figures.py --write [FOLDER]
 
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
@@ -6,6 +6,7 @@ construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of `
 ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -95,7 +96,11 @@ def smaller(path: Path) -> None:
 
 def main() -> None:
     """Write all of them."""
-    folder = Path(sys.argv[1]) if sys.argv[1:] else FOLDER
+    parser = argparse.ArgumentParser(description="Draw the figures of the documentation.")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=FOLDER, required=True, metavar="FOLDER", help="(%(const)s)"
+    )
+    folder = parser.parse_args().write
     for name, make in FIGURES.items():
         write_figure(make(), folder / f"{name}.svg")
         smaller(folder / f"{name}.svg")

@@ -1,11 +1,11 @@
-"""Draw docs/figures/walk.svg again:  python docs/walk.py [FILE]
+"""Draw docs/figures/walk.svg again:  python docs/walk.py --write [FILE]
 
 One query walks over a digit of eight by eight pixels; nine heads follow it, each at its own shift; convolution and attention fill
 in beside each other, and their difference.  Everything is computed by the layers: what a head looks at is its row of attention
 probabilities, and the difference is of the two outputs.  The file moves by itself (SMIL), without scripts.
 """
 
-import sys
+import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -160,4 +160,6 @@ def drawing() -> str:
 
 
 if __name__ == "__main__":
-    (Path(sys.argv[1]) if len(sys.argv) > 1 else FILE).write_text(drawing(), encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Draw the walk of README.")
+    parser.add_argument("--write", type=Path, nargs="?", const=FILE, required=True, metavar="FILE", help="(%(const)s)")
+    parser.parse_args().write.write_text(drawing(), encoding="utf-8")

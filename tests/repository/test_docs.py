@@ -113,7 +113,7 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_picture_of_the_readme_is_what_its_script_draws(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(DOCS / "walk.py"), str(tmp_path / "walk.svg")],
+        [sys.executable, "-W", "error", str(DOCS / "walk.py"), "--write", str(tmp_path / "walk.svg")],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -130,7 +130,7 @@ def test_every_figure_is_shown_and_made_by_the_script(tmp_path):
     assert shown == {path.stem for path in FIGURES}
     assert sum(path.stat().st_size for path in (DOCS / "figures").iterdir()) < 1_500_000
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(DOCS / "figures.py"), str(tmp_path)],
+        [sys.executable, "-W", "error", str(DOCS / "figures.py"), "--write", str(tmp_path)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -73,8 +73,11 @@ LONGER = {SCRIPT: 100, "face_detector": 310, "pitch": 140}
 """Those that may have more than 80 lines."""
 NEEDED = {"face_detector": ("facenet_pytorch", "skimage"), "pitch": ("torchcrepe",)}
 """Packages that only one example takes.  Without them it is skipped, or fails where the environment says DEMO_TESTS=required."""
-ARGUMENTS = {SCRIPT: ["trained.pt"], "face_detector": ["--write", "face_detector.png"]}
+ARGUMENTS = {SCRIPT: ["--write", "trained.pt"], "face_detector": ["--write", "face_detector.png"]}
 """The last is the file that is written, into the test's own folder and not over the one that ships."""
+
+WRITERS = {"write_text", "write_bytes", "write_figure", "save", "savefig", "save_file"}
+"""Functions that write a file."""
 
 
 def name(path):
@@ -148,6 +151,33 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
         check_trained(tmp_path / "trained.pt")
     for drawn in tmp_path.glob("*.png"):
         check_drawn(drawn, ROOT / "docs/figures" / drawn.name)
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, *sorted((ROOT / "docs").glob("*.py"))], ids=name)
+def test_what_ships_is_overwritten_with_write_alone(path):
+    """A script that writes anything takes the place from ``--write``, which has no default but a constant."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    writes = [node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) in WRITERS]
+    options = [node for node in calls if node.args and getattr(node.args[0], "value", None) == "--write"]
+    assert len(options) == bool(writes), f"{path.name} writes {'without' if writes else 'nothing, but has'} --write"
+    assert not any(keyword.arg == "default" for option in options for keyword in option.keywords)
+
+
+@pytest.mark.deep
+def test_training_writes_nothing_unasked(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples import train_digits_cnn
+
+    ships = torch.load(train_digits_cnn.OUT, weights_only=False).state_dict()
+    before = train_digits_cnn.OUT.stat()
+    monkeypatch.setattr(train_digits_cnn, "train", lambda model, *rest: model.eval().load_state_dict(ships))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
+    train_digits_cnn.main([])
+    assert train_digits_cnn.OUT.stat() == before
+    train_digits_cnn.main(["--write", str(tmp_path / "trained.pt")])
+    check_trained(tmp_path / "trained.pt")
 
 
 def check_drawn(path, ships):
