@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from itertools import product
 from math import prod
 
@@ -465,7 +466,8 @@ def test_soft_gaussian_attention_is_a_mixture_and_no_convolution_of_that_size():
     assert found.unplaced == tuple(range(9))
     assert found.heads is not None
     assert all(0.5 < head.spread < 2 for head in found.heads)
-    assert "a mixture of shifts" in str(found)
+    assert re.search(r"^head 4: centre \(0, 0\), spread .* on average \S+ % at \(0, 0\), ", str(found), re.MULTILINE)
+    assert "(0 = the same map, 1 = nothing in common): " in str(found)
 
 
 def test_the_blur_shortcut_swaps_the_axes():
@@ -625,7 +627,8 @@ def test_the_command_audits_our_layers_and_stock_ones(tmp_path, capsys):
         assert main(["audit", str(file), "--grid", "5", "6"]) == 0
         told = capsys.readouterr()
         assert "padding: zeros" in told.out
-        assert "head 8: centre (1, 1)" in told.out
+        assert "\nhead 8: looks at (1, 1)\n" in told.out
+        assert "100 %" not in told.out
         assert not told.err
     assert main(["audit", str(ours)]) == 0  # the grid follows from the kernel size that the file states
     capsys.readouterr()

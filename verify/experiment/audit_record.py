@@ -192,7 +192,8 @@ class Audit:
             parts.append(f"{self.interior:.2e} at {self.interior_outputs} interior outputs")
         if self.border is not None:
             parts.append(f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs")
-        return f"distance: {self.distance:.2e} of the output's size ({', '.join(parts)})"
+        scale = "0 = the same map, 1 = nothing in common"
+        return f"distance: {self.distance:.2e} ({scale}): {', '.join(parts)}"
 
     def _padding_sentence(self) -> str:
         around = ", ".join(f"{before} before and {after} after" for before, after in self.padding)
@@ -226,14 +227,7 @@ class Audit:
             else "content: none, no input moves the attention"
         ]
         for number, head in enumerate(self.heads):
-            shifts = ", ".join(
-                f"{_place(shift)} {100 * weight:.3g} %" for shift, weight in head.shifts if weight >= LEAST_PRINTED
-            )
-            centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
-            lines.append(
-                f"head {number}: centre {centre}, spread {head.spread:.3g} pixels, at most {100 * head.peak:.3g} % on one key; "
-                f"a mixture of shifts {shifts}"
-            )
+            lines.append(f"head {number}: {_look(head)}")
         lines += [
             f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
             for shift, heads in self.collapsed
@@ -254,6 +248,16 @@ def _json(value: Any) -> Any:
     if isinstance(value, Head):
         return value.record()
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _look(head: Head) -> str:
+    """Where a head looks: the one shift that has at least 99.9 % of its attention, or else centre, spread and the heaviest shifts."""
+    if head.shifts and head.shifts[0][1] > 1 - LEAST_PRINTED:
+        return f"looks at {_place(head.shifts[0][0])}"
+    centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
+    shares = [f"{100 * weight:.3g} % at {_place(shift)}" for shift, weight in head.shifts if weight >= LEAST_PRINTED]
+    on_average = f"; on average {', '.join(shares)}" if shares else ""
+    return f"centre {centre}, spread {head.spread:.3g} pixels, {100 * head.peak:.3g} % on its strongest key{on_average}"
 
 
 def _times(sizes: Vector) -> str:
