@@ -18,7 +18,7 @@ from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import LayerCertificate, read_document
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
-from verify.recheck.layer_pair import LayerPair
+from verify.recheck.layer_pair import LayerPair, each_once
 from verify.recheck.opcodes import NotConfirmed
 from verify.recheck.unwrapping import by_certified_name
 from verify.verdict import Verdict
@@ -77,7 +77,7 @@ def check(
     """
     notes: list[str] = []
     layers: dict[str, Verdict] = {}
-    assumed = 0
+    assumed, noted = 0, list[tuple[str, str]]()
     try:
         document = read_document(certificate_path)
         with Path(conv_path).open("rb") as conv_file, Path(mhsa_path).open("rb") as mhsa_file:
@@ -91,14 +91,15 @@ def check(
             for stated in document.certificates:
                 second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
                 layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
-                notes += [f"layer {stated.name!r}: {note}" for note in pair.notes]
+                noted += [(note, stated.name) for note in pair.notes]
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed on whatever a malformed file raises
         raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
-    notes += [f"no certificate covers {name!r}" for name in uncovered]
+    notes += each_once(noted, len(layers))
+    notes += [f"no certificate covers {', '.join(map(repr, uncovered))}"] if uncovered else []
     names = [verdict.name for verdict in layers.values()]
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
     summary = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
@@ -243,7 +244,7 @@ def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:
         gap = product_gap(factors, tap) if product is None else np.abs(product - tap)
         total += gap.sum(axis=1).reshape(-1)
     if slow:
-        pair.notes.append(f"exact integer products, which are slower, at {slow} of {len(heads_at)} shifts")
+        pair.notes.append("exact integer products, which are slower, where a tap is no copy in one head")
     return total
 
 

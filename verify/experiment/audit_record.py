@@ -251,7 +251,7 @@ def _json(value: Any) -> Any:
 
 
 def _look(head: Head) -> str:
-    """Where a head looks: the one shift that has at least 99.9 % of its attention, or else centre, spread and the heaviest shifts."""
+    """Where a head looks: the shift that has 99.9 % of its attention, or else centre, spread and the heaviest shifts."""
     if head.shifts and head.shifts[0][1] > 1 - LEAST_PRINTED:
         return f"looks at {_place(head.shifts[0][0])}"
     centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,18 @@ class LayerPair:
             assumed=conv.geometry is None or mhsa.geometry is None,
             notes=notes,
         )
+
+
+def each_once(noted: Sequence[tuple[str, str]], layers: int) -> Iterator[str]:
+    """A line a note, before it the layer that it is of, or the number of layers that share it.
+
+    Args:
+        noted: note and layer.
+        layers: how many there are.
+    """
+    for note in dict.fromkeys(note for note, _ in noted):
+        names = [name for other, name in noted if other == note]
+        yield f"{f'layer {names[0]!r}' if len(names) == 1 else f'{len(names)} of {layers} layers'}: {note}"
 
 
 def _certified(
