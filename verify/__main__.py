@@ -5,14 +5,43 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
+from textwrap import fill
+from typing import Any, NoReturn
 
 from verify.coq import command as coq_command
 from verify.experiment import command as audit_command
 from verify.plots import command as plot_command
 
+EXAMPLES = {
+    "": (
+        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
+        "claims --why 3",
+        "audit layer.pt --grid 8 8",
+    ),
+    "check": (
+        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
+        "check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt --verified",
+        "check m.json --conv m.safetensors --mhsa m.mhsa.safetensors",
+    ),
+    "coq": ("coq build", "coq statements", "coq statements theorem1"),
+    "lemmas": ("lemmas", "lemmas --dims 2", "lemmas --full"),
+    "claims": ("claims", "claims --why 3", "claims --why lemma-1 alpha-46"),
+    "audit": (
+        "audit layer.pt --grid 8 8 --kernel 3",
+        "audit model.mhsa.pt --layer stem.conv",
+        "audit layer.pt --grid 8 8 --json",
+    ),
+    "plot": (
+        "plot attention m.mhsa.pt --layer stem --alpha 1 -o heads.svg",
+        "plot errors m.mhsa.json -o errors.png",
+        "plot leakage -o leakage.svg",
+    ),
+}
+"""Three commands each, for the help."""
 EXIT_CODES = """exit codes:
-  0    everything is PROVED, and confirmed; an audited layer is a convolution, as far as experiments tell
+  0    everything is PROVED, and confirmed; an audited layer is a convolution,
+       as far as experiments tell
   1    something is not, or a certificate states what is false of its files
   2    bad input: one line says what
   130  interrupted
@@ -39,9 +68,10 @@ class Command:
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
-    parser.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
-    parser.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
+    files = parser.add_argument_group("files")
+    files.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
+    files.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
+    files.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
     parser.add_argument(
         "--verified", action="store_true", help="also by the checker that is proved in Coq (python -m verify coq build)"
     )
@@ -140,6 +170,29 @@ class _Parser(argparse.ArgumentParser):
         raise BadArguments(f"{message} (--help lists the options)")
 
 
+def _help(name: str, summary: str) -> dict[str, Any]:
+    """Of a parser: three examples first, then what it is for, in 80 columns."""
+    examples = "".join(f"  python -m verify {example}\n" for example in EXAMPLES[name])
+    return {
+        "description": f"examples:\n{examples}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
+        "formatter_class": partial(argparse.RawDescriptionHelpFormatter, width=80),
+        "allow_abbrev": False,
+    }
+
+
+def parser_of_commands() -> argparse.ArgumentParser:
+    """The parser of the command line, with one of its own for each command."""
+    parser = _Parser(
+        prog="python -m verify",
+        **_help("", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"),
+    )
+    parser.epilog = EXIT_CODES
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.arguments(commands.add_parser(name, help=command.summary, **_help(name, command.summary)))
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -149,23 +202,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 all proved and confirmed, 1 not all, 2 bad input, 130 interrupted.
     """
-    parser = _Parser(
-        prog="python -m verify",
-        description="Recheck certificates, print proofs, judge the claims, audit layers, draw figures.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        command.arguments(
-            commands.add_parser(name, help=command.summary, description=command.summary, allow_abbrev=False)
-        )
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  names of files and layers may be anything
     try:
-        options = parser.parse_args(argv)
+        options = parser_of_commands().parse_args(argv)
         return COMMANDS[options.command].run(options)
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)

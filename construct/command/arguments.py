@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,12 +12,26 @@ from construct.command import demo
 from construct.errors import BadModelFile, printable
 from construct.geometry import PADDING_MODES
 
+DESCRIPTION = """examples:
+  python -m construct.from_conv
+  python -m construct.from_conv model.pt --input-size 3 64 64
+  python -m construct.from_conv model.pt --alpha 4 --report page.html
+
+Turn every convolution of a saved network into multi-head self-attention, and
+prove layer by layer that both compute the same function.
+"""
 EXIT_CODES = """exit codes:
-  0    every layer is PROVED (or CHECKED, with --no-certify), and the network makes the same calls
-  1    something is REFUTED or UNDECIDED, the network makes other calls, or a convolution is left (--partial allows that)
+  0    every layer is PROVED (or CHECKED, with --no-certify), and the network
+       makes the same calls
+  1    something is REFUTED or UNDECIDED, the network makes other calls, or a
+       convolution is left (--partial allows that)
   2    bad input: one line says what, and what to do
   130  interrupted
 """
+
+
+WIDTH = 80
+"""Columns of the help."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,28 +79,34 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m construct.from_conv",
-        description="Turn every convolution of a saved network into explicit multi-head self-attention weights, and check "
-        "layer by layer that both compute the same function. Without MODEL: a small trained CNN that comes along.",
+        usage="%(prog)s [MODEL] [options]",
+        description=DESCRIPTION,
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=WIDTH),
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    _add_network(parser.add_argument_group("the network"))
+    _add_geometry(
+        parser.add_argument_group(
+            "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
+        )
+    )
+    _add_attention(parser.add_argument_group("the attention"))
+    _add_proof(parser.add_argument_group("what is run, and what is proved"))
+    _add_output(parser.add_argument_group("what is written and printed"))
+    return parser
+
+
+def _add_network(group: Any) -> None:
+    add = group.add_argument
     add(
         "model",
         metavar="MODEL",
         nargs="?",
         type=_path,
-        help="torch.save or safetensors: a module, a state dict or a checkpoint",
+        help="torch.save or safetensors: a module, a state dict or a checkpoint (default: the CNN that ships)",
     )
-    add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
-    add(
-        "--format",
-        choices=FORMATS,
-        help="of the output: pt, a file of torch.save; safetensors, tensors and geometry; pt2 and onnx, programs that run "
-        "without this project (default: as OUT ends, else pt)",
-    )
-    network = parser.add_mutually_exclusive_group()
+    network = group.add_mutually_exclusive_group()
     network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
     network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
     add(
@@ -97,7 +118,38 @@ def _parser() -> argparse.ArgumentParser:
         "is imported, and code of these classes may run; repeatable",
     )
     add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
-    _add_geometry(parser)
+
+
+def _add_geometry(group: Any) -> None:
+    """Add the options of a geometry, which a state dict does not hold."""
+    add = group.add_argument
+    add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
+    add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
+    add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
+    add("--groups", type=_positive, metavar="N", help="blocks of channels (default: 1)")
+    add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
+    add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
+    add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
+
+
+def _add_attention(group: Any) -> None:
+    sharpness = group.add_mutually_exclusive_group()
+    sharpness.add_argument(
+        "--alpha",
+        type=_alpha,
+        metavar="auto|FLOAT",
+        help="the sharpness of every head (default: auto)",
+    )
+    sharpness.add_argument(
+        "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
+    )
+    add = group.add_argument
+    add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
+    add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
+
+
+def _add_proof(group: Any) -> None:
+    add = group.add_argument
     add(
         "--input-size",
         metavar="N",
@@ -112,11 +164,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_path,
         help="instead: an input that torch.save wrote: a tensor, a tuple of arguments, or a dict of keyword arguments",
     )
-    add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
-    sharpness = parser.add_mutually_exclusive_group()
-    sharpness.add_argument("--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head")
-    sharpness.add_argument(
-        "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
+    add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
+    add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
+    add(
+        "--input-bound",
+        type=_bound,
+        metavar="B",
+        help="certify each layer for inputs |x| <= B (default: the power of two above its samples)",
     )
     add(
         "--within",
@@ -125,41 +179,28 @@ def _parser() -> argparse.ArgumentParser:
         help="claim that every layer's outputs differ by at most T (default: the same function; where a chosen sharpness leaks, "
         "a difference within the bound that follows)",
     )
-    add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
-    add(
-        "--input-bound",
-        type=_bound,
-        metavar="B",
-        help="certify each layer for inputs |x| <= B (default: the power of two above its samples)",
-    )
     add(
         "--no-certify",
         action="store_true",
         help="only check on samples, and write no certificate (an earlier one is taken away)",
     )
-    add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
-    add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
-    add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
     add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
+
+
+def _add_output(group: Any) -> None:
+    add = group.add_argument
+    add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
+    add(
+        "--format",
+        choices=FORMATS,
+        help="of the output: pt, a file of torch.save; safetensors, tensors and geometry; pt2 and onnx, programs that run "
+        "without this project (default: as OUT ends, else pt)",
+    )
+    add("--force", action="store_true", help="replace a foreign file at OUT")
+    add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
     add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
     add("--json", action="store_true", help="print one JSON document instead of the table")
-    add("--force", action="store_true", help="replace a foreign file at OUT")
     add("--debug", action="store_true", help="show where an error comes from")
-    return parser
-
-
-def _add_geometry(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a geometry, which a state dict does not hold."""
-    add = parser.add_argument_group(
-        "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
-    ).add_argument
-    add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
-    add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
-    add("--dilation", type=_positive, nargs="+", metavar="N", help="default: 1")
-    add("--groups", type=_positive, metavar="N", help="default: 1")
-    add("--padding-mode", choices=PADDING_MODES, help="default: zeros")
-    add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
-    add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
 
 
 def _beside(model: Path, ending: str) -> Path:

@@ -9,20 +9,24 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments to its parser."""
-    parser.add_argument(
+    layer = parser.add_argument_group("the layer")
+    layer.add_argument(
         "file", metavar="FILE", help="with an attention layer of this project, or a stock one (torch.save)"
     )
-    parser.add_argument(
+    layer.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    experiment = parser.add_argument_group("the experiment")
+    experiment.add_argument(
         "--grid",
         type=int,
         nargs="+",
         metavar="N",
         help="the spatial size of the input (default: four more than the kernel)",
     )
-    parser.add_argument("--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for")
-    parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
-    parser.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs (default: %(default)s)")
+    experiment.add_argument(
+        "--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for (default: any)"
+    )
+    experiment.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
+    experiment.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 

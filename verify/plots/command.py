@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,17 +31,18 @@ TAKES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(["names:", *(f"  {name:10} {summary}" for name, summary in PLOTS.items())])
-    parser.add_argument("name", metavar="NAME", help=f"of {', '.join(PLOTS)}")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see below")
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the figure, OUT.svg or OUT.png")
-    parser.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
-    parser.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
-    parser.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
-    parser.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
-    parser.add_argument("--force", action="store_true", help="replace a file at OUT that is no figure of ours")
-    parser.add_argument("--dims", type=int, metavar="D", help="of leakage (default: 2)")
+    names = "\n".join(fill(f"{n:10}{s}", 78, subsequent_indent=" " * 10) for n, s in PLOTS.items())
+    figure = parser.add_argument_group("the figure", names)
+    figure.add_argument("name", metavar="NAME", help="which of these")
+    figure.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see above")
+    figure.add_argument("-o", "--output", required=True, metavar="OUT", help="where to: OUT.svg or OUT.png")
+    figure.add_argument("--force", action="store_true", help="replace a file at OUT that is no figure of ours")
+    drawn = parser.add_argument_group("what is drawn of it")
+    drawn.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    drawn.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
+    drawn.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
+    drawn.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
+    drawn.add_argument("--dims", type=int, metavar="D", help="of leakage (default: 2)")
 
 
 def run(options: argparse.Namespace) -> Path:
