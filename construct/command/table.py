@@ -1,6 +1,7 @@
 """The report of a conversion, printed as a table and the lines below it."""
 
 import math
+from textwrap import fill
 from typing import TextIO
 
 import torch
@@ -19,7 +20,7 @@ _STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
 def print_table(report: Report, out: TextIO) -> None:
     """Print the table and the lines below it.
 
-    A terminal gets colours and its own width; a file or pipe gets unwrapped lines in its encoding.
+    A terminal gets colours and its own width, broken between words; a file or pipe gets unwrapped lines in its encoding.
     """
     terminal = out.isatty()
     encoding = getattr(out, "encoding", None) or "ascii"
@@ -29,10 +30,10 @@ def print_table(report: Report, out: TextIO) -> None:
         if report.layers:
             console.print(_table(report, unicode, narrow=console.width < 110), soft_wrap=not terminal)
         for line in _lines(report):
-            console.print(Text(line), soft_wrap=True)
-    text = capture.get()
-    if not terminal:
-        text = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
+            # A word longer than a line, as of a path, stays whole, to be copied.
+            words = fill(line, console.width, break_long_words=False, break_on_hyphens=False) if terminal else line
+            console.print(Text(words), soft_wrap=True)
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
     out.flush()
 
@@ -79,10 +80,7 @@ def _lines(report: Report) -> list[str]:
                 "checked; tried on generated inputs"
             )
     if any(row.certificate is not None for row in report.layers):
-        lines.append(
-            "interior, border: the largest difference seen where no padding is read, and where some is; bound: of the certificate, "
-            "for all finite inputs up to |x| and the size beside it"
-        )
+        lines.append("interior, border: largest difference seen, without and with padding; bound: for all such inputs")
     if assumed := _assumed(report):
         lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
@@ -147,7 +145,7 @@ def network_lines(network: NetworkRow) -> list[str]:
     if network.same_expression:
         lines.append(
             "network: every executed convolution became a layer PROVED the same function, and all other calls agree: on these "
-            "inputs the converted network evaluates the same expression, its sums in another order"
+            "inputs the network evaluates the same expression, its sums in another order"
         )
     return lines
 
