@@ -80,7 +80,7 @@ def _lines(report: Report) -> list[str]:
                 "checked; tried on generated inputs"
             )
     if any(row.certificate is not None for row in report.layers):
-        lines.append("interior, border: largest difference seen, without and with padding; bound: for all such inputs")
+        lines.append("interior, border: largest difference seen, without and with padding; bound: for all |x| up to that")
     if assumed := _assumed(report):
         lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
@@ -145,7 +145,7 @@ def network_lines(network: NetworkRow) -> list[str]:
     if network.same_expression:
         lines.append(
             "network: every executed convolution became a layer PROVED the same function, and all other calls agree: on these "
-            "inputs the network evaluates the same expression, its sums in another order"
+            "inputs the converted network evaluates the same expression, its sums in another order"
         )
     return lines
 
