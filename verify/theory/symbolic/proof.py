@@ -29,7 +29,7 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
 
 _DIMENSION = re.compile(r"d = \d+")
 _WIDTH = 100
-"""Columns of a proof in brief."""
+"""Columns of a proof in brief; every step takes one line."""
 
 _LONGEST = 400  # printed characters of an expression; the step has all of it
 
@@ -38,8 +38,8 @@ class How(StrEnum):
     """The method that discharged a step; all but ARGUED are sympy's."""
 
     IDENTITY = "identity"
-    ASSUMPTIONS = "from assumptions"
-    CASES = "case split"
+    ASSUMPTIONS = "assumptions"
+    CASES = "cases"
     INDUCTION = "induction"
     MINIMUM = "minimum"
     LIMIT = "limit"
@@ -92,14 +92,26 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Proof:
-    """A claim and the steps that prove it."""
+    """A claim and what proves it: steps, and claims with steps of their own.
+
+    Attributes:
+        claim: the statement.
+        parts: steps and proofs of parts, one line each in brief.
+        name: what a line that rests on this proof gives as its reason; by default the methods of its steps.
+    """
 
     claim: str
-    steps: tuple[ProofStep, ...]
+    parts: "tuple[ProofStep | Proof, ...]"
+    name: str = ""
 
     def __post_init__(self) -> None:
-        if not self.steps:
+        if not self.parts:
             raise ValueError(f"a proof must have steps: {self.claim!r} has none")
+
+    @property
+    def steps(self) -> tuple[ProofStep, ...]:
+        """Every step, those of the parts included."""
+        return tuple(step for part in self.parts for step in (part.steps if isinstance(part, Proof) else (part,)))
 
     @property
     def discharged(self) -> int:
@@ -111,39 +123,65 @@ class Proof:
         """The number of steps that rest on an argument in words."""
         return sum(step.how is How.ARGUED for step in self.steps)
 
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The proof in brief: (statement, reason) of every part."""
+        return [
+            (part.claim, part.reason) if isinstance(part, Proof) else (part.statement, str(part.how))
+            for part in self.parts
+        ]
+
+    @property
+    def reason(self) -> str:
+        """The name of this proof, or else the reasons of its parts."""
+        return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
+
     def __str__(self) -> str:
-        numbered = (f"{number:3}. {step}".replace("\n", "\n     ") for number, step in enumerate(self.steps, 1))
+        lines = [self.claim]
+        for number, part in enumerate(self.parts, 1):
+            if isinstance(part, Proof):
+                lines.append(f"{number:3}. {part.claim}")
+                lines += (_indented(f"{number:3}.{place} {step}") for place, step in enumerate(part.steps, 1))
+            else:
+                lines.append(_indented(f"{number:3}. {part}"))
         checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
-        return "\n".join((self.claim, *numbered, counts))
+        return "\n".join((*lines, counts))
 
     def brief(self) -> str:
-        """The claim, and every step with how it was discharged; ``str`` shows the expressions too."""
-        parts = [_wrapped(self.claim, "")]
-        for number, step in enumerate(self.steps, 1):
-            parts.append(_wrapped(f"{number:3}. {step.statement} [{step.how}]", " " * 5))
-        return "\n".join((*parts, f"{self.discharged} steps discharged by sympy, {self.argued} argued."))
+        """The claim, and one line a part with its reason; ``str`` shows every step and its expressions."""
+        lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
+        return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
+
+    @property
+    def counts(self) -> str:
+        """How many steps sympy discharged and how many are argued, in words."""
+        return f"{self.discharged} steps by sympy, {self.argued} argued"
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
-    """Proofs in brief; of those that differ in the dimension alone one is shown, with d = 2 if there is one, and others counted."""
-    groups: dict[str, list[Proof]] = {}
-    for proof in proofs:
-        groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
+    """Proofs in brief; of those that differ in the dimension alone one is shown, and what the others count."""
     texts = []
-    for group in groups.values():
-        shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
-        others = [proof for proof in group if proof is not shown]
-        text = shown.brief()
-        for proof in others:
-            dimension = _DIMENSION.findall(proof.claim)[0]
-            text += f"\nThe same for {dimension}, by itself: {proof.discharged} steps discharged by sympy, {proof.argued} argued."
-        texts.append(text)
+    for shown, others in one_dimension_each(proofs):
+        also = "".join(f"; {_DIMENSION.findall(proof.claim)[0]}: {proof.counts}" for proof in others)
+        texts.append(shown.brief() + also.replace(f": {shown.counts}", " the same"))
     return "\n\n".join(texts)
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]]]:
+    """Of proofs that differ in the dimension alone one, with d = 2 if there is one, and the others."""
+    groups: dict[str, list[Proof]] = {}
+    for proof in proofs:
+        groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
+    chosen = []
+    for group in groups.values():
+        shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
+        chosen.append((shown, [proof for proof in group if proof is not shown]))
+    return chosen
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n     ")
 
 
 def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
