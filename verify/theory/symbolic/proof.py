@@ -83,6 +83,11 @@ class ProofStep:
         """The expression shown: the first of those checked."""
         return self.expressions[0]
 
+    @property
+    def steps(self) -> "tuple[ProofStep]":
+        """This step alone, as a `Proof` has many."""
+        return (self,)
+
     def __str__(self) -> str:
         more = len(self.expressions) - 1
         return f"[{self.how}] {self.statement}\n    {_shown(self.expression)}" + (
@@ -111,7 +116,7 @@ class Proof:
     @property
     def steps(self) -> tuple[ProofStep, ...]:
         """Every step, those of the parts included."""
-        return tuple(step for part in self.parts for step in (part.steps if isinstance(part, Proof) else (part,)))
+        return tuple(step for part in self.parts for step in part.steps)
 
     @property
     def discharged(self) -> int:
