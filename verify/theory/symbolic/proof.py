@@ -20,6 +20,8 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.logic.inference import satisfiable
 
+from verify.theory.symbolic import latex
+
 _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Ge: ("nonnegative", lambda left, right: left - right),
     sympy.Gt: ("positive", lambda left, right: left - right),
@@ -85,7 +87,7 @@ class ProofStep:
 
     @property
     def steps(self) -> "tuple[ProofStep]":
-        """This step alone, as a `Proof` has many."""
+        """The step alone, as a tuple like those of a `Proof`."""
         return (self,)
 
     def __str__(self) -> str:
@@ -158,6 +160,12 @@ class Proof:
         lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
         return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
 
+    def _repr_latex_(self) -> str:
+        name, _, claim = self.claim.partition(":")
+        items = (f"\\item {latex.text(statement)} [{latex.text(reason)}]" for statement, reason in self.lines)
+        heading = f"\\paragraph{{{latex.text(name)}.}} {latex.text(claim)}" if claim else latex.text(name)
+        return "\n".join((heading, "\\begin{enumerate}", *items, "\\end{enumerate}", self.counts))
+
     @property
     def counts(self) -> str:
         """How many steps sympy discharged and how many are argued, in words."""
@@ -168,9 +176,17 @@ def in_brief(proofs: Iterable[Proof]) -> str:
     """Proofs in brief; of those that differ in the dimension alone one is shown, and what the others count."""
     texts = []
     for shown, others in one_dimension_each(proofs):
-        also = "".join(f"; {_DIMENSION.findall(proof.claim)[0]}: {proof.counts}" for proof in others)
-        texts.append(shown.brief() + also.replace(f": {shown.counts}", " the same"))
+        texts.append(shown.brief() + _also(shown, others))
     return "\n\n".join(texts)
+
+
+def in_latex(proofs: Iterable[Proof]) -> str:
+    """Proofs in brief as a document for LaTeX, with the packages amsmath and amssymb."""
+    parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
+    parts += [r"\setlength{\parindent}{0pt}", r"\begin{document}", r"\section*{Proofs, by sympy on the code that runs}"]
+    for shown, others in one_dimension_each(proofs):
+        parts.append(shown._repr_latex_() + latex.text(_also(shown, others)))
+    return "\n".join((*parts, r"\end{document}"))
 
 
 def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]]]:
@@ -183,6 +199,11 @@ def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]
         shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
         chosen.append((shown, [proof for proof in group if proof is not shown]))
     return chosen
+
+
+def _also(shown: Proof, others: Iterable[Proof]) -> str:
+    also = "".join(f"; {_DIMENSION.findall(proof.claim)[0]}: {proof.counts}" for proof in others)
+    return also.replace(f": {shown.counts}", " the same")
 
 
 def _indented(text: str) -> str:

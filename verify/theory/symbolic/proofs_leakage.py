@@ -97,7 +97,7 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
     ]
     return [
         Proof("the key t + n scores α(‖n − f‖² − ‖f‖²) lower than the key t, for all n and f", tuple(relative)),
-        Proof("so for all n ≠ 0 by ≥ α(1 − 2 max|f_i|), = beside τ", tuple(_gap_steps(t))),
+        Proof("so by at least α(1 − 2 max|f_i|), attained, for all n ≠ 0", tuple(_gap_steps(t))),
         _product_step({d: (ns[d], ts[d], fs[d]) for d in ts}),
         Proof("on an axis 1 + Σ_n (e^(−α(n² − 2nf)) + e^(−α(n² + 2nf))), here for n ≤ 3 and all f", tuple(on_axis)),
         _leaks(),
@@ -117,7 +117,7 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
             alpha,
         ),
         Proof(
-            "at |f| = 1/2 two keys tie: ≥ 1/2 leaks for all α",
+            "at |f| = 1/2 two keys tie: at least 1/2 leaks for all α",
             tuple(_tie_steps(t)),
         ),
     ]

@@ -93,7 +93,7 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
             "on this grid, for all P^h: MHSA(X) − Conv(X) = Σ_h (P^h − one-hot) X W_h",
             *zip(difference.flat(), moved.flat(), strict=True),
         ),
-        Proof("for all |X W_h| ≤ C that is ≤ N_h T C (T − 1) e^(−α): to 0", tuple(terms)),
+        Proof("for all |X W_h| ≤ C that is ≤ N_h T C (T − 1) e^(−α) → 0", tuple(terms)),
         Proof(
             "a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less",
             tuple(_finite_steps(leak, bound)),
