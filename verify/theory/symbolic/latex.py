@@ -63,8 +63,7 @@ def _is_math(word: str, following: str, after_words: bool) -> bool:
 
 def _set(span: str) -> str:
     body = span.rstrip(_ENDS)
-    relation = "{}" if _OPERATOR.match(body) else ""  # TeX spaces a relation that has something on its left
-    return f"\\({relation}{_math(body)}\\){span[len(body) :]}"
+    return f"\\({_math(body)}\\){span[len(body) :]}"
 
 
 def _math(formula: str) -> str:

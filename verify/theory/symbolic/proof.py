@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 import sympy
@@ -96,6 +97,9 @@ class ProofStep:
             f"   (and {more} more)" if more else ""
         )
 
+    def _repr_latex_(self) -> str:
+        return f"{latex.text(self.statement)} [{latex.text(self.how)}]: $\\displaystyle {sympy.latex(self.expression)}$"
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -159,6 +163,10 @@ class Proof:
         """The claim, and one line a part with its reason; ``str`` shows every step and its expressions."""
         lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
         return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
+
+    def _repr_html_(self) -> str:
+        items = "".join(f"<li>{escape(statement)} <i>[{escape(reason)}]</i></li>" for statement, reason in self.lines)
+        return f"<b>{escape(self.claim)}</b><ol>{items}</ol>{self.counts}"
 
     def _repr_latex_(self) -> str:
         name, _, claim = self.claim.partition(":")
