@@ -80,7 +80,13 @@ def _lemmas(options: argparse.Namespace) -> int:
     except ProofFailed as failure:
         print(f"NOT PROVED: {failure}")
         return 1
-    print("\n\n".join(map(str, proofs)) if options.full else in_latex(proofs) if options.latex else in_brief(proofs))
+    print(
+        "\n\n".join(proof.full() for proof in proofs)
+        if options.full
+        else in_latex(proofs)
+        if options.latex
+        else in_brief(proofs)
+    )
     return 0
 
 

@@ -420,6 +420,16 @@ def test_long_expressions_are_cut_in_print_only():
     assert str(step).endswith(" …")
     assert len(str(step)) < 500
     assert step.expression == long
+    assert str(long) in step.full()
+
+
+def test_in_full_every_expression_of_every_step_is_printed():
+    shown = lemmas.prove_factorisation(2)
+    lines = [line.strip() for line in shown.full().splitlines()]
+    assert len(lines) == 2 + len(shown.parts) + sum(
+        len(step.expressions) + (step not in shown.parts) for step in shown.steps
+    )
+    assert all(step.statement in " ".join(lines) for step in shown.steps)
 
 
 # ---- all of them -------------------------------------------------------------------------------------------------------------

@@ -97,6 +97,10 @@ class ProofStep:
             f"   (and {more} more)" if more else ""
         )
 
+    def full(self) -> str:
+        """The statement and every expression, a line each and whole."""
+        return "\n    ".join((f"[{self.how}] {self.statement}", *map(_written, self.expressions)))
+
     def _repr_latex_(self) -> str:
         return f"{latex.text(self.statement)} [{latex.text(self.how)}]: $\\displaystyle {sympy.latex(self.expression)}$"
 
@@ -148,19 +152,26 @@ class Proof:
         return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
 
     def __str__(self) -> str:
+        return self._listed(str)
+
+    def full(self) -> str:
+        """The claim, and every step with every expression that was checked."""
+        return self._listed(ProofStep.full)
+
+    def _listed(self, written: Callable[[ProofStep], str]) -> str:
         lines = [self.claim]
         for number, part in enumerate(self.parts, 1):
             if isinstance(part, Proof):
                 lines.append(f"{number:3}. {part.claim}")
-                lines += (_indented(f"{number:3}.{place} {step}") for place, step in enumerate(part.steps, 1))
+                lines += (_indented(f"{number:3}.{place} {written(step)}") for place, step in enumerate(part.steps, 1))
             else:
-                lines.append(_indented(f"{number:3}. {part}"))
+                lines.append(_indented(f"{number:3}. {written(part)}"))
         checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
         return "\n".join((*lines, counts))
 
     def brief(self) -> str:
-        """The claim, and one line a part with its reason; ``str`` shows every step and its expressions."""
+        """The claim, and one line a part with its reason; ``full`` shows every step and its expressions."""
         lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
         return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
 
