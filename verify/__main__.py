@@ -96,19 +96,27 @@ def _check(options: argparse.Namespace) -> int:
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions")
-    parser.add_argument("--full", action="store_true", help="every expression, and every dimension")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--full", action="store_true", help="every expression, and every dimension")
+    form.add_argument("--latex", action="store_true", help="print a document for LaTeX")
 
 
 def _lemmas(options: argparse.Namespace) -> int:
     from verify.theory.symbolic.lemmas import all_proofs
-    from verify.theory.symbolic.proof import ProofFailed, in_brief
+    from verify.theory.symbolic.proof import ProofFailed, in_brief, in_latex
 
     try:
-        proofs = all_proofs(tuple(options.dims))
+        proofs = list(all_proofs(tuple(options.dims)))
     except ProofFailed as failure:
         print(f"NOT PROVED: {failure}")
         return 1
-    print("\n\n".join(map(str, proofs)) if options.full else in_brief(proofs))
+    print(
+        "\n\n".join(proof.full() for proof in proofs)
+        if options.full
+        else in_latex(proofs)
+        if options.latex
+        else in_brief(proofs)
+    )
     return 0
 
 

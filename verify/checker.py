@@ -22,7 +22,7 @@ from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.opcodes import NotConfirmed
 from verify.recheck.unwrapping import by_certified_name
-from verify.verdict import Verdict
+from verify.verdict import Verdict, as_html
 
 NOT_RECHECKED = (
     "not recomputed, as that takes torch: the runs (observed, probes, step 6), torch_version, assumptions and sentences",
@@ -45,11 +45,11 @@ class Result(NamedTuple):
     layers: dict[str, Verdict]
     uncovered: tuple[str, ...]
     notes: tuple[str, ...]
+    _repr_html_ = as_html
 
     def __str__(self) -> str:
-        rows = [
-            f"{(name if name.isprintable() else ascii(name)) or 'the layer'}: {v}" for name, v in self.layers.items()
-        ]
+        names = (name if name.isprintable() else ascii(name) for name in self.layers)
+        rows = [f"{name or 'the layer'}: {v}" for name, v in zip(names, self.layers.values(), strict=True)]
         return "\n".join([str(self.verdict), *rows, *(f"note: {note}" for note in self.notes)])
 
 

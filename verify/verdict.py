@@ -1,8 +1,29 @@
-"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence; and how numbers are printed in such sentences."""
+"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence; and how such sentences are printed."""
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import Literal
+
+
+def as_html(value: object) -> str:
+    """The text of an object, lines "name: sentence", as an HTML table under its first line; all of it is escaped.
+
+    Classes take it as their ``_repr_html_``, which notebooks show.
+
+    >>> as_html("PROVED: for all |x| < 1")
+    '<b>PROVED: for all |x| &lt; 1</b>'
+    """
+    heading, *lines = map(escape, str(value).split("\n"))
+    rows = (line.partition(": ") for line in lines)
+    left = ' style="text-align: left"'  # notebooks align cells right
+    table = "".join(
+        f"<tr><th{left}>{name}</th><td{left}>{rest}</td></tr>"
+        if rest
+        else f'<tr><td colspan="2"{left}>{name}</td></tr>'
+        for name, _, rest in rows
+    )
+    return f"<b>{heading}</b>" + (f"<table>{table}</table>" if table else "")
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,8 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.sentence}"
+
+    _repr_html_ = as_html
 
     @property
     def good(self) -> bool:

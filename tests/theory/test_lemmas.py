@@ -138,7 +138,7 @@ def test_half_the_sharpness_fails_the_gap(dims, monkeypatch):
 
 def test_the_failure_names_the_step_and_what_did_not_vanish(monkeypatch):
     break_encoding(monkeypatch, WRONG["v without the 2"])
-    with pytest.raises(ProofFailed, match=r"\|delta - tau\|") as failure:
+    with pytest.raises(ProofFailed, match=r"‖δ − τ‖") as failure:
         prove_lemma2(1)
     alpha = sympy.Symbol("alpha", positive=True)
     delta, tau = (sympy.Symbol(f"{name}_1", integer=True) for name in ("delta", "tau"))

@@ -420,6 +420,16 @@ def test_long_expressions_are_cut_in_print_only():
     assert str(step).endswith(" …")
     assert len(str(step)) < 500
     assert step.expression == long
+    assert str(long) in step.full()
+
+
+def test_in_full_every_expression_of_every_step_is_printed():
+    shown = lemmas.prove_factorisation(2)
+    lines = [line.strip() for line in shown.full().splitlines()]
+    assert len(lines) == 2 + len(shown.parts) + sum(
+        len(step.expressions) + (step not in shown.parts) for step in shown.steps
+    )
+    assert all(step.statement in " ".join(lines) for step in shown.steps)
 
 
 # ---- all of them -------------------------------------------------------------------------------------------------------------
@@ -458,14 +468,41 @@ def test_bad_dims_are_refused_in_one_line(name):
             getattr(lemmas, name)(dims)
 
 
-def test_in_brief_every_step_stands_once_and_no_line_is_cut():
+def test_in_brief_a_step_is_a_line_and_no_line_is_cut():
     proofs = [lemmas.prove_factorisation(d) for d in (1, 2)] + [lemmas.prove_relative_from_absolute()]
-    text = proof.in_brief(proofs)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 100
-    words = text.split()
+    lines = proof.in_brief(proofs).splitlines()
     for shown in (proofs[1], proofs[2]):
-        for number, step in enumerate(shown.steps, 1):
-            assert f"{number}. {step.statement} [{step.how}]" in " ".join(words)
-    assert "The same for d = 1, by itself: " in text
-    assert len(lines) < 60
+        assert len(shown.brief().splitlines()) <= 40
+        for number, (statement, reason) in enumerate(shown.lines, 1):
+            assert f"{number:3}. {statement} [{reason}]" in lines
+    assert max(map(len, lines)) <= 100
+    assert "8 steps by sympy, 0 argued; d = 1 the same" in lines
+
+
+@pytest.mark.deep
+def test_all_proofs_in_brief_fit_the_width_and_forty_lines_each():
+    proofs = list(lemmas.all_proofs())
+    assert len(proof.in_brief(proofs).splitlines()) <= 300
+    for shown in proofs:
+        lines = shown.brief().splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= 100
+
+
+def test_theorem_1_cites_the_lemmas_and_repeats_neither():
+    theorem, lemma1, lemma2 = lemmas.prove_theorem(1), lemmas.prove_lemma1(1), lemmas.prove_lemma2(1)
+    assert [reason for _, reason in theorem.lines][:2] == ["Lemma 2", "Lemma 1"]
+    assert not {statement for statement, _ in theorem.lines} & {
+        line for lemma in (lemma1, lemma2) for line, _ in lemma.lines
+    }
+    assert set(lemma2.steps) <= set(theorem.steps)  # what a citation stands for is discharged again, and shown by str
+
+
+def test_a_line_in_brief_carries_every_step_under_it():
+    steps = (proof.identity("one", (x + x, 2 * x)), argued("two", x), proof.identity("three", (y + y, 2 * y)))
+    part = Proof("both", steps[:2])
+    whole = Proof("Claim", (part, steps[2]))
+    assert (whole.steps, whole.discharged, whole.argued) == (steps, 2, 1)
+    assert whole.lines == [("both", "identity, argued"), ("three", "identity")]
+    assert Proof("more", (whole,), name="Lemma 0").reason == "Lemma 0"
+    assert "  1. both\n  1.1 [identity] one\n" in str(whole)

@@ -10,7 +10,7 @@ import numpy as np
 from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
 from verify.recheck.certificate_file import VERSION
-from verify.verdict import Verdict, exactly, from_above
+from verify.verdict import Verdict, as_html, exactly, from_above
 
 MOST_SHOWN = 2**16
 """An input over the bound is written down if it has no more numbers than this."""
@@ -132,6 +132,8 @@ class Certificate:
         lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
         lines += [f"assuming {assumption}" for assumption in self.assumptions]
         return "\n".join(lines)
+
+    _repr_html_ = as_html
 
     def record(self) -> dict[str, Any]:
         """The certificate in JSON's types; floats are written so that they are read back exactly."""

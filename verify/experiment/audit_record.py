@@ -8,6 +8,7 @@ import numpy as np
 
 from verify.experiment.head_maps import Head, collapsed
 from verify.experiment.receptive_fields import Vector
+from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
 """Shifts of smaller weight are in the record, not in the text."""
@@ -130,6 +131,8 @@ class Audit:
     def to_json(self) -> str:
         """The record as JSON text."""
         return json.dumps(self.record(), indent=1, allow_nan=False) + "\n"
+
+    _repr_html_ = as_html
 
     def __str__(self) -> str:
         outputs = int(np.prod(self.output))

@@ -153,7 +153,7 @@ def by_proof(run: Callable[[], Proof]) -> Check:
     return Check(f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps))
 
 
-def by_steps(what: str, run: Callable[[], Iterable[ProofStep]], within: str = "") -> Check:
+def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
     """Some steps of a symbolic proof as a check.
 
     Args:
@@ -162,7 +162,7 @@ def by_steps(what: str, run: Callable[[], Iterable[ProofStep]], within: str = ""
         within: the sizes for which alone they show it; empty for all.
     """
     try:
-        steps = list(run())
+        steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:
         return _broken(failure)
     return Check(f"{what} ({_by_sympy(steps)})", bool(steps), _method(steps) + (f"; {within}" if within else ""))

@@ -41,8 +41,8 @@ def prove_lemma1(dims: int) -> Proof:
     10 steps discharged by sympy (39 expressions), 1 argued.
     """
     claim = (
-        f"Lemma 1 (d = {_checked(dims)}): heads that each attend the one key at query + tau_j, in any order, compute the "
-        "convolution of kernel W_j, for every kernel, bias and input, with stride and dilation"
+        f"Lemma 1 (d = {_checked(dims)}): for all kernels W_j, biases and inputs, strides and dilations, heads that each attend "
+        "the one key at query + τ_j, in any order, compute the convolution."
     )
     return Proof(claim, tuple(lemma1_steps(dims)))
 
@@ -65,12 +65,12 @@ def prove_lemma2(dims: int) -> Proof:
 
     >>> import verify
     >>> print(verify.prove_lemma2(dims=1).steps[0])
-    [identity] v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)
+    [identity] v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) for all δ and τ
         -alpha*delta_1**2 + 2*alpha*delta_1*tau_1 = -alpha*(-tau_1**2 + (delta_1 - tau_1)**2)
     """
     claim = (
-        f"Lemma 2 (d = {_checked(dims)}): with r and v of construct.encoding, every integer shift tau and every alpha > 0, "
-        "attention tends to one-hot on the key at query + tau as alpha grows"
+        f"Lemma 2 (d = {_checked(dims)}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
+        "one-hot on the key at query + τ as α grows."
     )
     return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
 
@@ -82,8 +82,8 @@ def prove_lemma2_any_length() -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        "Lemma 2 (symbolic d): with r and v of construct.encoding, in any number of dimensions, attention tends to one-hot "
-        "on the key at query + tau as alpha grows"
+        "Lemma 2 (symbolic d): for all numbers of dimensions d, attention with the code's r and v tends to one-hot on the key at "
+        "query + τ as α grows."
     )
     return Proof(claim, tuple(any_length_steps()))
 
@@ -108,10 +108,15 @@ def prove_theorem(dims: int) -> Proof:
     (30, 1)
     """
     claim = (
-        f"Theorem 1 (d = {_checked(dims)}): as alpha grows, multi-head self-attention with r and v of construct.encoding and "
-        "one head a tap tends to the convolution, for every kernel, bias and input"
+        f"Theorem 1 (d = {_checked(dims)}): for all kernels, biases and inputs, multi-head self-attention with the code's r and v "
+        "and one head a tap tends to the convolution as α grows."
     )
-    return Proof(claim, (*prove_lemma2(dims).steps, *theorem_steps(dims)))
+    attended = Proof(
+        "for all grids and heads j, attention tends to one-hot on query + τ_j as α grows",
+        prove_lemma2(dims).steps,
+        name="Lemma 2",
+    )
+    return Proof(claim, (attended, *theorem_steps(dims)))
 
 
 def prove_leakage_on_lattice() -> Proof:
@@ -123,8 +128,8 @@ def prove_leakage_on_lattice() -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        "Leakage on the lattice: at most 1 - theta(alpha)^(-d) of the weight leaks past the key at query + tau, on a grid of any "
-        "size, with theta(alpha) = 1 + 2 sum_{n>=1} e^(-alpha n^2)"
+        "Leakage on the lattice: for all grids and integer shifts τ, at most 1 − ϑ^(−d) of the weight leaks past the key at "
+        "query + τ, ϑ = 1 + 2Σ_{n≥1} e^(−αn²)."
     )
     return Proof(claim, tuple(on_lattice_steps()))
 
@@ -138,8 +143,8 @@ def prove_leakage_off_lattice() -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        "Leakage off the lattice: with f = tau - round(tau) at most 1 - prod_i 1/(1 + s(alpha, f_i)) leaks past the nearest key, "
-        "s(alpha, f) = sum_{n>=1} (e^(-alpha (n^2 - 2nf)) + e^(-alpha (n^2 + 2nf))); at |f| = 1/2 at least half does"
+        "Leakage off the lattice: for all real τ = t + f, t the nearest key, at most 1 − Π_i 1/(1 + s(f_i)) leaks past it, "
+        "s(f) = Σ_{n≥1} (e^(−α(n² − 2nf)) + e^(−α(n² + 2nf))); at |f| = 1/2 at least half does."
     )
     return Proof(claim, tuple(off_lattice_steps()))
 
@@ -155,8 +160,8 @@ def prove_factorisation(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"Axis factorisation (d = {_checked(dims)}): over a rectangular grid the attention is the Kronecker product of one "
-        "row-stochastic matrix an axis, for every alpha and every real tau; not so a full covariance, nor the parabola"
+        f"Axis factorisation (d = {_checked(dims)}): for all rectangular grids, α and real τ, attention is the Kronecker product "
+        "of one row-stochastic matrix an axis; not so with a full covariance, nor with the parabola."
     )
     return Proof(claim, (*factorisation_steps(dims), *no_factorisation_steps()))
 
@@ -168,8 +173,8 @@ def prove_relative_from_absolute() -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what is left "
-        "of Eq. 6 in the construction is Lemma 2's score"
+        "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what the "
+        "construction keeps of Eq. 6 is Lemma 2's score; matrices for d = 1, 2, 3."
     )
     return Proof(claim, tuple(relative_steps()))
 
@@ -185,8 +190,8 @@ def prove_absolute_encoding(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"Absolute encoding (d = {_checked(dims)}): alpha (2 (q + tau)·k - |k|^2), a dot product of d + 1 features, has the same "
-        "softmax over the keys as -alpha |k - q - tau|^2"
+        f"Absolute encoding (d = {_checked(dims)}): for all q and τ, α(2(q + τ)·k − ‖k‖²), a dot product of d + 1 features, has "
+        "the softmax over the keys k of −α‖k − q − τ‖²."
     )
     return Proof(claim, tuple(absolute_steps(dims)))
 
@@ -202,8 +207,8 @@ def prove_parabola(dims: int) -> Proof:
         ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
-        f"The parabola (d = {_checked(dims)}): with n(delta) of construct.encoding, r = (n^2, n) and v = -alpha (1, -2 n(tau)) "
-        "every other shift of the box scores lower by at least alpha, so D_p = 2 is enough"
+        f"The parabola (d = {_checked(dims)}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
+        "enough: r = (n², n), v = −α(1, −2n(τ))."
     )
     return Proof(claim, tuple(parabola_steps(dims)))
 
@@ -215,8 +220,8 @@ def prove_one_is_not_enough() -> Proof:
         ProofFailed: a step does not hold.
     """
     claim = (
-        "D_p = 1 is not enough: whatever r, a score c r_delta has its only maximum at one of at most two of the shifts that a "
-        "query sees, so a kernel of three taps is out of reach of heads that each attend one key"
+        "D_p = 1 is not enough: for all r, a score c·r_δ has its only maximum at one of at most two shifts, so heads that each "
+        "attend one key cannot make a kernel of three taps (heads that spread are not covered)."
     )
     return Proof(claim, tuple(one_component_steps()))
 
@@ -228,8 +233,8 @@ def prove_head_count() -> Proof:
         ProofFailed: a step does not hold.
     """
     claim = (
-        "The least number of heads: attention that ignores its input needs N_h >= the rank of the taps unfolded as taps x "
-        "(D_in D_out), counting taps whose shift matrices are independent; and sometimes more"
+        "The least number of heads: for all attention that ignores its input, N_h ≥ the rank of the taps, unfolded as taps × "
+        "(D_in D_out), counting taps of independent shift matrices; sometimes more."
     )
     return Proof(claim, tuple(head_count_steps()))
 

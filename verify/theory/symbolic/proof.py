@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 import sympy
@@ -19,6 +20,8 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.logic.inference import satisfiable
+
+from verify.theory.symbolic import latex
 
 _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Ge: ("nonnegative", lambda left, right: left - right),
@@ -29,7 +32,7 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
 
 _DIMENSION = re.compile(r"d = \d+")
 _WIDTH = 100
-"""Columns of a proof in brief."""
+"""Columns of a proof in brief; every step takes one line."""
 
 _LONGEST = 400  # printed characters of an expression; the step has all of it
 
@@ -38,8 +41,8 @@ class How(StrEnum):
     """The method that discharged a step; all but ARGUED are sympy's."""
 
     IDENTITY = "identity"
-    ASSUMPTIONS = "from assumptions"
-    CASES = "case split"
+    ASSUMPTIONS = "assumptions"
+    CASES = "cases"
     INDUCTION = "induction"
     MINIMUM = "minimum"
     LIMIT = "limit"
@@ -83,23 +86,47 @@ class ProofStep:
         """The expression shown: the first of those checked."""
         return self.expressions[0]
 
+    @property
+    def steps(self) -> "tuple[ProofStep]":
+        """The step alone, as a tuple like those of a `Proof`."""
+        return (self,)
+
     def __str__(self) -> str:
         more = len(self.expressions) - 1
         return f"[{self.how}] {self.statement}\n    {_shown(self.expression)}" + (
             f"   (and {more} more)" if more else ""
         )
 
+    def full(self) -> str:
+        """The statement and every expression, a line each and whole."""
+        return "\n    ".join((f"[{self.how}] {self.statement}", *map(_written, self.expressions)))
+
+    def _repr_latex_(self) -> str:
+        return f"{latex.text(self.statement)} [{latex.text(self.how)}]: $\\displaystyle {sympy.latex(self.expression)}$"
+
 
 @dataclass(frozen=True)
 class Proof:
-    """A claim and the steps that prove it."""
+    """A claim and what proves it: steps, and claims with steps of their own.
+
+    Attributes:
+        claim: the statement.
+        parts: steps and proofs of parts, one line each in brief.
+        name: what a line that rests on this proof gives as its reason; by default the methods of its steps.
+    """
 
     claim: str
-    steps: tuple[ProofStep, ...]
+    parts: "tuple[ProofStep | Proof, ...]"
+    name: str = ""
 
     def __post_init__(self) -> None:
-        if not self.steps:
+        if not self.parts:
             raise ValueError(f"a proof must have steps: {self.claim!r} has none")
+
+    @property
+    def steps(self) -> tuple[ProofStep, ...]:
+        """Every step, those of the parts included."""
+        return tuple(step for part in self.parts for step in part.steps)
 
     @property
     def discharged(self) -> int:
@@ -111,39 +138,95 @@ class Proof:
         """The number of steps that rest on an argument in words."""
         return sum(step.how is How.ARGUED for step in self.steps)
 
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The proof in brief: (statement, reason) of every part."""
+        return [
+            (part.claim, part.reason) if isinstance(part, Proof) else (part.statement, str(part.how))
+            for part in self.parts
+        ]
+
+    @property
+    def reason(self) -> str:
+        """The name of this proof, or else the reasons of its parts."""
+        return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
+
     def __str__(self) -> str:
-        numbered = (f"{number:3}. {step}".replace("\n", "\n     ") for number, step in enumerate(self.steps, 1))
+        return self._listed(str)
+
+    def full(self) -> str:
+        """The claim, and every step with every expression that was checked."""
+        return self._listed(ProofStep.full)
+
+    def _listed(self, written: Callable[[ProofStep], str]) -> str:
+        lines = [self.claim]
+        for number, part in enumerate(self.parts, 1):
+            if isinstance(part, Proof):
+                lines.append(f"{number:3}. {part.claim}")
+                lines += (_indented(f"{number:3}.{place} {written(step)}") for place, step in enumerate(part.steps, 1))
+            else:
+                lines.append(_indented(f"{number:3}. {written(part)}"))
         checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
-        return "\n".join((self.claim, *numbered, counts))
+        return "\n".join((*lines, counts))
 
     def brief(self) -> str:
-        """The claim, and every step with how it was discharged; ``str`` shows the expressions too."""
-        parts = [_wrapped(self.claim, "")]
-        for number, step in enumerate(self.steps, 1):
-            parts.append(_wrapped(f"{number:3}. {step.statement} [{step.how}]", " " * 5))
-        return "\n".join((*parts, f"{self.discharged} steps discharged by sympy, {self.argued} argued."))
+        """The claim, and one line a part with its reason; ``full`` shows every step and its expressions."""
+        lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
+        return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
+
+    def _repr_html_(self) -> str:
+        items = "".join(f"<li>{escape(statement)} <i>[{escape(reason)}]</i></li>" for statement, reason in self.lines)
+        return f"<b>{escape(self.claim)}</b><ol>{items}</ol>{self.counts}"
+
+    def _repr_latex_(self) -> str:
+        name, _, claim = self.claim.partition(":")
+        items = (f"\\item {latex.text(statement)} [{latex.text(reason)}]" for statement, reason in self.lines)
+        heading = f"\\paragraph{{{latex.text(name)}.}} {latex.text(claim)}" if claim else latex.text(name)
+        return "\n".join((heading, "\\begin{enumerate}", *items, "\\end{enumerate}", self.counts))
+
+    @property
+    def counts(self) -> str:
+        """How many steps sympy discharged and how many are argued, in words."""
+        return f"{self.discharged} steps by sympy, {self.argued} argued"
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
-    """Proofs in brief; of those that differ in the dimension alone one is shown, with d = 2 if there is one, and others counted."""
-    groups: dict[str, list[Proof]] = {}
-    for proof in proofs:
-        groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
+    """Proofs in brief; of those that differ in the dimension alone one is shown, and what the others count."""
     texts = []
-    for group in groups.values():
-        shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
-        others = [proof for proof in group if proof is not shown]
-        text = shown.brief()
-        for proof in others:
-            dimension = _DIMENSION.findall(proof.claim)[0]
-            text += f"\nThe same for {dimension}, by itself: {proof.discharged} steps discharged by sympy, {proof.argued} argued."
-        texts.append(text)
+    for shown, others in one_dimension_each(proofs):
+        texts.append(shown.brief() + _also(shown, others))
     return "\n\n".join(texts)
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def in_latex(proofs: Iterable[Proof]) -> str:
+    """Proofs in brief as a document for LaTeX, with the packages amsmath and amssymb."""
+    parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
+    parts += [r"\setlength{\parindent}{0pt}", r"\begin{document}", r"\section*{Proofs, by sympy on the code that runs}"]
+    for shown, others in one_dimension_each(proofs):
+        parts.append(shown._repr_latex_() + latex.text(_also(shown, others)))
+    return "\n".join((*parts, r"\end{document}"))
+
+
+def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]]]:
+    """Of proofs that differ in the dimension alone one, with d = 2 if there is one, and the others."""
+    groups: dict[str, list[Proof]] = {}
+    for proof in proofs:
+        groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
+    chosen = []
+    for group in groups.values():
+        shown = next((proof for proof in group if "d = 2" in proof.claim), group[0])
+        chosen.append((shown, [proof for proof in group if proof is not shown]))
+    return chosen
+
+
+def _also(shown: Proof, others: Iterable[Proof]) -> str:
+    also = "".join(f"; {_DIMENSION.findall(proof.claim)[0]}: {proof.counts}" for proof in others)
+    return also.replace(f": {shown.counts}", " the same")
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n     ")
 
 
 def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:

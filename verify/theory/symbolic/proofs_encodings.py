@@ -6,9 +6,9 @@ from typing import Any
 import sympy
 
 from construct.encoding import quadratic as encoding
-from verify.theory.symbolic.proof import ProofStep, argued, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, case_split, from_assumptions, identity, limits
 from verify.theory.symbolic.proof_algebra import ranks
-from verify.theory.symbolic.proofs_lemma2 import integer_step, weight_steps
+from verify.theory.symbolic.proofs_lemma2 import integer_step, weights_tend
 from verify.theory.symbolic.proofs_scores import (
     absolute_score,
     alpha,
@@ -18,6 +18,7 @@ from verify.theory.symbolic.proofs_scores import (
     minus,
     norm2,
     number,
+    on_grid,
     parabola_score,
     plus,
     score,
@@ -29,7 +30,7 @@ from verify.theory.symbolic.proofs_scores import (
 _k = sympy.Symbol("k", integer=True, nonnegative=True)
 
 
-def absolute_steps(dims: int) -> list[ProofStep]:
+def absolute_steps(dims: int) -> list[ProofStep | Proof]:
     """α(2(q + τ)·k − ‖k‖²) is −α‖k − q − τ‖² up to what the softmax cancels: a dot product of d + 1 features."""
     q, k, other, tau, n = (integers(name, dims) for name in ("q", "k", "l", "tau", "n"))
     a, b, c = sympy.symbols("A B C", real=True)
@@ -42,11 +43,7 @@ def absolute_steps(dims: int) -> list[ProofStep]:
     cube = [(*place, *(0,) * (dims - 3)) for place in cube]
     ones = (1,) * dims
     table = [[absolute_score(p, key, ones) - absolute_score(p, cube[0], ones) for key in cube] for p in cube]
-    return [
-        identity(
-            "the dot product of query and key features is -alpha |k - q - tau|^2 + alpha |q + tau|^2",
-            (absolute_score(q, k, tau), -alpha * norm2(minus(k, target)) + alpha * norm2(target)),
-        ),
+    cancelled = [
         identity(
             "it differs from Lemma 2's v·r_delta by the same amount at any two keys k and l",
             (
@@ -58,18 +55,25 @@ def absolute_steps(dims: int) -> list[ProofStep]:
             "and the softmax cancels what all keys get",
             (sympy.exp(a + c) / (sympy.exp(a + c) + sympy.exp(b + c)), sympy.exp(a) / (sympy.exp(a) + sympy.exp(b))),
         ),
+    ]
+    return [
         identity(
-            f"so both have the same softmax, here over {len(keys)} keys with q, tau and alpha symbols",
+            "the dot product of the features is −α‖k − q − τ‖² + α‖q + τ‖² for all q, k and τ",
+            (absolute_score(q, k, tau), -alpha * norm2(minus(k, target)) + alpha * norm2(target)),
+        ),
+        Proof("so for all q, τ it is v·r_δ and what all keys get, which the softmax cancels", tuple(cancelled)),
+        identity(
+            f"on a grid of {len(keys)} keys both have the same softmax, for all q, τ and α",
             *zip(by_dot_product, by_lemma2, strict=True),
         ),
         identity(
-            "the gap is Lemma 2's: the key at q + tau + n scores lower than the one at q + tau by alpha |n|^2",
+            "the gap is Lemma 2's: at q + τ + n the score is α‖n‖² lower, for all n",
             (absolute_score(q, target, tau) - absolute_score(q, plus(target, n), tau), alpha * norm2(n)),
         ),
         _channels_step(dims),
         ranks(
-            "with the same softmax there is none of fewer features: over 3 places an axis (up to 3 axes), at alpha = 1 and "
-            f"tau = (1, …, 1), the differences between keys have rank {min(dims, 3) + 1}",
+            f"no fewer features do: {on_grid((3,) * min(dims, 3))} differences have rank {min(dims, 3) + 1}"
+            " (α = 1, τ = (1, …, 1))",
             (sympy.Matrix(table).subs(alpha, 1), min(dims, 3) + 1),
         ),
     ]
@@ -84,13 +88,13 @@ def _channels_step(dims: int) -> ProofStep:
     bias = sympy.Matrix([[-alpha, *(2 * alpha * t for t in tau)]])
     w_qry = sympy.Matrix.vstack(zeros.row_join(2 * alpha * eye), sympy.zeros(1, dims + 1), bias)
     return identity(
-        "both features are linear in the channels (p, |p|^2, 1) of a token, where the 1 only makes the query's bias",
+        "for all p the features are linear in a token's channels (p, ‖p‖², 1)",
         *zip(token * w_key, encoding.absolute_key(p), strict=True),
         *zip(token * w_qry, encoding.absolute_query(p, tau, alpha), strict=True),
     )
 
 
-def parabola_steps(dims: int) -> list[ProofStep]:
+def parabola_steps(dims: int) -> list[ProofStep | Proof]:
     """D_p = 2: the quadratic encoding of one axis, on an injective numbering of the shifts."""
     delta, tau, e = (integers(name, dims) for name in ("delta", "tau", "e"))
     sizes = symbols("m", dims, integer=True, positive=True)
@@ -107,11 +111,7 @@ def parabola_steps(dims: int) -> list[ProofStep]:
         first.append((sympy.And(*at[:i], below[i]), sympy.Le(number(down, sizes), -1, evaluate=False)))
     apart, together = sympy.symbols("n>0,n<0")
     x = sympy.Symbol("x", integer=True)  # the number of tau
-    return [
-        identity(
-            "n is linear: n(delta) - n(tau) = n(e) with e = delta - tau",
-            (number(delta, sizes) - number(tau, sizes), number(minus(delta, tau), sizes)),
-        ),
+    apart_steps = [
         integer_step(),
         identity(
             "if |delta_i|, |tau_i| <= N on an axis of m = 2N + 1 places, then |e_i| <= m - 1",
@@ -123,22 +123,32 @@ def parabola_steps(dims: int) -> list[ProofStep]:
             premises,
             first,
         ),
+    ]
+    return [
         identity(
-            "r and v of the numbers have 2 components, and score(tau) - score(delta) = alpha n(e)^2",
+            "n is linear: n(δ) − n(τ) = n(e) for all δ and τ, with e = δ − τ",
+            (number(delta, sizes) - number(tau, sizes), number(minus(delta, tau), sizes)),
+        ),
+        Proof(
+            "so |n(e)| ≥ 1 for all e ≠ 0, |e_i| < m_i",
+            tuple(apart_steps),
+        ),
+        identity(
+            "the numbers' r and v have D_p = 2: score(τ) − score(δ) = α n(e)² for all δ, τ",
             (
                 parabola_score(tau, tau, sizes) - parabola_score(delta, tau, sizes),
                 alpha * number(minus(delta, tau), sizes) ** 2,
             ),
         ),
         case_split(
-            "so every other shift scores lower by at least alpha: its number is off by 1 + t or -(1 + t)",
+            "so for all other shifts of the box the gap is at least α",
             [apart | together],
             [
                 (sign, sympy.Ge(score((x,), (x,)) - score((x + off,), (x,)), alpha, evaluate=False))
                 for sign, off in ((apart, 1 + t), (together, -(1 + t)))
             ],
         ),
-        *weight_steps(sympy.exp(score((x,), (x,)))),
+        weights_tend(sympy.exp(score((x,), (x,)))),
         _parabola_limits(dims),
     ]
 
@@ -153,8 +163,7 @@ def _parabola_limits(dims: int) -> ProofStep:
         soft = weights([parabola_score(minus(key, query), tau, shape) for key in positions])
         expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
     return limits(
-        f"on {'x'.join(map(str, shape))} keys, with the sides for m, all {len(expected)} weights tend to 1 at query + tau "
-        "and to 0 elsewhere",
+        f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0",
         expected,
         alpha,
     )
@@ -182,17 +191,16 @@ def one_component_steps() -> list[ProofStep]:
     shift = sympy.Symbol("L", integer=True, positive=True)
     return [
         identity(
-            "with D_p = 1 the position term v^T Ŵ_key r_delta is c r_delta, c one number a head (here D_k = 3)",
+            "for all v and Ŵ_key, v^T Ŵ_key r_δ = c r_δ, c one number a head (here D_k = 3)",
             (sum(a * b * r for a, b in zip(v, w, strict=True)), dot(v, w) * r),
         ),
         case_split(
-            "of any three shifts, one has r between the other two, and whatever the sign of c = z, -z or 0, one of those two "
-            "scores at least as high: no c makes it the only maximum",
+            "for all c and three shifts the one with the middle r is no only maximum",
             [*comparable, plus_ | zero | minus_],
             cases,
         ),
         from_assumptions(
-            "the other two can be: with r = delta on -L, …, L and c = ±alpha the ends lead by at least alpha",
+            "the others can: r = δ on −L, …, L and c = ±α, gap ≥ α for all L",
             *(
                 sympy.Ge(
                     sign * alpha * (sign * shift) - sign * alpha * (sign * (shift - 1 - _k)), alpha, evaluate=False
@@ -201,8 +209,7 @@ def one_component_steps() -> list[ProofStep]:
             ),
         ),
         argued(
-            "so heads that each attend one key attend at most two shifts, and leave out a tap of any kernel of three: its third "
-            "token moves the convolution's output, and theirs not (heads that spread their attention are not covered)",
+            "so for all kernels of three taps they leave out one, whose token moves Conv(X)",
             c * r,
         ),
     ]

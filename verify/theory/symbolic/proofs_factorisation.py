@@ -7,13 +7,14 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import ProofStep, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, identity
 from verify.theory.symbolic.proof_algebra import linear, ranks
 from verify.theory.symbolic.proofs_scores import (
     alpha,
     integers,
     minus,
     norm2,
+    on_grid,
     parabola_score,
     reals,
     score,
@@ -22,7 +23,7 @@ from verify.theory.symbolic.proofs_scores import (
 )
 
 
-def factorisation_steps(dims: int) -> list[ProofStep]:
+def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
     """P = P_1 ⊗ … ⊗ P_d for every α and every real τ; not so for a full covariance or the parabola."""
     tau, delta = reals("tau", dims), integers("delta", dims)
     shape = {1: (4,), 2: (3, 2), 3: (2, 2, 2)}[min(dims, 3)] + (1,) * (dims - 3)
@@ -35,24 +36,30 @@ def factorisation_steps(dims: int) -> list[ProofStep]:
         for side, x, own in zip(shape, delta, axis_scores, strict=True)
     ]
     rows = [axis.row(q) for axis in axes if axis.shape[1] > 1 for q in range(axis.shape[0])]
+    factors = [
+        identity(
+            f"on {'×'.join(map(str, shape))} keys, for symbolic alpha and real tau, P of the code's scores is the Kronecker "
+            "product of the softmax of -alpha (delta_i - tau_i)^2 on each axis, entry by entry",
+            *zip(whole.flat(), _kronecker(axes).flat(), strict=True),
+        ),
+        identity("each of these has rows that add up to 1", *((sum(row), sympy.Integer(1)) for row in rows)),
+    ]
     return [
         identity(
-            "up to alpha |tau|^2, which every key gets, the score is a sum over the axes of -alpha (delta_i - tau_i)^2",
+            "score(δ) − α‖τ‖² = −Σ_i α(δ_i − τ_i)² for all δ and all real τ; every key gets α‖τ‖²",
             (lifted, sum(axis_scores)),
         ),
         linear(
-            "so on a rectangular grid of any size the normaliser is a product Z_1 … Z_d of one sum an axis",
+            "so for all rectangular grids the normaliser is Z_1 … Z_d, one sum an axis",
             *sums_by_axis(
                 sympy.exp(sympy.expand(lifted)),
                 [(x, sympy.exp(own)) for x, own in zip(delta, axis_scores, strict=True)],
             ),
         ),
-        identity(
-            f"on {'x'.join(map(str, shape))} keys, for symbolic alpha and real tau, P of the code's scores is the Kronecker "
-            "product of the softmax of -alpha (delta_i - tau_i)^2 on each axis, entry by entry",
-            *zip(whole.flat(), _kronecker(axes).flat(), strict=True),
+        Proof(
+            f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1",
+            tuple(factors),
         ),
-        identity("each of these has rows that add up to 1", *((sum(row), sympy.Integer(1)) for row in rows)),
     ]
 
 
@@ -62,14 +69,14 @@ def no_factorisation_steps() -> list[ProofStep]:
     outer = sympy.Matrix([a_1, a_2]) * sympy.Matrix([[b_1, b_2]])
     here = (0, 0)
     return [
-        ranks("one query's row of a Kronecker product is an outer product over the axes: of rank 1", (outer, 1)),
-        ranks("the quadratic encoding's is, here at alpha = ln 2", (_row(lambda d: score(d, here)), 1)),
+        ranks("for all factors one query's row of a Kronecker product on a 2×2 grid is of rank 1", (outer, 1)),
+        ranks("on a 2×2 grid at α = ln 2 the quadratic encoding's is", (_row(lambda d: score(d, here)), 1)),
         ranks(
-            "a full covariance has no such factors: with score -alpha (d_1^2 + d_1 d_2 + d_2^2) the rank is 2",
+            "a full covariance's is not: on that grid the score −α(δ_1² + δ_1 δ_2 + δ_2²) has rank 2",
             (_row(lambda d: -alpha * (d[0] ** 2 + d[0] * d[1] + d[1] ** 2)), 2),
         ),
         ranks(
-            "nor has the parabola, the code's r and v on the number n(delta)",
+            "nor is the parabola's, on that grid: its rank is 2",
             (_row(lambda d: parabola_score(d, here, (2, 2))), 2),
         ),
     ]

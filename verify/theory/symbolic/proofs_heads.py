@@ -10,16 +10,24 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import ProofStep, argued, case_split, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, case_split, identity
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_scores import symbols
 
 _KERNEL = sympy.Matrix([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])  # 3 taps, each 2×2, unfolded
 
 
-def head_count_steps() -> list[ProofStep]:
+def head_count_steps() -> list[ProofStep | Proof]:
     """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
-    return [*_unfolding_steps(), *_rank_steps(), *_sign_steps(), *width_steps()]
+    return [
+        Proof(
+            "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys",
+            tuple(_unfolding_steps()),
+        ),
+        *_rank_steps(),
+        Proof("the kernel (a, −b), for all a, b > 0, has rank 1 but needs two heads", tuple(_sign_steps())),
+        Proof("for all A, B of rank 1: A + B, A + 3B need D_h = 2 one-hot, D_h = 1 spread", tuple(width_steps())),
+    ]
 
 
 def _unfolding_steps() -> list[ProofStep]:
@@ -53,10 +61,10 @@ def _unfolding_steps() -> list[ProofStep]:
     ]
 
 
-def _rank_steps() -> list[ProofStep]:
+def _rank_steps() -> list[ProofStep | Proof]:
     """A kernel of 3 taps on 5 tokens."""
     shifts = _shift_columns([[q + tau for tau in range(3)] for q in range(3)], 5)
-    return [
+    three = [
         ranks("the shift matrices of 3 taps, for 3 queries on 5 tokens, are independent", (shifts, 3)),
         ranks(
             "three taps of 2 -> 2 channels, unfolded, have rank 3: one of integers, and one of symbols (all but special ones)",
@@ -67,14 +75,15 @@ def _rank_steps() -> list[ProofStep]:
             "and so has that convolution, unfolded: two heads cannot make it, Theorem 1's three can",
             (shifts * _KERNEL, 3),
         ),
+    ]
+    return [
+        Proof("on a grid of 5 tokens: 3 taps of 2 → 2 channels have rank 3, and so need three heads", tuple(three)),
         argued(
-            "in general: rank(sum_h vec(P_h) vec(W_h)^T) <= N_h, and with independent shift matrices the convolution has the "
-            "rank of its unfolded taps, so N_h is at least that",
+            "for all sizes its rank is ≤ N_h, and, for independent shift matrices, the taps'",
             sympy.Ge(sympy.Symbol("N_h"), sympy.Function("rank")(sympy.Symbol("W_taps")), evaluate=False),
         ),
         ranks(
-            "only taps with independent shift matrices count: circular padding of 2 tokens makes the two outer ones of 3 the same, "
-            "and zero padding of 1 token leaves them nothing to read",
+            "on a grid of 2 tokens, circular, only 2 of 3 taps count; of 1 token, zero padding, 1",
             (_shift_columns([[(q + tau) % 2 for tau in (-1, 0, 1)] for q in range(2)], 2), 2),
             (_shift_columns([[tau if tau == 0 else None for tau in (-1, 0, 1)]], 1), 1),
         ),

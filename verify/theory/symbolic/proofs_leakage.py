@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import ProofStep, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import Proof, ProofStep, case_split, from_assumptions, identity, limits
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_lemma2 import integer_step
 from verify.theory.symbolic.proofs_scores import (
@@ -36,28 +36,31 @@ _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "
 _g, _p = sympy.symbols("g p", nonnegative=True)
 
 
-def on_lattice_steps() -> list[ProofStep]:
+def on_lattice_steps() -> list[ProofStep | Proof]:
     """τ an integer shift, so that query + τ is a key."""
     taus, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("tau", "n"))
     at_least = 1 + _m  # n
-    return [
+    relative = [
         identity(
             "the key at tau + n has e^(-alpha |n|^2) times the target's exponential, in 1, 2 and 3 dimensions",
             *((_relative(ns[dims], taus[dims]), sympy.exp(-alpha * norm2(ns[dims]))) for dims in taus),
         ),
         identity("that is the same at n and at -n", (_relative((-ns[1][0],), taus[1]), _relative(ns[1], taus[1]))),
+    ]
+    return [
+        Proof("the exponential at τ ± n is e^(−α‖n‖²) times the one at τ, for all n, d = 1, 2, 3", tuple(relative)),
         _product_step({dims: (ns[dims], taus[dims], (sympy.Integer(0),) * dims) for dims in taus}),
         identity(
-            "so over {-N, …, N}^d they add up to (1 + 2 sum_{n=1}^N e^(-alpha n^2))^d, for (d, N) = (1, 3), (2, 2), (3, 1)",
+            "here to (1 + 2Σ_{n≤N} e^(−αn²))^d on {−N, …, N}^d, N = 4 − d",
             *((_window(4 - dims, tau), _theta(4 - dims) ** dims) for dims, tau in taus.items()),
         ),
-        *_leak_steps(),
+        _leaks(),
         from_assumptions(
-            "n^2 >= n (n - 1) for every n >= 1", sympy.Ge(at_least**2, at_least * (at_least - 1), evaluate=False)
+            "n² ≥ n(n − 1) for all n ≥ 1", sympy.Ge(at_least**2, at_least * (at_least - 1), evaluate=False)
         ),
         *tail_steps(),
         limits(
-            "so theta(alpha) tends to 1, and the leakage 1 - theta^(-d) to 0: the tail bound beyond N = 1",
+            "so as α grows ϑ tends to 1 and the leakage 1 − ϑ^(−d) to 0, by that for N = 1",
             [(2 * sympy.exp(-alpha) + beyond().subs(count, 1), 0)],
             alpha,
         ),
@@ -65,14 +68,14 @@ def on_lattice_steps() -> list[ProofStep]:
     ]
 
 
-def off_lattice_steps() -> list[ProofStep]:
+def off_lattice_steps() -> list[ProofStep | Proof]:
     """τ = t + f, where t is the nearest key and every |f_i| ≤ ½."""
     ts, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("t", "n"))
     fs = {dims: reals("f", dims) for dims in ts}
     (t,), (f,) = ts[1], fs[1]
     m, nearer = 1 + _m, sympy.Symbol("h", positive=True)
     pairs = [sympy.exp(-alpha * (j**2 - 2 * j * f)) + sympy.exp(-alpha * (j**2 + 2 * j * f)) for j in (1, 2, 3)]
-    return [
+    relative = [
         identity(
             "with tau = t + f the key at t + n scores lower than the key at t by alpha (|n - f|^2 - |f|^2)",
             *((_gap(ns[d], ts[d], fs[d]), alpha * (norm2(minus(ns[d], fs[d])) - norm2(fs[d]))) for d in ts),
@@ -81,8 +84,8 @@ def off_lattice_steps() -> list[ProofStep]:
             "so its exponential is e^(-alpha sum_i (n_i^2 - 2 n_i f_i)) times that of the key at t",
             *((_relative(ns[d], ts[d], fs[d]), sympy.exp(-alpha * (norm2(ns[d]) - 2 * dot(ns[d], fs[d])))) for d in ts),
         ),
-        *_gap_steps(t),
-        _product_step({d: (ns[d], ts[d], fs[d]) for d in ts}),
+    ]
+    on_axis = [
         identity(
             "on an axis the keys up to N = 3 away add up to 1 + sum_n (e^(-alpha (n^2 - 2 n f)) + e^(-alpha (n^2 + 2 n f)))",
             (sum(_relative((j,), (t,), (f,)) for j in range(-3, 4)), 1 + sum(pairs)),
@@ -91,19 +94,32 @@ def off_lattice_steps() -> list[ProofStep]:
             "on the lattice, f = 0, that is 1 + 2 sum_n e^(-alpha n^2)",
             *((pair.subs(f, 0), 2 * sympy.exp(-alpha * j**2)) for j, pair in enumerate(pairs, 1)),
         ),
-        *_leak_steps(),
+    ]
+    return [
+        Proof("the key t + n scores α(‖n − f‖² − ‖f‖²) lower than the key t, for all n and f", tuple(relative)),
+        Proof("so by at least α(1 − 2 max|f_i|), attained, for all n ≠ 0", tuple(_gap_steps(t))),
+        _product_step({d: (ns[d], ts[d], fs[d]) for d in ts}),
+        Proof("on an axis 1 + Σ_n (e^(−α(n² − 2nf)) + e^(−α(n² + 2nf))), here for n ≤ 3 and all f", tuple(on_axis)),
+        _leaks(),
         from_assumptions(
-            "n^2 - 2 n f and n^2 + 2 n f are at least n (n - 1) for every n >= 1 and |f| <= 1/2: f = 1/2 - g or p",
+            "n² ± 2nf ≥ n(n − 1) for all n ≥ 1 and |f| ≤ 1/2",
             sympy.Ge(m**2 - 2 * m * (_HALF - _g), m * (m - 1), evaluate=False),
             sympy.Ge(m**2 + 2 * m * _p, m * (m - 1), evaluate=False),
         ),
-        *tail_steps(),
+        Proof(
+            "so for all N the terms beyond N have the bound of the lattice",
+            tuple(tail_steps()),
+            name="as on the lattice",
+        ),
         limits(
-            "for |f| < 1/2 the leakage tends to 0: n = 1 at gaps alpha h and alpha (1 + 2p), h = 1 - 2|f|, the rest by the tail",
+            "so for all |f| < 1/2 the leakage tends to 0 as α grows",
             [(sympy.exp(-alpha * nearer) + sympy.exp(-alpha * (1 + 2 * _p)) + beyond().subs(count, 1), 0)],
             alpha,
         ),
-        *_tie_steps(t),
+        Proof(
+            "at |f| = 1/2 two keys tie: at least 1/2 leaks for all α",
+            tuple(_tie_steps(t)),
+        ),
     ]
 
 
@@ -157,8 +173,15 @@ def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence
         factors = [sympy.exp(-alpha * (x**2 - 2 * x * y)) for x, y in zip(n, f, strict=True)]
         equations += sums_by_axis(_relative(n, t, f), list(zip(n, factors, strict=True)))
     return linear(
-        "over the keys of any box they add up to a product, one sum Z_i for each axis: summed one axis after the other",
+        "for all boxes of keys the exponentials add up to Z_1 … Z_d, one sum an axis",
         *equations,
+    )
+
+
+def _leaks() -> Proof:
+    return Proof(
+        "S/(1 + S) leaks, S = Z_1 … Z_d − 1; less for all smaller S or Z_i",
+        tuple(_leak_steps()),
     )
 
 

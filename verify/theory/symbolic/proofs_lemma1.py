@@ -10,9 +10,9 @@ from itertools import product
 
 import sympy
 
-from verify.theory.symbolic.proof import ProofStep, argued, equation, from_assumptions, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, identity
 from verify.theory.symbolic.proof_algebra import sum_value
-from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
+from verify.theory.symbolic.proofs_scores import indexed, integers, minus, on_grid, plus, symbols
 
 Vector = tuple[int, ...]
 
@@ -83,9 +83,17 @@ class SymbolicConvolution:
         """The bias, 1 × D_out."""
         return sympy.Matrix([symbols("b", self.channels[1])])
 
+    @property
+    def sides(self) -> str:
+        """The grid and the kernel, in words."""
+        return f"{on_grid(self.grid)} with kernel {_sides(self.kernel)}"
+
     def __str__(self) -> str:
-        sides = ("x".join(map(str, v)) for v in (self.kernel, self.grid, self.stride, self.dilation))
-        return "kernel {} on {} tokens, stride {}, dilation {}".format(*sides)
+        return f"{self.sides}, stride {_sides(self.stride)}, dilation {_sides(self.dilation)}"
+
+
+def _sides(lengths: Vector) -> str:
+    return "×".join(map(str, lengths))
 
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
@@ -132,7 +140,7 @@ def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     return sympy.Matrix([[int(key == plus(query, shift)) for key in case.tokens] for query in case.queries])
 
 
-def place_steps(dims: int) -> list[ProofStep]:
+def place_steps(dims: int) -> list[ProofStep | Proof]:
     """The position that a head reads on any grid, with symbols for all sizes: axis by axis, then together."""
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
@@ -145,7 +153,7 @@ def place_steps(dims: int) -> list[ProofStep]:
     only = sympy.Mul(*(sympy.KroneckerDelta(k, t) for k, t in zip(key, at, strict=True)))
     ranges = [(k, -sympy.oo, sympy.oo) for k in key]
     one_axis = sympy.Sum(sympy.KroneckerDelta(key[0], at[0]) * x[key[0]], (key[0], 0, side - 1))
-    return [
+    on_grid = [
         identity(
             "the query of output o is s o + a and tau_j = dil j - a: query + tau_j = s o + dil j",
             (query + shift, s * o + dil * j),
@@ -155,36 +163,38 @@ def place_steps(dims: int) -> list[ProofStep]:
             sympy.Ge(query + shift, 0, evaluate=False),
             sympy.Le(query + shift, last, evaluate=False),
         ),
+    ]
+    return [
+        Proof("query + τ_j = s·o + dil·j, for all outputs o and taps j: a padded token", tuple(on_grid)),
         identity(
-            "for K = 2m + 1 undilated, tau runs from -m to m: the paper's Delta_K",
+            "for all K = 2m + 1, undilated, τ_j runs from −m to m: the paper's Δ_K",
             *(
                 (shift.subs([(dil, 1), (j_rest, 2 * half - j), (j, end)]), value)
                 for end, value in ((0, -half), (2 * half, half))
             ),
         ),
         sum_value(
-            "on a grid of any size, one-hot attention reads one token: sum_k [k = t] X_k = X_t, and on an axis of n keys so "
-            "it is if t is one of them",
+            "for all grids one-hot attention reads one token: Σ_k [k = t] X_k = X_t",
             (sympy.Sum(only * x[key], *ranges), x[at]),
             (one_axis, sympy.Piecewise((x[at[0]], (at[0] >= 0) & (at[0] <= side - 1)), (0, True))),
         ),
         argued(
-            "so on any grid head h adds X at s o + dil f(h) times W_f(h), and a sum over heads is the sum over taps, as a "
-            "finite sum has the same value in the order of any bijection f",
+            "so for all bijections f the heads' sum is that over taps: it is finite",
             equation(sympy.Function("tau")(sympy.Symbol("h")), shift),
         ),
     ]
 
 
-def lemma1_steps(dims: int) -> list[ProofStep]:
+def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
     """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride and dilation."""
     plain, strided = cases(dims)
     return [
         *place_steps(dims),
-        *_equality_steps(plain),
-        _factored_step(plain),
-        *_equality_steps(strided),
-        _concatenation_step(plain),
+        Proof(
+            f"{plain.sides}: MHSA(X) = Conv(X), each entry, for all X, W, b",
+            (*_equality_steps(plain), _factored_step(plain), _concatenation_step(plain)),
+        ),
+        Proof(f"and {strided}", tuple(_equality_steps(strided))),
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 
 from verify.theory.symbolic.proof import (
+    Proof,
     ProofStep,
     argued,
     case_split,
@@ -27,6 +28,7 @@ from verify.theory.symbolic.proofs_scores import (
     integers,
     minus,
     norm2,
+    on_grid,
     plus,
     refusing_other_types,
     score,
@@ -40,21 +42,17 @@ def score_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, first part: the score is the quadratic −α(‖δ−τ‖² − ‖τ‖²)."""
     delta, tau = integers("delta", dims), integers("tau", dims)
     quadratic = -alpha * (norm2(minus(delta, tau)) - norm2(tau))
-    return [identity("v·r_delta = -alpha (|delta - tau|^2 - |tau|^2)", (score(delta, tau), quadratic))]
+    return [identity("v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) for all δ and τ", (score(delta, tau), quadratic))]
 
 
-def gap_steps(dims: int) -> list[ProofStep]:
+def gap_steps(dims: int) -> list[ProofStep | Proof]:
     """Lemma 2, second part: δ = τ is the only maximum among integer shifts, by a gap of exactly α."""
     delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
     shift = minus(delta, tau)
     cases = _cases_of_nonzero(n)
     premises = [*every_sign(n), sympy.Not(sympy.And(*signs(n)[1]))]
     units = [tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)]
-    return [
-        identity(
-            "score(tau) - score(delta) = alpha |n|^2 with n = delta - tau",
-            (score(tau, tau) - score(delta, tau), alpha * norm2(shift)),
-        ),
+    nonzero = [
         from_assumptions("n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)),
         integer_step(),
         case_split(
@@ -68,6 +66,13 @@ def gap_steps(dims: int) -> list[ProofStep]:
             [(condition, sympy.Ge(_gap(case, tau), alpha, evaluate=False)) for condition, case in cases],
         ),
         identity("the gap alpha is attained, at each unit vector n", *((_gap(unit, tau), alpha) for unit in units)),
+    ]
+    return [
+        identity(
+            "score(τ) − score(δ) = α‖n‖² for all δ and τ, with n = δ − τ",
+            (score(tau, tau) - score(delta, tau), alpha * norm2(shift)),
+        ),
+        Proof("so for all n ≠ 0 the gap is ≥ α, and α at unit vectors", tuple(nonzero)),
     ]
 
 
@@ -84,7 +89,7 @@ def integer_step() -> ProofStep:
     )
 
 
-def squeeze_steps(dims: int) -> list[ProofStep]:
+def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
     """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
 
     With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
@@ -94,14 +99,14 @@ def squeeze_steps(dims: int) -> list[ProofStep]:
     top = sympy.exp(score(tau, tau))
     return [
         identity(
-            "each key's exponential over the target's is e^(-alpha |n|^2)",
+            "the exponential at τ + n is e^(−α‖n‖²) times that at τ, for all n and τ",
             (sympy.exp(score(plus(tau, n), tau)) / top, sympy.exp(-alpha * norm2(n))),
         ),
         *weight_steps(top),
     ]
 
 
-def weight_steps(top: Any) -> list[ProofStep]:
+def weight_steps(top: Any) -> list[ProofStep | Proof]:
     """From gaps of at least α to the limit of the weights, in any dimension; ``top`` is the target's exponential."""
     others = sympy.Symbol("T", integer=True, positive=True) - 1
     count = sympy.Symbol("N", integer=True, nonnegative=True)
@@ -112,17 +117,21 @@ def weight_steps(top: Any) -> list[ProofStep]:
     bound = count * sympy.exp(-alpha)
     at_target, least = 1 / (1 + total), 1 / (1 + total + slack)
     lower = least.subs(slack, bound.subs(count, others) - total)
-    return [
+    weigh = [
         identity(
             "so the softmax weight is 1/(1 + S) at the target and e^(-alpha - s)/(1 + S) at a key of gap alpha + s",
             (top / (top + top * total), at_target),
             (top * weight / (top + top * total), weight * at_target),
-        ),
+        )
+    ]
+    add_up = [
         least_value("b = 1 - e^(-s) is never negative", 1 - sympy.exp(-excess), excess, sympy.Interval(0, sympy.oo), 0),
         sum_at_most(
             "N keys of gap >= alpha, with e^(-alpha - s) = e^(-alpha) (1 - b), add up to at most N e^(-alpha)",
             *(weight_by_loss, bound, count),
         ),
+    ]
+    squeeze = [
         from_assumptions(
             "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
             sympy.Ge(at_target, least, evaluate=False),
@@ -134,12 +143,26 @@ def weight_steps(top: Any) -> list[ProofStep]:
             sympy.Le(weight_by_loss * at_target, sympy.exp(-alpha), evaluate=False),
             sympy.Gt(weight * at_target, 0, evaluate=False),
         ),
+    ]
+    tend = [
         limits(
             "with S + c = (T - 1) e^(-alpha), the bound over the T - 1 others, the target's lower bound tends to 1",
             *([(lower, 1)], alpha),
         ),
         limits("the upper bound of every other weight tends to 0", [(sympy.exp(-alpha), 0)], alpha),
     ]
+    return [
+        Proof("the weight is 1/(1 + S) at τ, else e^(−gap)/(1 + S), S = Σ e^(−gap) but at τ", tuple(weigh)),
+        Proof("for all grids, of T keys, S ≤ (T − 1) e^(−α), as every gap is at least α", tuple(add_up)),
+        Proof("so 1/(1 + (T − 1) e^(−α)) ≤ weight ≤ 1 at τ, else 0 < weight ≤ e^(−α)", tuple(squeeze)),
+        Proof("so for all grids the weight tends to 1 at τ, and to 0 elsewhere", tuple(tend)),
+    ]
+
+
+def weights_tend(top: Any) -> Proof:
+    """What other proofs take from Lemma 2: gaps of at least α are enough for one-hot attention in the limit."""
+    claim = "so for all grids the weights tend to 1 at the target, to 0 elsewhere"
+    return Proof(claim, tuple(weight_steps(top)), name="as in Lemma 2")
 
 
 def grid_steps(dims: int) -> list[ProofStep]:
@@ -154,10 +177,7 @@ def grid_steps(dims: int) -> list[ProofStep]:
         tau = minus(target, query)
         scores = [score(minus(key, query), tau) for key in positions]
         expected += [(weight, int(key == target)) for key, weight in zip(positions, weights(scores), strict=True)]
-    statement = (
-        f"on a grid of {'x'.join(map(str, shape))} keys, for every query and every tau that stays on it, all "
-        f"{len(expected)} weights tend to 1 at the key query + tau and to 0 elsewhere"
-    )
+    statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
     return [limits(statement, expected, alpha)]
 
 
@@ -196,7 +216,7 @@ class SymbolicVector:
     __rmul__ = __mul__
 
 
-def any_length_steps() -> list[ProofStep]:
+def any_length_steps() -> list[ProofStep | Proof]:
     """Lemma 2 for d-vectors, d a symbol: r and v of the code, called with whole vectors as `SymbolicVector`."""
     delta, tau, n = (SymbolicVector.named(name) for name in ("delta", "tau", "n"))
     at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
@@ -204,13 +224,7 @@ def any_length_steps() -> list[ProofStep]:
     before, square = sympy.Symbol("S", nonnegative=True), sympy.Symbol("m", integer=True) ** 2
     count, k = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "k"))
     earlier, now_above, now_below = sympy.symbols("earlier,m>0,m<0")
-    return [
-        *_reading_steps(),
-        linear(
-            "v·r_delta = -alpha (sum_i (delta_i - tau_i)^2 - sum_i tau_i^2) for vectors of any length d",
-            (below, -alpha * (shift * shift - tau * tau)),
-        ),
-        linear("score(tau) - score(tau + n) = alpha sum_i n_i^2", (at - beyond, alpha * (n * n))),
+    nonzero = [
         integer_step(),
         sum_at_most(
             "a sum of squares is never negative: minus each square adds up to at most 0", -square, 0 * count, count
@@ -229,7 +243,16 @@ def any_length_steps() -> list[ProofStep]:
             "so every other integer vector scores lower by at least alpha: with sum_i n_i^2 = 1 + s",
             sympy.Ge(alpha * (1 + before), alpha, evaluate=False),
         ),
-        *weight_steps(sympy.Symbol("E", positive=True)),
+    ]
+    return [
+        *_reading_steps(),
+        linear(
+            "v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d",
+            (below, -alpha * (shift * shift - tau * tau)),
+        ),
+        linear("score(τ) − score(τ + n) = α Σ_i n_i² for all d", (at - beyond, alpha * (n * n))),
+        Proof("so for all n ≠ 0, Σ_i n_i² ≥ 1: a gap of at least α", tuple(nonzero)),
+        weights_tend(sympy.Symbol("E", positive=True)),
     ]
 
 
@@ -244,7 +267,7 @@ def _reading_steps() -> list[ProofStep]:
     return [
         identity("r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written),
         argued(
-            "and for every d: r and v do the same with each component, and their product adds up over the components",
+            "and so for all d: r and v treat each component alike, and their product adds up",
             whole,
         ),
     ]

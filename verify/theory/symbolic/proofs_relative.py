@@ -46,16 +46,16 @@ def _expansion_steps() -> list[ProofStep]:
     )
     return [
         identity(
-            "Eq. 4, (X_q + P_q) W_qry W_key^T (X_k + P_k)^T, is the sum of the four terms of Eq. 5", (eq4, sum(eq5))
+            "(X_q + P_q) W_qry W_key^T (X_k + P_k)^T is Eq. 5, here D_in = D_k = 2",
+            (eq4, sum(eq5)),
         ),
         identity(
-            "Eq. 5 sees positions only through a = P_q W_qry and b = W_key^T P_k^T, a in its third and fourth term",
+            "of all P Eq. 5 has only a = P_q W_qry (terms 3, 4) and b = W_key^T P_k^T",
             (sum(eq5), named.subs(put((at_q, p_q * w_qry), (at_k, w_key.T * p_k.T)))),
             (named, apart.subs(put((third, at_q), (fourth, at_q)))),
         ),
         substitution(
-            "by substitution (a new parametrisation, not an identity): b becomes Ŵ_key r_delta, and a becomes u^T in the third "
-            "term and v^T in the fourth; this is Eq. 6",
+            "not an identity but new parameters: b := Ŵ_key r_δ, a := u^T, v^T; Eq. 6",
             apart,
             put((at_k, w_pos * r), (third, u), (fourth, v)),
             eq6,
@@ -76,16 +76,15 @@ def _no_identity_steps() -> list[ProofStep]:
         features[dims] = (score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0])
     return [
         ranks(
-            "no identity: the quadratic scores of all q and k (3^d tokens, tau = (1, …, 1)) have rank d + 2, so P of D_in < d + 2 "
-            "channels has no fourth term P_q W_qry W_key^T P_k^T equal to v·r_delta",
+            "on a 3^d grid, τ = (1, …, 1), v·r_δ has rank d + 2: no P_q M P_k^T if D_in < d + 2",
             *rows,
         ),
         identity(
-            "but with P_p = (|p|^2, p, 1) there is one: v·r_delta = P_q M P_k^T, M = W_qry W_key^T",
+            "but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)",
             *features.values(),
         ),
         ranks(
-            "that M, for symbolic tau and alpha, has rank d + 2",
+            "that M has rank d + 2, with symbols for τ and α",
             *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS),
         ),
     ]
@@ -106,10 +105,10 @@ def construction_steps() -> list[ProofStep]:
         moved.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
     return [
         identity(
-            "with W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0] and the code's r and v, Eq. 6 is -alpha (|delta - tau|^2 - |tau|^2)",
+            "W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0]: Eq. 6 is −α(‖δ − τ‖² − ‖τ‖²) for all δ, τ",
             *reduced,
         ),
-        identity("which does not change when query and key move together", *moved),
+        identity("which for all q, k and s is the same at q + s and k + s", *moved),
     ]
 
 

@@ -90,6 +90,11 @@ def small_grid(dims: int) -> tuple[int, ...]:
     return (*_GRIDS[min(dims, 3)], *(1 for _ in range(dims - 3)))
 
 
+def on_grid(shape: Sequence[int]) -> str:
+    """Where an instance is: "on a 3×3 grid"."""
+    return f"on a {'×'.join(map(str, shape))} grid" if len(shape) > 1 else f"on a grid of {shape[0]}"
+
+
 def indexed(name: str, **assumptions: Any) -> Any:
     """A family of symbols, name[i]."""
     return sympy.IndexedBase(name, **assumptions)

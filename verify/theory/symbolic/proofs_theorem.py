@@ -4,7 +4,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import ProofStep, from_assumptions, identity, limits, sum_at_most
+from verify.theory.symbolic.proof import Proof, ProofStep, from_assumptions, identity, limits, sum_at_most
 from verify.theory.symbolic.proofs_lemma1 import (
     SymbolicConvolution,
     attention,
@@ -16,7 +16,7 @@ from verify.theory.symbolic.proofs_lemma1 import (
 from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, weights
 
 
-def theorem_steps(dims: int) -> list[ProofStep]:
+def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
     case = cases(dims)[0]
     scores = [
@@ -27,8 +27,7 @@ def theorem_steps(dims: int) -> list[ProofStep]:
     flat = [weight for head in soft for row in head for weight in row]
     expected = list(zip(flat, [entry for head in hot for entry in head.flat()], strict=True))
     limit_step = limits(
-        f"{case}: as alpha grows, the softmax of the code's scores tends to one-hot attention at query + tau_j, in every "
-        f"head and for every query ({len(expected)} weights)",
+        f"{case.sides}: {len(expected)} weights of the code tend to one-hot",
         expected,
         alpha,
     )
@@ -37,17 +36,21 @@ def theorem_steps(dims: int) -> list[ProofStep]:
     eye, w = sympy.eye(case.channels[1]), case.w
     layer = attention(case, tends_to, w, [eye] * len(w))
     return [
-        *place_steps(dims),
+        Proof(
+            "so for all grids head j reads X at s·o + dil·j, and the sum is the convolution",
+            tuple(place_steps(dims)),
+            name="Lemma 1",
+        ),
         limit_step,
         identity(
-            "with these limits for P^h, MHSA(X) is the convolution, entry by entry, for every input and every kernel",
+            "on this grid, with these limits, MHSA(X) = Conv(X), each entry, for all X and W",
             *zip(layer.flat(), convolution(case, w).flat(), strict=True),
         ),
         *_rate_steps(case),
     ]
 
 
-def _rate_steps(case: SymbolicConvolution) -> list[ProofStep]:
+def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
     p = [sympy.Matrix(len(case.queries), len(case.tokens), _probabilities(case, h)) for h in range(len(case.taps))]
     w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
@@ -64,11 +67,7 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep]:
     count = sympy.Symbol("N", integer=True, nonnegative=True)
     term = sympy.Symbol("t", nonnegative=True)
     rest = sympy.Symbol("r", nonnegative=True)
-    return [
-        identity(
-            "whatever the attention, MHSA(X) - Conv(X) = sum_h (P^h - one-hot) X W_h",
-            *zip(difference.flat(), moved.flat(), strict=True),
-        ),
+    terms = [
         from_assumptions(
             "|c t| <= C B where |c| <= C and |t| <= B",
             sympy.Le(c * t, size * most, evaluate=False),
@@ -88,7 +87,17 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep]:
             [(heads * keys * constant * (keys - 1) * sympy.exp(-alpha), 0)],
             alpha,
         ),
-        *_finite_steps(leak, bound),
+    ]
+    return [
+        identity(
+            "on this grid, for all P^h: MHSA(X) − Conv(X) = Σ_h (P^h − one-hot) X W_h",
+            *zip(difference.flat(), moved.flat(), strict=True),
+        ),
+        Proof("for all |X W_h| ≤ C that is ≤ N_h T C (T − 1) e^(−α) → 0", tuple(terms)),
+        Proof(
+            "a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less",
+            tuple(_finite_steps(leak, bound)),
+        ),
     ]
 
 
