@@ -80,7 +80,9 @@ def _lines(report: Report) -> list[str]:
                 "checked; tried on generated inputs"
             )
     if any(row.certificate is not None for row in report.layers):
-        lines.append("interior, border: largest difference seen, without and with padding; bound: for all |x| up to that")
+        lines.append(
+            "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
+        )
     if assumed := _assumed(report):
         lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
