@@ -42,8 +42,8 @@ EXAMPLES = {
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution,
        as far as experiments tell
-  1    something is not, or a certificate states what is false of its files
-  2    bad input: one line says what
+  1    something is not
+  2    bad input, or a certificate that its files belie: one line says what
   130  interrupted
 """
 
@@ -84,14 +84,12 @@ def _check(options: argparse.Namespace) -> int:
     try:
         result = check(options.certificate, options.conv, options.mhsa, *judges)
         print(result)
-        proved = result.verdict.name == "PROVED"
-    except NotConfirmed as rejected:
-        print(f"REJECTED: {_one_line(rejected)}")
-        proved = False
+    except NotConfirmed:  # the verified checker may have said something of the layers before
+        print(*judges, sep="\n", end="\n" * bool(judges))
+        raise
     for judge in judges:
         print(judge)
-        proved = proved and judge.accepts
-    return 0 if proved else 1
+    return 0 if result.verdict.name == "PROVED" and all(judge.accepts for judge in judges) else 1
 
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
