@@ -77,7 +77,7 @@ def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
     assert [name for name, times in occurred.items() if not times and not name.startswith(others)] == []
 
 
-@settings(max_examples=EXAMPLES // 5)
+@settings(max_examples=EXAMPLES // 8)
 @given(convolutions(), st.data())
 def test_symmetries_stay_proved(conv: Any, data: st.DataObject):
     """Other layers that compute the same function: each way of writing it down is recognised."""

@@ -754,7 +754,7 @@ def pairs(draw):
     return conv, tuple(grid), construct.conv_to_mhsa(conv, alpha=alpha, encoding=encoding, head_dim=head_dim)
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 10)
 @given(pair=pairs(), bound=st.sampled_from([1.0, 1e-3, 77.7]))
 def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory):
     conv, grid, mhsa = pair
