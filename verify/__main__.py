@@ -1,4 +1,4 @@
-"""``python -m verify``: the commands check, coq, lemmas, claims, audit and plot; each imports what it needs when it runs."""
+"""``python -m verify``: the commands check, coq, lemmas, claims, audit, sweep and plot; each imports what it needs when it runs."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from verify.coq import command as coq_command
 from verify.experiment import command as audit_command
+from verify.experiment.sweep import command as sweep_command
 from verify.plots import command as plot_command
 
 EXAMPLES = {
@@ -32,6 +33,11 @@ EXAMPLES = {
         "audit model.mhsa.pt --layer stem.conv",
         "audit layer.pt --grid 8 8 --json",
     ),
+    "sweep": (
+        "sweep --random 1000 --output results.sqlite",
+        "sweep 'models/*.pt' --input-size 3 64 64 --output results.sqlite",
+        "sweep --report results.sqlite",
+    ),
     "plot": (
         "plot attention m.mhsa.pt --layer stem --alpha 1 -o heads.svg",
         "plot errors m.mhsa.json -o errors.png",
@@ -41,7 +47,7 @@ EXAMPLES = {
 """Three commands each, for the help."""
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution,
-       as far as experiments tell
+       as far as experiments tell; no verdict of a random sweep is false
   1    something is not
   2    bad input, or a certificate that its files belie: one line says what
   130  interrupted
@@ -161,6 +167,11 @@ COMMANDS = {
     ),
     "audit": Command(
         "find out by experiment how far an attention layer is from a convolution", audit_command.add_arguments, _audit
+    ),
+    "sweep": Command(
+        "certify many networks, or search random layers for a false verdict, on a cluster",
+        sweep_command.add_arguments,
+        sweep_command.run,
     ),
     "plot": Command(
         "draw a figure of a layer, a certificate, the leakage or the cost", plot_command.add_arguments, _plot

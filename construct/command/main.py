@@ -13,29 +13,22 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.builder import conv_to_mhsa
-from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module
 from construct.command.arguments import certificate_beside, parse
-from construct.command.bare_kernels import from_kernels, geometry_flags
+from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import check_page, write_page
+from construct.command.opening import converted_layer, network_of, surveyed
 from construct.command.output import content_of, not_rechecked, write_outputs
 from construct.command.report import Report, print_json
 from construct.command.startup import INTERRUPTED, restore_signals
 from construct.command.table import print_table
 from construct.command.terminal import isolated, phases
-from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
-from construct.files.loading import loaded_into
-from construct.files.reading import ModelFile, read, regular_file
+from construct.files.reading import read, regular_file
 from construct.files.writing import check_destination, unlisted_names_in
-from construct.modules.convolutions import geometry_of
 from construct.modules.tied_weights import paths_of, untied_parameters
-from construct.network import Survey, every_module, remarks_on, share_tied, substitute, survey, unwrapped
+from construct.network import every_module, remarks_on, share_tied, substitute, unwrapped
 from verify.argument.documents import is_document
-
-MOST_HEADS = 10_000
-"""Of one layer: exact arithmetic on a head takes a millisecond or more."""
 
 LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
 
@@ -89,17 +82,17 @@ def _run(options: Namespace) -> Report:
     output, document = _destinations(options)
     with phases() as progress:
         source = read(options.model, allow=options.allow, trust=options.trust)
-        model, assumed = _network(source, options)
+        model, assumed = network_of(source, options)
         model, wrappers = unwrapped(model)
         if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
             raise BadModelFile(
                 f"{printable(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
             )
-        survey = _surveyed(model, source)
+        survey = surveyed(model, printable(str(source.path)))
         progress.begin("converting", len(survey.convertible))
         replacements: dict[nn.Module, MHSA] = {}
         for path, conv in survey.convertible.items():
-            replacements[conv] = _converted(conv, options)
+            replacements[conv] = converted_layer(conv, options)
             progress.advance(path)
         share_tied(replacements)
         remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied_parameters(model, replacements)]
@@ -171,59 +164,6 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     # The page may not take the certificate's name even without a certificate: the next run may write one.
     check_page(options, (output, document))
     return output, document
-
-
-def _network(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
-    content, spec, name = source.content, options.arch or options.model_file, printable(str(source.path))
-    flags = geometry_flags(options)
-    if isinstance(content, nn.Module) or spec:
-        if flags:
-            raise BadModelFile(f"{name}: {', '.join(flags)} is only for a state dict without a network (leave it out)")
-        if not isinstance(content, nn.Module):
-            model = named_module(spec) if options.arch else module_from_file(spec)
-            try:
-                return loaded_into(model, source, spec)
-            except BadModelFile as error:
-                raise BadModelFile(f"{name}: {error}") from error
-        if spec:
-            raise BadModelFile(
-                f"{name}: holds a whole module, which needs no architecture (leave out {printable(spec)})"
-            )
-        return content, ()
-    if flags:
-        return from_kernels(content, options, name)
-    earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-    layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
-    note = f" (it holds {layers} of an earlier conversion)" if earlier else ""
-    raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
-
-
-def _surveyed(model: nn.Module, source: ModelFile) -> Survey:
-    """The convolutions of a network; refuses one with nothing to convert."""
-    convolutions, name = survey(model), printable(str(source.path))
-    earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
-    if not convolutions.convertible and not convolutions.refused and not earlier:
-        raise BadModelFile(f"{name}: no convolution found (give a network that has one)")
-    for path, conv in convolutions.convertible.items():
-        heads = geometry_of(conv).taps
-        if heads > MOST_HEADS:
-            raise BadModelFile(
-                f"{name}: {printable(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command "
-                f"takes at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
-            )
-    if convolutions.refused and not convolutions.convertible:
-        first, *others = convolutions.refused
-        more = f"; and {len(others)} more" if others else ""
-        raise BadModelFile(f"{name}: no convolution could be converted: {one_line(first)}{more}")
-    return convolutions
-
-
-def _converted(conv: nn.Module, options: Namespace) -> MHSA:
-    alpha = options.alpha or ALPHA
-    if options.tolerance is not None:
-        alpha = alpha_for(tolerance=options.tolerance, dims=geometry_of(conv).dims)
-    return conv_to_mhsa(conv, alpha=alpha, execution=options.execution, encoding=options.encoding)
 
 
 def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:

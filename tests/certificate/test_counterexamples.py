@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import exactly
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
+from verify.experiment.sweep import exactly
 from verify.rounding.model import FORMATS
 from verify.strategies import DTYPES, convolutions, sizes_for
 

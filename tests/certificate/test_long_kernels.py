@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import exactly
 import verify
 from construct import conv_to_mhsa
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
+from verify.experiment.sweep import exactly
 from verify.layers import reading
 from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import (

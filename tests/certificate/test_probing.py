@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import exactly
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from truths import permuted
 from verify.argument.certification import certify
 from verify.argument.runs import HEAVY, impulses, judged_by_channel, probe_grids, run_executions, sign_pattern
+from verify.experiment.sweep import exactly
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
 from verify.oracle import Convolution

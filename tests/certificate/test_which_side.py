@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-import exactly
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
 from verify.argument.verdicts import certify_layer
+from verify.experiment.sweep import exactly
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
 from verify.rounding.elements import convolution_bound, convolution_share

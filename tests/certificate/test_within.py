@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import exactly
 from construct import MHSA, conv_to_mhsa
 from construct.encoding.sharpness import alpha_for
 from verify.argument.certification import certify
+from verify.experiment.sweep import exactly
 from verify.rounding.leakage import leakage_on_lattice
 from verify.strategies import convolutions, sizes_for
 

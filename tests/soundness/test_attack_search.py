@@ -12,10 +12,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import exactly
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
+from verify.experiment.sweep import exactly
 from verify.layers.fields import Geometry
 from verify.layers.reading import GridRefused, output_size
 from verify.strategies import convolutions, sizes_for

@@ -20,14 +20,13 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import exactly
 import faults_code
-import faults_weights
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.attention import EXECUTIONS, smaller_blocks
-from faults import ALL, FAULTS, Fault, Inapplicable, problem
 from truths import exact, permuted
 from verify.argument.certification import certify
+from verify.experiment.sweep import exactly, weight_faults
+from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
@@ -83,7 +82,7 @@ def test_flipping_a_symmetric_kernel_is_no_fault():
     conv, x = problem("2-D", 0, integers=True)
     conv.weight.add_(conv.weight.flip(2, 3))
     layer = conv_to_mhsa(conv)
-    faults_weights.flip_kernel(layer)
+    weight_faults.flip_kernel(layer)
     assert torch.equal(layer(x).double(), exact(conv, x))
     assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
 
@@ -104,7 +103,7 @@ def test_no_fault_is_no_change():
 
 def test_there_are_enough_kinds():
     kinds = Counter(fault.in_code for fault in FAULTS.values())
-    assert kinds[False] >= 55, faults_weights
+    assert kinds[False] >= 55, weight_faults
     assert kinds[True] >= 40, faults_code
     assert sum(bool(fault.shown_on) for fault in FAULTS.values()) >= 19
 

@@ -14,7 +14,7 @@ from construct.attention import EXECUTIONS, Scores
 from construct.encoding import quadratic as encoding
 from construct.execution import chunked
 from construct.tokens import TokenGrid
-from faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
+from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
 
 # ---- faults in the code: the builder ---------------------------------------------------------------------------------------
 

@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 import construct
-import exactly
 import faults_code  # noqa: F401  enters its faults into the table
-import faults_weights  # noqa: F401
 from construct import MHSA, conv_to_mhsa
-from faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from truths import permuted
 from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
 from verify.checker import Fails, parts_of
 from verify.coq.verified import export
+from verify.experiment.sweep import (
+    exactly,
+    weight_faults,  # noqa: F401
+)
+from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from verify.recheck.arrays import Rejected
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair

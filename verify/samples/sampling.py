@@ -138,16 +138,19 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
         return np.where(error == 0, 0.0, error / bound)
 
 
-def generated_inputs(conv: Any, samples: int, seed: int) -> torch.Tensor:
+def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] = ()) -> torch.Tensor:
     """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
     Args:
         conv: a torch convolution.
         samples: the batch size.
         seed: of the generator.
+        size: the least spatial size.
     """
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(generated_shape(conv, samples), generator=generator, dtype=torch.float64)
+    count, channels, *least = generated_shape(conv, samples)
+    shape = (count, channels, *map(max, least, size or least))
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
     return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
 
 

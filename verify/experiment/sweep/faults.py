@@ -1,4 +1,4 @@
-"""Planted faults: one table for two judges, samples and certificates; ``faults_weights`` and ``faults_code`` fill it.
+"""Planted faults: one table for two judges, samples and certificates; modules of faults fill it.
 
 Also the convolutions on which samples have to show a fault.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +42,7 @@ HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
 class Inapplicable(Exception):
-    """This layer has no room for this fault."""
+    """A layer has no room for a fault."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,16 @@ def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
     """The layer with these of its heads, in this order."""
     tensors = {name: getattr(layer, name).detach()[order].clone() for name in HEADED} | changes
     return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix)
+
+
+def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
+    """Two of its heads."""
+    if layer.heads < 2:
+        raise Inapplicable
+    first, second = rng.choice(layer.heads, 2, replace=False)
+    return int(first), int(second)
+
+
+def one(layer: MHSA, rng: np.random.Generator) -> int:
+    """One of its heads."""
+    return int(rng.integers(layer.heads))

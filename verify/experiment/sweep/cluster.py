@@ -1,0 +1,156 @@
+"""Runs tasks on a cluster of Dask, with a time limit, retries, and no result lost or counted twice.
+
+A worker does one task at a time, and no second one waits at it, so that a worker that dies takes one task with it.
+"""
+
+import faulthandler
+import logging
+import os
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import dask.config
+from distributed import Client, LocalCluster, as_completed
+
+from verify.experiment.sweep.results import Row
+
+TRIES = 3
+"""Of a task, before its rows say that it failed."""
+
+QUIET = {
+    "distributed.scheduler.allowed-failures": 0,  # the tries are counted here
+    "distributed.comm.timeouts.connect": "15s",
+    "distributed.comm.retry.count": 0,
+    "distributed.worker.daemon": True,
+    "distributed.admin.tick.limit": "1h",
+}
+Receive = Callable[["Task", list[Any], str], Iterable["Task"]]
+_one_at_a_time = threading.Lock()
+
+
+class SchedulerLost(ValueError):
+    """The scheduler of the cluster cannot be reached, or has gone."""
+
+
+class Task(Protocol):
+    """What a worker does."""
+
+    def run(self) -> Iterable["Row | Task"]:
+        """Rows, and further tasks that follow from it."""
+        ...
+
+    def parts(self) -> "list[Any]":
+        """The same work in the smallest tasks."""
+        ...
+
+    def failed(self, why: str) -> list[Row]:
+        """The rows of the task if it does not come back."""
+        ...
+
+
+def execute(task: Task, seconds: float) -> tuple[list[Any], str]:
+    """Run a task in a worker: its results, and the worker's name.
+
+    A task that takes longer ends its process; a thread of C does that, so that no code can hold it up.
+    """
+    with _one_at_a_time, warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
+        warnings.simplefilter("ignore")
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            results = list(task.run())
+        except Exception as error:  # of this task alone
+            results = task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return results, f"{socket.gethostname()}:{os.getpid()}"
+
+
+@contextmanager
+def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False) -> Iterator[Client]:
+    """A client of a new local cluster of so many processes, on the loopback alone; or of the scheduler at an address.
+
+    Raises:
+        SchedulerLost: there is no scheduler at that address, or it has no worker.
+    """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with dask.config.set(QUIET), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if scheduler is not None:
+            try:
+                client = Client(scheduler, timeout=15)
+            except (OSError, ValueError, TimeoutError) as error:
+                raise SchedulerLost(f"{scheduler}: no scheduler answers there ({type(error).__name__})") from error
+            with client:
+                if not places_of(client):
+                    raise SchedulerLost(f"{scheduler}: the scheduler has no worker (start one with dask worker)")
+                yield client
+            return
+        with (
+            LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:8787" if dashboard else "127.0.0.1:0",
+                worker_dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": dashboard},
+                silence_logs=logging.CRITICAL,
+            ) as local,
+            Client(local) as client,
+        ):
+            yield client
+
+
+def places_of(client: Any) -> int:
+    """How many workers there are."""
+    return len(client.nthreads())
+
+
+def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
+    """Run tasks, and those that follow from them, and hand over the results of each as they come.
+
+    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in its smallest parts; after
+    three tries its rows say so.
+
+    Args:
+        client: of the cluster.
+        tasks: taken one by one, as places become free.
+        seconds: that a task may take.
+        receive: called with a task, its results and the worker's name; returns further tasks.
+
+    Raises:
+        SchedulerLost: the scheduler has gone.
+    """
+    waiting, rest, numbers, done = deque[tuple[Any, int]](), iter(tasks), count(), as_completed()
+    running: dict[Any, tuple[Any, int]] = {}
+    places, looked = places_of(client), time.monotonic()
+    while True:
+        while len(running) < places:
+            task, tries = waiting.popleft() if waiting else (next(rest, None), 1)
+            if task is None:
+                break
+            future = client.submit(execute, task, seconds, key=f"task-{next(numbers)}", pure=False)
+            running[future] = task, tries
+            done.add(future)
+        if not running:
+            return
+        future = next(done)
+        task, tries = running.pop(future)
+        if future.status == "finished":
+            waiting.extend((follower, 1) for follower in receive(task, *future.result()))
+        elif future.status != "error":
+            raise SchedulerLost("the scheduler has gone")
+        elif tries < TRIES:
+            waiting.extend((part, tries + 1) for part in task.parts())
+        else:
+            receive(task, task.failed(f"its worker died or took longer than {seconds:g} s, {TRIES} times"), "")
+        future.release()
+        if time.monotonic() > looked + 5:  # workers may have joined, or left
+            places, looked = max(1, places_of(client)), time.monotonic()

@@ -1,0 +1,115 @@
+"""``python -m verify sweep``: its arguments and its run.  Apart from the rest, so that ``--help`` loads neither torch nor Dask."""
+
+import argparse
+import glob
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.experiment.sweep.models import Network
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments to its parser."""
+    what = parser.add_argument_group("what is certified")
+    what.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="a file, a glob, or a .txt file with a command line of construct.from_conv in each line: MODEL [options]",
+    )
+    what.add_argument(
+        "--arch", action="append", default=[], metavar="PKG.MODULE:FACTORY", help="a network made by code; repeatable"
+    )
+    what.add_argument("--input-size", nargs="+", metavar="N", help="C S1 ... Sd, of every MODEL and factory")
+    what.add_argument(
+        "--random", type=int, metavar="N", help="instead: N random layers, most of them also with a fault"
+    )
+    what.add_argument("--seed", type=int, default=0, metavar="S", help="of the first random layer (default: 0)")
+    results = parser.add_argument_group("the results")
+    results.add_argument("--output", type=Path, metavar="DB", help="SQLite file; the same command goes on where it was")
+    results.add_argument("--report", type=Path, metavar="DB", help="print a summary of this file and draw it; no more")
+    results.add_argument("--markdown", action="store_true", help="print the summary as tables of Markdown")
+    results.add_argument("--figure", type=Path, metavar="OUT", help="OUT.svg or OUT.png (default: DB.svg)")
+    where = parser.add_argument_group("where it runs")
+    where.add_argument("--workers", type=int, metavar="N", help="processes of a local cluster (default: one a core)")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="instead: of an existing cluster of Dask")
+    where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of a task (default: 600)")
+    where.add_argument("--dashboard", action="store_true", help="serve Dask's dashboard, on the loopback")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a sweep, or report one; returns the exit code, 0 if every certificate is as it should be.
+
+    Raises:
+        ValueError: an argument is wrong, Dask is missing, or the scheduler has gone.
+        OSError: a file cannot be read or written.
+    """
+    from verify.experiment.sweep.results import Results
+
+    if options.report is not None:
+        from verify.experiment.sweep.summary import report
+
+        report(options.report, options.markdown, options.figure or options.report.with_suffix(".svg"))
+        return 0
+    _check(options)
+    try:
+        from verify.experiment.sweep.sweeping import Random, Sweep
+    except ModuleNotFoundError as error:
+        raise ValueError('a sweep runs on Dask (pip install ".[cluster]" in the project\'s folder)') from error
+
+    tasks = Random(options.seed, options.random) if options.random is not None else list(_networks(options))
+    results = Results(options.output)
+    try:
+        return Sweep(tasks, results).run(options.workers, options.scheduler, options.timeout, options.dashboard)
+    finally:
+        results.close()
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse arguments that say nothing, or contradict each other."""
+    if options.output is None:
+        raise ValueError("a sweep writes its results to a file (give --output results.sqlite)")
+    if (options.random is None) == (not options.models and not options.arch):
+        raise ValueError("give networks, or --random N")
+    if options.random is not None and (options.random < 1 or options.seed < 0):
+        raise ValueError("--random takes a number from 1, and --seed one from 0")
+    if options.random is not None and options.input_size:
+        raise ValueError("--input-size goes with networks, not with --random")
+    if options.workers is not None and options.workers < 1:
+        raise ValueError(f"--workers takes a number from 1, not {options.workers}")
+    if options.workers is not None and options.scheduler:
+        raise ValueError("--workers is of a local cluster (leave it out with --scheduler)")
+    if not options.timeout > 0:
+        raise ValueError(f"--timeout takes a positive number, not {options.timeout:g}")
+
+
+def _networks(options: argparse.Namespace) -> Iterator["Network"]:
+    """The networks of the command line, each with its options checked."""
+    from verify.experiment.sweep.models import Network
+
+    size = ("--input-size", *options.input_size) if options.input_size else ()
+    lines = [(shlex.quote(model), model) for model in options.models if not model.endswith(".txt")]
+    for name in options.models:
+        if name.endswith(".txt"):
+            text = Path(name).read_text(encoding="utf-8")
+            lines += [
+                (line, f"{name}: {line}") for line in text.splitlines() if line.strip() and line.strip()[0] != "#"
+            ]
+    for line, shown in lines:
+        pattern, *words = shlex.split(line)
+        exact = Path(pattern).exists()
+        files = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  of the whole file system
+        if not files:
+            raise ValueError(f"{shown}: no such file")
+        for file in files:
+            own = () if {"--input-size", "--example-inputs"} & set(words) else size
+            network = Network((file, *words, *own))
+            network.options()
+            yield network
+    for spec in options.arch:
+        network = Network((spec, *size), factory=True)
+        network.options()
+        yield network

@@ -1,0 +1,201 @@
+"""The layers of networks: one task opens a network and lists its layers, and one task certifies each.
+
+Networks travel by their names: every worker reads the file itself.
+"""
+
+import hashlib
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from construct.command.architecture import named_module
+from construct.command.arguments import parse
+from construct.command.opening import converted_layer, network_of, surveyed
+from construct.command.runs import inputs_for
+from construct.command.terminal import isolated
+from construct.errors import BadModelFile, one_line
+from construct.files.reading import read
+from construct.network import Survey, unwrapped
+from verify.argument.verdicts import certify_layer, power_of_two_above
+from verify.experiment.sweep.random_layers import facts_of
+from verify.experiment.sweep.results import Row, key_of
+from verify.layers.fields import digest
+from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape
+
+Given = tuple[tuple[int, ...], float]
+"""The largest grid that a layer was given, and the power of two above its inputs."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to certify: a task that lists its layers.
+
+    Attributes:
+        words: a command line of ``construct.from_conv``; of a factory, the first word names it as ``--arch`` does.
+        factory: whether the network comes from a factory alone, with the weights that it makes after ``torch.manual_seed``.
+    """
+
+    words: tuple[str, ...]
+    factory: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file or factory."""
+        return self.words[0]
+
+    def options(self) -> Namespace:
+        """The words as the command reads them.
+
+        Raises:
+            BadModelFile: they are wrong.
+        """
+        return parse(self.words)
+
+    def run(self) -> Iterator["Row | NetworkLayer"]:
+        """A task for each layer, and a row for each convolution that is refused."""
+        with isolated():
+            survey, given = _opened(self)
+        for refusal in survey.refused:
+            yield self._row(refusal.path, verdict="refused", error=one_line(refusal))
+        for path, (grid, bound) in given.items():
+            content = digest(survey.convertible[path], ("weight", "bias"))
+            yield NetworkLayer(self, path, grid, bound, content)
+
+    def parts(self) -> list["Network"]:
+        """The same again."""
+        return [self]
+
+    def failed(self, why: str) -> list[Row]:
+        """The row of a network that could not be opened."""
+        return [self._row("", error=why)]
+
+    def _row(self, path: str, **facts: Any) -> Row:
+        content = ""
+        if not self.factory:
+            with suppress(OSError), Path(self.name).open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        return Row(key_of(*self.words, content, path), self.name, path, digest=content, **facts)
+
+
+@dataclass(frozen=True)
+class NetworkLayer:
+    """A layer of a network: a task that certifies it.
+
+    Attributes:
+        network: that has it.
+        path: of the layer.
+        grid: the largest that it is given there.
+        bound: the power of two above its inputs.
+        digest: of the convolution.
+    """
+
+    network: Network
+    path: str
+    grid: tuple[int, ...]
+    bound: float
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """By which an earlier row of the layer is known."""
+        return key_of(*self.network.words, self.path, self.grid, self.bound, self.digest)
+
+    def run(self) -> Iterator[Row]:
+        """The row of the layer."""
+        with isolated():
+            survey, _ = _opened(self.network)
+            yield self._judged(survey.convertible[self.path], self.network.options())
+
+    def _judged(self, conv: Any, options: Namespace) -> Row:
+        layer, start = converted_layer(conv, options), time.perf_counter()
+        x = generated_inputs(conv, options.samples, options.seed, self.grid)
+        with evaluating(conv, layer), torch.no_grad():
+            check = check_call(conv, layer, x, "generated inputs")
+            chosen = options.alpha is not None or options.tolerance is not None
+            bound = options.input_bound or max(self.bound, power_of_two_above(check.largest_input))
+            certificate, verdict = certify_layer(conv, layer, check, bound, within=options.within, leaking=chosen)
+        facts: dict[str, Any] = {"verdict": verdict.name}
+        if certificate is not None:
+            facts = facts_of(certificate) | facts
+        return Row(
+            key=self.key,
+            model=self.network.name,
+            layer=self.path,
+            kind=type(conv).__name__,
+            geometry=f"{conv} on {'x'.join(map(str, check.grid))}",
+            dtype=str(conv.weight.dtype).removeprefix("torch."),
+            alpha=float(layer.centres()[0].min()),
+            digest=self.digest,
+            seconds=time.perf_counter() - start,
+            error="" if verdict.name == "PROVED" else one_line(verdict.sentence),
+            **facts,
+        )
+
+    def parts(self) -> list["NetworkLayer"]:
+        """The same again."""
+        return [self]
+
+    def failed(self, why: str) -> list[Row]:
+        """The row of a layer whose task did not come back."""
+        return [Row(self.key, self.network.name, self.path, error=why)]
+
+
+@lru_cache(maxsize=1)
+def _opened(network: Network) -> tuple[Survey, dict[str, Given]]:
+    """The convolutions of a network, and what each that can be converted is given.
+
+    Raises:
+        BadModelFile: it cannot be read, has no convolution, or does not run on the inputs named.
+    """
+    options = network.options()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        if network.factory:
+            model = named_module(network.name)
+        else:
+            model, _ = network_of(read(options.model, allow=options.allow, trust=options.trust), options)
+    model, _ = unwrapped(model)
+    survey = surveyed(model, network.name)
+    return survey, _given(model, survey, options)
+
+
+def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Given]:
+    """What the layers are given in a run of the network; those that it does not call, or all without inputs, generated inputs."""
+    given: dict[str, Given] = {}
+    inputs = inputs_for(model, options)
+    if inputs is not None:
+        handles = []
+
+        def hook_for(path: str, dims: int) -> Any:
+            def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+                x = args[0] if args else kwargs["input"]
+                grid, bound = given.get(path, ((0,) * dims, 0.0))
+                largest = float(x.abs().max()) if x.numel() else 0.0
+                given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
+
+            return note
+
+        for path, conv in survey.convertible.items():
+            hook = hook_for(path, conv.weight.dim() - 2)  # type: ignore[operator]
+            handles.append(conv.register_forward_pre_hook(hook, with_kwargs=True))
+        try:
+            with evaluating(model), torch.no_grad():
+                for x in inputs[0]:
+                    called(model, x)
+        except Exception as error:  # a network may raise anything on an input that it does not take
+            raise BadModelFile(f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}") from error
+        finally:
+            for handle in handles:
+                handle.remove()
+    for path, conv in survey.convertible.items():
+        if path not in given:
+            given[path] = generated_shape(conv, 1)[2:], 0.0
+    return {path: given[path] for path in survey.convertible}

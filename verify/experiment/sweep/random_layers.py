@@ -1,0 +1,332 @@
+"""Random layers of every kind, certified as built and with a fault in them: a search for a false verdict.
+
+Geometries, channels, number formats, encodings and grids are drawn at random; sharpness from the softest to the sharpest; weights
+and inputs from 1e−40 to 1e30.  A layer follows from its seed alone.  Verdicts are held against exact arithmetic on the layers'
+raw numbers (:mod:`verify.experiment.sweep.exactly`).
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import nn
+
+from construct.attention import EXECUTIONS, MHSA
+from construct.builder import conv_to_mhsa
+from verify.argument.certificate import Certificate
+from verify.argument.certification import certified, certify
+from verify.argument.verdicts import combined
+from verify.experiment.sweep import exactly, position_faults, weight_faults
+from verify.experiment.sweep.faults import FAULTS, Inapplicable
+from verify.experiment.sweep.results import Row, key_of
+from verify.layers.fields import Geometry, digest
+from verify.layers.reading import GridRefused, output_size
+from verify.samples.sampling import check_call
+from verify.strategies import DTYPES, PADDING_MODES
+
+SIZES = (1e-40, 1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e10, 1e30)
+"""Of weights, and of inputs."""
+SHARPNESS: tuple[Callable[[random.Random], float], ...] = (
+    lambda rng: 1024.0,
+    lambda rng: 10 ** rng.uniform(-3, 3.3),
+    lambda rng: rng.uniform(100, 115),
+    lambda rng: rng.uniform(740, 760),
+    lambda rng: rng.uniform(14, 20),
+    lambda rng: rng.choice([0.5, 1.0, 46.0, 104.0, 746.0, 2000.0]),
+)
+ON_ANY_SHARPNESS = (
+    "values of two heads swapped",
+    "a tap one ulp off",
+    "heads one anchor off",
+    "kernel flipped on every axis",
+    "a bias twice as large",
+)
+"""Faults that change the function of a layer whose heads share their attention, too."""
+assert position_faults, weight_faults  # importing them has filled the table
+ON_SHARP_HEADS = tuple(name for name, fault in FAULTS.items() if not (fault.in_code or fault.soft))
+"""Faults whose effect exact arithmetic on one-hot heads shows."""
+OFF = "an execution off in one output"
+
+
+@dataclass
+class RandomLayer:
+    """A convolution and its attention layer, and what is claimed of them.
+
+    Attributes:
+        seed: from which it follows.
+        conv: the convolution.
+        alpha: the sharpness of all heads.
+        encoding: of positions.
+        grid: the spatial size of inputs.
+        bound: B; inputs have |x| ≤ B.
+        rng: for further draws.
+        layer: the attention layer, as the builder makes it until a fault is planted in it.
+    """
+
+    seed: int
+    conv: Any
+    alpha: float
+    encoding: str
+    grid: tuple[int, ...]
+    bound: float
+    rng: random.Random
+    layer: MHSA = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layer = self.built()
+
+    def built(self) -> MHSA:
+        """The layer without a fault."""
+        return conv_to_mhsa(self.conv, alpha=self.alpha, encoding=self.encoding)
+
+
+def random_layer(seed: int) -> RandomLayer:
+    """The layer of a seed.
+
+    >>> random_layer(2).conv
+    ConvTranspose1d(1, 2, kernel_size=(3,), stride=(1,), padding=(1,), dilation=(2,), bias=False)
+    """
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    conv, grid = _convolution_and_grid(rng)
+    size, most = _size(rng), torch.finfo(conv.weight.dtype).max
+    with torch.no_grad():
+        for tensor in conv.parameters():
+            values = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            tensor.copy_(values.clamp(-most, most))
+    alpha, encoding = rng.choice(SHARPNESS)(rng), rng.choice(["quadratic", "quadratic", "parabola"])
+    return RandomLayer(seed, conv, alpha, encoding, grid, _size(rng), rng)
+
+
+def _size(rng: random.Random) -> float:
+    return rng.choice([*SIZES, 2.0 ** rng.uniform(-140, 100)])
+
+
+def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
+    """A convolution without numbers, and a grid on which it has an output."""
+    while True:
+        d, transposed = rng.choice([1, 1, 2, 2, 3]), rng.random() < 0.3
+        kernel = tuple(rng.randint(1, {1: 6, 2: 4, 3: 2}[d]) for _ in range(d))
+        stride, dilation = (tuple(rng.randint(1, most) for _ in range(d)) for most in (3, 2))
+        groups = rng.choice([1, 1, 1, 2, 3])
+        options: dict[str, Any] = {"padding": tuple(rng.randint(0, 3) for _ in range(d))}
+        if transposed:
+            steps = zip(stride, dilation, strict=True)
+            options["output_padding"] = tuple(rng.randint(0, max(step) - 1) for step in steps)
+        else:
+            options["padding"] = rng.choice(["same", "valid", *[options["padding"]] * 3])
+            options["padding_mode"] = rng.choice(["zeros", *PADDING_MODES])
+            stride = (1,) * d if options["padding"] == "same" else stride
+        options |= {"stride": stride, "dilation": dilation, "groups": groups, "bias": rng.random() < 0.5}
+        kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{d}d")
+        channels = groups * rng.randint(1, 3), groups * rng.randint(1, 3)
+        conv = nn.utils.skip_init(kind, *channels, kernel, dtype=rng.choice(DTYPES), **options)
+        grid = tuple(rng.randint(1, 7 if d < 3 else 4) for _ in range(d))
+        try:
+            output_size(Geometry.read(conv), grid)
+        except GridRefused:
+            continue
+        return conv, grid
+
+
+def judged(seed: int) -> list[Row]:
+    """Certify the layer of a seed as it was built, then with a fault; rows that hold an error tell of false verdicts.
+
+    There is no second row where no fault that was drawn changes the function, or where its bound overflows.
+    """
+    one = random_layer(seed)
+    row, certificate = _certified(one, leaking=True)
+    if certificate is None:
+        return [row]
+    rows, sharp = [replace(row, error=_wrong(one, certificate))], not certificate.leakage.any()
+    if certificate.verdict.name == "PROVED" and one.rng.random() < 0.1:
+        return [*rows, _off_in_one_output(one, row, certificate)]
+    name = _plant(one, ON_SHARP_HEADS if sharp else ON_ANY_SHARPNESS)
+    if name is None:
+        return rows
+    row, certificate = _certified(one, leaking=not sharp, fault=name)
+    error = ""
+    if certificate is None:
+        return rows
+    if certificate.verdict.name == "PROVED":
+        error = f"a false PROVED: {certificate.verdict.sentence}"
+    elif certificate.verdict.name == "REFUTED" and not _refuted_rightly(one, certificate):
+        error = f"REFUTED by evidence that is none: {certificate.verdict.sentence}"
+    return [*rows, replace(row, error=error)]
+
+
+def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
+    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
+    row = Row(
+        key=key_of("random", one.seed, fault),
+        model="random",
+        layer=f"seed {one.seed}",
+        fault=fault,
+        kind=type(one.conv).__name__,
+        geometry=f"{one.conv} on {'x'.join(map(str, one.grid))}",
+        dtype=str(one.conv.weight.dtype).removeprefix("torch."),
+        alpha=one.alpha,
+        digest=digest(one.conv, ("weight", "bias")),
+    )
+    start = time.perf_counter()
+    try:
+        certificate = certified(one.conv, one.layer, one.grid, one.bound, None, leaking)
+    except ValueError as error:
+        if not fault and "beyond the largest" not in str(error):
+            raise
+        return replace(row, verdict="refused", claim=str(error)), None
+    return replace(row, **facts_of(certificate), seconds=time.perf_counter() - start), certificate
+
+
+def facts_of(certificate: Certificate) -> dict[str, Any]:
+    """What a row says of a certificate."""
+    return {
+        "verdict": certificate.verdict.name,
+        "claim": certificate.claim,
+        "bound": float(certificate.bound.max(initial=0.0)),
+        "observed": float(certificate.observed.max(initial=0.0)),
+    }
+
+
+# ---- whether a verdict is true ---------------------------------------------------------------------------------------------
+
+
+def _wrong(one: RandomLayer, certificate: Certificate) -> str:
+    """What is wrong with the certificate of a layer as it was built; "" if nothing is."""
+    verdict, x = certificate.verdict, _sample(one)
+    if verdict.name == "PROVED" and not _holds(one, certificate, x):
+        return f"a false PROVED: an execution is over the bound on an input: {verdict.sentence}"
+    # torch's own convolution may be off, and nothing else can be
+    own = "torch's own convolution"
+    if verdict.name != "PROVED" and not (verdict.name == "UNDECIDED" and own in verdict.sentence):
+        return f"as built, but {verdict}"
+    check = check_call(one.conv, one.layer, x, "x")
+    both = combined(certificate, check)
+    if both.name != verdict.name and own not in both.sentence:
+        return f"PROVED, but a sample says {both}"
+    if check.verdict.name == "REFUTED" and not certificate.leakage.any():
+        return f"as built, but a sample says {check.verdict}"
+    return ""
+
+
+def _sample(one: RandomLayer) -> torch.Tensor:
+    """One input within the bound, with zeros and tiny numbers in it."""
+    rng = np.random.default_rng(one.rng.randrange(2**32))
+    shape = (1, one.conv.in_channels, *one.grid)
+    x = rng.uniform(-1, 1, shape) * rng.choice([1.0, 1.0, 0.0, 1e-38], shape) * one.bound
+    return torch.from_numpy(x).to(one.conv.weight.dtype).clamp(-one.bound, one.bound)
+
+
+def _holds(one: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
+    """Whether every execution is within the bound of the exact convolution on this input."""
+    truth = exactly.convolution(one.conv, x[0].double().numpy())
+    limits = [Fraction(float(limit)) for limit in certificate.bound]
+    try:
+        for one.layer.execution in EXECUTIONS:
+            try:
+                with torch.no_grad():
+                    attended = one.layer(x)[0].double().numpy()
+            except NotImplementedError:  # too coarse for the fused kernel
+                continue
+            for place in np.ndindex(truth.shape):
+                if not abs(Fraction(float(attended[place])) - truth[place]) <= limits[place[0]]:
+                    return False
+    finally:
+        one.layer.execution = "auto"
+    return True
+
+
+def _refuted_rightly(one: RandomLayer, certificate: Certificate) -> bool:
+    """Whether the evidence of a REFUTED is one by exact arithmetic."""
+    counter, over = certificate.counterexample, certificate.overrun
+    if counter is not None:
+        if counter.shapes is not None:
+            return counter.shapes[0] != counter.shapes[1]
+        x, place = counter.input(one.conv.in_channels, one.grid), counter.output
+        theirs, ours = exactly.convolution(one.conv, x)[place], exactly.attention(one.layer, x)[place]
+        return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
+    if over is None:
+        return False
+    truth = exactly.convolution(one.conv, over.input)[over.output]
+    return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------------------
+
+
+def _plant(one: RandomLayer, names: tuple[str, ...]) -> str | None:
+    """Plant one of these faults in the layer, and return its name; None if none of a few that are drawn changes the function."""
+    for name in one.rng.sample(names, min(5, len(names))):
+        try:
+            one.layer = FAULTS[name].plant(one.conv, one.built(), np.random.default_rng(one.seed))
+        except (Inapplicable, ValueError):
+            continue
+        finite = all(tensor.isfinite().all() for tensor in one.layer.state_dict().values())
+        if finite and _is_fault(one):
+            return name
+    return None
+
+
+def _is_fault(one: RandomLayer) -> bool:
+    """Whether the function is another, were the heads sharp: by large random integers, on which affine functions differ."""
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (one.conv.in_channels, *one.grid)).astype(object)
+    expected = exactly.convolution(one.conv, x)
+    try:
+        attended = exactly.attention(one.layer, x)
+    except exactly.NoValue:
+        return True
+    return attended.shape != expected.shape or bool((attended != expected).any())
+
+
+def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> Row:
+    """The row of an execution that is off by a little more than both sides may be, in the last output of the last input."""
+    name = one.rng.choice(["dense", "axial", "auto"])
+    right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
+
+    def wrong(layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+        y = right.run(layer, x, grid).double().contiguous()
+        y.view(-1)[-1] += off
+        return y.to(x.dtype)
+
+    with patch.dict(EXECUTIONS, {name: replace(right, run=wrong)}):
+        faulty = certify(one.conv, one.layer, grid=one.grid, input_bound=one.bound, within=1e300)
+    error = "" if faulty.verdict.name == "REFUTED" else f"not REFUTED: {faulty.verdict}"
+    seconds = time.perf_counter() - start
+    return replace(
+        row, key=key_of("random", one.seed, OFF), fault=OFF, **facts_of(faulty), seconds=seconds, error=error
+    )
+
+
+# ---- the task ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomLayers:
+    """A task of the cluster: the layers of some seeds."""
+
+    seeds: tuple[int, ...]
+
+    def run(self) -> Iterator[Row]:
+        """The rows of all seeds."""
+        for seed in self.seeds:
+            try:
+                yield from judged(seed)
+            except Exception as error:  # a crash on one layer is a result too
+                yield self._row(seed, f"{type(error).__name__}: {error}")
+
+    def parts(self) -> list["RandomLayers"]:
+        """The same layers, each in a task of its own."""
+        return [RandomLayers((seed,)) for seed in self.seeds]
+
+    def failed(self, why: str) -> list[Row]:
+        """The rows of a task that did not come back."""
+        return [self._row(seed, why) for seed in self.seeds]
+
+    def _row(self, seed: int, error: str) -> Row:
+        return Row(key_of("random", seed, ""), "random", f"seed {seed}", error=error)

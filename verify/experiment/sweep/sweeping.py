@@ -1,0 +1,171 @@
+"""A sweep from its start, or from where an earlier one was stopped, to its end: tasks, results, progress, exit code."""
+
+import os
+import platform
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from verify.experiment.sweep.cluster import Task, cluster, places_of
+from verify.experiment.sweep.cluster import run as run_tasks
+from verify.experiment.sweep.models import Network
+from verify.experiment.sweep.random_layers import RandomLayers
+from verify.experiment.sweep.results import Results, Row, key_of
+
+BATCH = 25
+"""Random layers in one task, which takes about a second."""
+EVERY = 30.0
+"""Seconds between two lines of progress, where there is no terminal."""
+
+
+@dataclass(frozen=True)
+class Random:
+    """The random layers of consecutive seeds."""
+
+    first: int
+    number: int
+
+    def tasks(self, done: set[str]) -> Iterator[RandomLayers]:
+        """Those whose rows are not there yet, in batches."""
+        seeds = (seed for seed in range(self.first, self.first + self.number) if self._key(seed) not in done)
+        while batch := tuple(seed for _, seed in zip(range(BATCH), seeds, strict=False)):
+            yield RandomLayers(batch)
+
+    def left(self, done: set[str]) -> int:
+        """How many they are."""
+        return sum(self._key(seed) not in done for seed in range(self.first, self.first + self.number))
+
+    def _key(self, seed: int) -> str:
+        return key_of("random", seed, "")
+
+
+class Sweep:
+    """A sweep.
+
+    Args:
+        what: random layers, or networks.
+        results: where the rows go, and where those of an earlier run are.
+    """
+
+    def __init__(self, what: Random | list[Network], results: Results):
+        self._what, self._results, self._done = what, results, results.keys()
+        self._keys = set[str]()  # of the layers of networks
+        self._new = 0
+
+    def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> int:
+        """Run what is left, and print what all of it came to.
+
+        Args:
+            workers: processes of a local cluster; by default one a core.
+            scheduler: the address of another cluster.
+            seconds: that a task may take.
+            dashboard: whether a local cluster serves Dask's.
+
+        Returns:
+            0 if every layer of the networks is PROVED, or no verdict on random layers is false; else 1.
+
+        Raises:
+            SchedulerLost: there is none, or it has gone.
+        """
+        start, random = time.monotonic(), isinstance(self._what, Random)
+        tasks: Iterable[Task] = self._what.tasks(self._done) if isinstance(self._what, Random) else self._what
+        total = self._what.left(self._done) if isinstance(self._what, Random) else 0
+        places = 0
+        try:
+            with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(total) as show:
+
+                def receive(task: Task, found: list[Any], worker: str) -> list[Task]:
+                    rows = [replace(one, worker=worker) for one in found if isinstance(one, Row)]
+                    layers = [one for one in found if not isinstance(one, Row)]
+                    self._results.add(rows)
+                    self._new += len(rows)
+                    self._keys.update(one.key for one in (*rows, *layers))
+                    left = [layer for layer in layers if layer.key not in self._done]
+                    show(rows, len({row.layer for row in rows}) if random else len(rows), len(left))
+                    return left
+
+                places = places_of(client)
+                run_tasks(client, tasks, seconds, receive)
+        except BaseException:
+            kept = f"{self._new} new rows are kept; the same command goes on"
+            print(kept, file=sys.stderr)
+            raise
+        finally:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            command = shlex.join(["python -m verify", *sys.argv[1:]])
+            self._results.add_run(now, command, _versions(), places, time.monotonic() - start, self._new)
+        return self._conclude()
+
+    def _conclude(self) -> int:
+        """Print how many certificates have which verdict, and what is wrong; the exit code."""
+        rows = [
+            (model, layer, fault, verdict, error)
+            for key, model, layer, fault, verdict, error in self._results.select(
+                "SELECT key, model, layer, fault, verdict, error FROM certificates"
+            )
+            if (self._is_ours(layer) if model == "random" else key in self._keys)
+        ]
+        built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
+        faults = Counter(verdict for _, _, fault, verdict, _ in rows if fault)
+        print(f"{built.total()} layers: {_listed(built)}")
+        if faults:
+            print(f"{faults.total()} with a fault: {_listed(faults)}")
+        wrong = [row for row in rows if row[-1]]
+        for model, layer, fault, _, error in wrong[:20]:
+            print(f"{model}: {layer}{f', {fault}' if fault else ''}: {error}")
+        if len(wrong) > 20:
+            print(f"and {len(wrong) - 20} more (column error)")
+        return 1 if wrong else 0
+
+    def _is_ours(self, layer: str) -> bool:
+        what, seed = self._what, int(layer.removeprefix("seed "))
+        return isinstance(what, Random) and what.first <= seed < what.first + what.number
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _versions() -> str:
+    packages = " ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "distributed"))
+    return f"Python {platform.python_version()} {packages} {platform.machine()}"
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A function of rows that came, the steps that they are, and further steps: a bar, or a line now and then."""
+    console, verdicts, start = Console(stderr=True), Counter[str](), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    shown, steps = start, 0
+    with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("sweep", total=total, rate="")
+
+        def show(rows: list[Row], done: int, more: int) -> None:
+            nonlocal total, shown, steps
+            verdicts.update(f"faulty {row.verdict}" if row.fault else row.verdict or "failed" for row in rows)
+            total, steps, now = total + more, steps + done, time.monotonic()
+            rate = f"{steps / max(now - start, 1e-9):.1f}/s"
+            bar.update(task, completed=steps, total=max(total, steps), description=_listed(verdicts), rate=rate)
+            if not console.is_terminal and now > shown + EVERY:
+                left = (total - steps) * (now - start) / max(steps, 1)
+                print(
+                    f"{steps} of {total}, {rate}, {left:.0f} s left: {_listed(verdicts)}", file=sys.stderr, flush=True
+                )
+                shown = now
+
+        yield show
