@@ -34,9 +34,9 @@ EXAMPLES = {
         "audit layer.pt --grid 8 8 --json",
     ),
     "sweep": (
-        "sweep --random 1000 --output results.sqlite",
-        "sweep 'models/*.pt' --input-size 3 64 64 --output results.sqlite",
-        "sweep --report results.sqlite",
+        "sweep --random 1000 --output db.sqlite",
+        "sweep 'nets/*.pt' --input-size 3 64 64 --output db.sqlite",
+        "sweep --report db.sqlite",
     ),
     "plot": (
         "plot attention m.mhsa.pt --layer stem --alpha 1 -o heads.svg",
@@ -149,6 +149,12 @@ def _audit(options: argparse.Namespace) -> int:
     return 0 if result.is_convolution else 1
 
 
+def _sweep(options: argparse.Namespace) -> int:
+    text, code = sweep_command.run(options)
+    print(text)
+    return code
+
+
 def _plot(options: argparse.Namespace) -> int:
     print(f"wrote {plot_command.run(options)}")
     return 0
@@ -171,7 +177,7 @@ COMMANDS = {
     "sweep": Command(
         "certify many networks, or search random layers for a false verdict, on a cluster",
         sweep_command.add_arguments,
-        sweep_command.run,
+        _sweep,
     ),
     "plot": Command(
         "draw a figure of a layer, a certificate, the leakage or the cost", plot_command.add_arguments, _plot
@@ -227,8 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return COMMANDS[options.command].run(options)
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # with what is kept, perhaps
+        print("interrupted", *stop.args, file=sys.stderr)
         return 130
     except BrokenPipeError:  # a reader that stops early (``| head``) is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -612,7 +612,7 @@ def test_own_output_is_replaced_and_foreign_files_need_force(run: Run, saved: Pa
 @pytest.mark.parametrize(
     ("place", "failure", "expected", "said"),
     [
-        ("construct.command.main.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
+        ("construct.command.opening.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
         ("os.fsync", OSError(28, "No space left on device"), 2, "out.pt: cannot be written: No space left on device"),

@@ -24,10 +24,7 @@ from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
 from verify.checker import Fails, parts_of
 from verify.coq.verified import export
-from verify.experiment.sweep import (
-    exactly,
-    weight_faults,  # noqa: F401
-)
+from verify.experiment.sweep import exactly, position_faults, weight_faults  # noqa: F401  the faults enter the table
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from verify.recheck.arrays import Rejected
 from verify.recheck.exact import NoCentre, centre_of

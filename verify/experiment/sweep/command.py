@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file, a glob, or a .txt file with a command line of construct.from_conv in each line: MODEL [options]",
     )
     what.add_argument(
-        "--arch", action="append", default=[], metavar="PKG.MODULE:FACTORY", help="a network made by code; repeatable"
+        "--arch", action="append", default=[], metavar="MODULE:NET", help="a network that this code makes; repeatable"
     )
     what.add_argument("--input-size", nargs="+", metavar="N", help="C S1 ... Sd, of every MODEL and factory")
     what.add_argument(
@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seed", type=int, default=0, metavar="S", help="of the first random layer (default: 0)")
     results = parser.add_argument_group("the results")
     results.add_argument("--output", type=Path, metavar="DB", help="SQLite file; the same command goes on where it was")
-    results.add_argument("--report", type=Path, metavar="DB", help="print a summary of this file and draw it; no more")
-    results.add_argument("--markdown", action="store_true", help="print the summary as tables of Markdown")
+    results.add_argument("--report", type=Path, metavar="DB", help="print a summary of such a file, and draw it")
     results.add_argument("--figure", type=Path, metavar="OUT", help="OUT.svg or OUT.png (default: DB.svg)")
     where = parser.add_argument_group("where it runs")
     where.add_argument("--workers", type=int, metavar="N", help="processes of a local cluster (default: one a core)")
@@ -40,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--dashboard", action="store_true", help="serve Dask's dashboard, on the loopback")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run a sweep, or report one; returns the exit code, 0 if every certificate is as it should be.
+def run(options: argparse.Namespace) -> tuple[str, int]:
+    """Run a sweep, or report one; returns what it came to, and the exit code.
 
     Raises:
         ValueError: an argument is wrong, Dask is missing, or the scheduler has gone.
@@ -52,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.report is not None:
         from verify.experiment.sweep.summary import report
 
-        report(options.report, options.markdown, options.figure or options.report.with_suffix(".svg"))
-        return 0
+        return report(options.report, options.figure or options.report.with_suffix(".svg")), 0
     _check(options)
     try:
         from verify.experiment.sweep.sweeping import Random, Sweep

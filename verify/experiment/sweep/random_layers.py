@@ -251,10 +251,16 @@ def _refuted_rightly(one: RandomLayer, certificate: Certificate) -> bool:
         x, place = counter.input(one.conv.in_channels, one.grid), counter.output
         theirs, ours = exactly.convolution(one.conv, x)[place], exactly.attention(one.layer, x)[place]
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
-    if over is None:
-        return False
+    if over is None:  # then a run on a grid within this one, whose outputs have another size
+        grids = [tuple(probe["grid"]) for probe in certificate.probes if probe["note"] == "outputs differ in shape"]
+        return any(_sizes_differ(one, grid) for grid in grids)
     truth = exactly.convolution(one.conv, over.input)[over.output]
     return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
+
+
+def _sizes_differ(one: RandomLayer, grid: tuple[int, ...]) -> bool:
+    expected = exactly.convolution(one.conv, np.zeros((one.conv.in_channels, *grid))).shape[1:]
+    return exactly.looks(one.layer, grid)[0] != expected
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------------

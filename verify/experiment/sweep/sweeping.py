@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from verify.experiment.sweep.cluster import Task, cluster, places_of
+from verify.experiment.sweep.cluster import SchedulerLost, Task, cluster, places_of
 from verify.experiment.sweep.cluster import run as run_tasks
 from verify.experiment.sweep.models import Network
 from verify.experiment.sweep.random_layers import RandomLayers
@@ -62,8 +62,8 @@ class Sweep:
         self._keys = set[str]()  # of the layers of networks
         self._new = 0
 
-    def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> int:
-        """Run what is left, and print what all of it came to.
+    def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> tuple[str, int]:
+        """Run what is left.
 
         Args:
             workers: processes of a local cluster; by default one a core.
@@ -72,7 +72,7 @@ class Sweep:
             dashboard: whether a local cluster serves Dask's.
 
         Returns:
-            0 if every layer of the networks is PROVED, or no verdict on random layers is false; else 1.
+            What it came to, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is false; else 1.
 
         Raises:
             SchedulerLost: there is none, or it has gone.
@@ -96,18 +96,17 @@ class Sweep:
 
                 places = places_of(client)
                 run_tasks(client, tasks, seconds, receive)
-        except BaseException:
-            kept = f"{self._new} new rows are kept; the same command goes on"
-            print(kept, file=sys.stderr)
-            raise
+        except (KeyboardInterrupt, SchedulerLost) as error:
+            kept = f"{self._new} new rows are kept, and the same command goes on"
+            raise type(error)(f"{error} ({kept})".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             command = shlex.join(["python -m verify", *sys.argv[1:]])
             self._results.add_run(now, command, _versions(), places, time.monotonic() - start, self._new)
-        return self._conclude()
+        return self._conclusion()
 
-    def _conclude(self) -> int:
-        """Print how many certificates have which verdict, and what is wrong; the exit code."""
+    def _conclusion(self) -> tuple[str, int]:
+        """How many certificates have which verdict, and what is wrong; and the exit code."""
         rows = [
             (model, layer, fault, verdict, error)
             for key, model, layer, fault, verdict, error in self._results.select(
@@ -117,15 +116,15 @@ class Sweep:
         ]
         built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
         faults = Counter(verdict for _, _, fault, verdict, _ in rows if fault)
-        print(f"{built.total()} layers: {_listed(built)}")
+        lines = [f"{built.total()} layers: {_listed(built)}"]
         if faults:
-            print(f"{faults.total()} with a fault: {_listed(faults)}")
+            lines.append(f"{faults.total()} with a fault: {_listed(faults)}")
         wrong = [row for row in rows if row[-1]]
         for model, layer, fault, _, error in wrong[:20]:
-            print(f"{model}: {layer}{f', {fault}' if fault else ''}: {error}")
+            lines.append(f"{model}: {layer}{f', {fault}' if fault else ''}: {error}")
         if len(wrong) > 20:
-            print(f"and {len(wrong) - 20} more (column error)")
-        return 1 if wrong else 0
+            lines.append(f"and {len(wrong) - 20} more (python -m verify sweep --report DB)")
+        return "\n".join(lines), 1 if wrong else 0
 
     def _is_ours(self, layer: str) -> bool:
         what, seed = self._what, int(layer.removeprefix("seed "))

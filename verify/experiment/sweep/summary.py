@@ -1,0 +1,158 @@
+"""The summary of a sweep's results: verdicts by geometry, tightness and time, as tables of Markdown and as a figure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+from verify.experiment.sweep.results import Results
+from verify.plots.drawing import (
+    BLUE,
+    FAINT,
+    GREEN,
+    ORANGE,
+    is_figure,
+    new_figure,
+    require_matplotlib,
+    require_writable,
+    style,
+    write_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERDICTS = {"PROVED": GREEN, "UNDECIDED": BLUE, "REFUTED": ORANGE, "refused": FAINT, "failed": "black"}
+"""Every verdict of a row, and its colour; "failed" where there is none."""
+
+
+def report(path: Path, figure: Path) -> str:
+    """Draw the results of a file, and return their summary.
+
+    Raises:
+        ValueError: the file holds no results, or the figure cannot be written.
+        OSError: a file cannot be read or written.
+    """
+    results = Results(path, new=False)
+    try:
+        text = summary(results)
+        target = require_writable(figure)
+        if target.exists() and not is_figure(target):
+            raise ValueError(f"{target}: exists and is no figure of ours (give another name with --figure)")
+        try:
+            require_matplotlib()
+        except ImportError as error:
+            return f"{text}\n\nno figure: {error}"
+        write_figure(drawn(results), target)
+    finally:
+        results.close()
+    return f"{text}\n\nwrote {target}"
+
+
+def summary(results: Results) -> str:
+    """The tables."""
+    parts = [_runs(results)]
+    for column, name in (("kind", "layers as built"), ("dtype", "layers as built, by number format")):
+        parts.append(_verdicts(results, column, name, "fault = ''"))
+    if results.select("SELECT 1 FROM certificates WHERE fault != '' LIMIT 1"):
+        parts.append(_verdicts(results, "kind", "layers with a fault", "fault != ''"))
+        parts.append(_verdicts(results, "fault", "the faults", "fault != ''"))
+    parts += [_spread(results), _errors(results)]
+    return "\n\n".join(parts)
+
+
+def _runs(results: Results) -> str:
+    runs = results.select(
+        "SELECT started, command, versions, workers, seconds, certificates FROM runs ORDER BY started"
+    )
+    rows = [(*run[:4], f"{run[4]:.0f} s", run[5]) for run in runs]
+    return _table(("ended", "command", "versions", "workers", "time", "certificates"), rows)
+
+
+def _verdicts(results: Results, column: str, name: str, which: str) -> str:
+    counts = Counter[tuple[str, str]]()
+    query = f"SELECT {column}, verdict, count(*) FROM certificates WHERE {which} GROUP BY 1, 2"
+    for value, verdict, count in results.select(query):
+        counts[value or "(not built)", verdict or "failed"] += count
+    verdicts = [verdict for verdict in VERDICTS if any(key[1] == verdict for key in counts)]
+    values = sorted({value for value, _ in counts})
+    rows = [(value, *(counts[value, verdict] for verdict in verdicts)) for value in values]
+    rows.append(("all", *(sum(row[place] for row in rows) for place in range(1, len(verdicts) + 1))))
+    return _table((name, *verdicts), rows)
+
+
+def _spread(results: Results) -> str:
+    """Quantiles of bound over observed difference, and of the time of a certificate."""
+    rows = []
+    for claim in ("same sums", "within"):
+        ratios = _tightness(results, claim)
+        rows.append((f"bound / observed, {claim}", len(ratios), *(f"{q:.3g}" for q in _deciles(ratios))))
+    times = [1000 * s for (s,) in results.select("SELECT seconds FROM certificates WHERE seconds IS NOT NULL")]
+    rows.append(("milliseconds a certificate", len(times), *(f"{q:.3g}" for q in _deciles(times))))
+    return _table(("of PROVED layers, and of all", "number", "10 %", "median", "90 %"), rows)
+
+
+def _tightness(results: Results, claim: str) -> list[float]:
+    """Bound over observed difference of every layer PROVED as built in which a difference was observed."""
+    query = (
+        "SELECT bound / observed FROM certificates "
+        "WHERE fault = '' AND verdict = 'PROVED' AND claim = ? AND observed > 0"
+    )
+    return [ratio for (ratio,) in results.select(query, claim) if ratio is not None and math.isfinite(ratio)]
+
+
+def _deciles(values: Sequence[float]) -> list[float]:
+    """The first, the fifth and the ninth."""
+    if len(values) < 2:
+        return [*values] * 3 or [math.nan] * 3
+    tenths = quantiles(values, n=10, method="inclusive")
+    return [tenths[0], tenths[4], tenths[8]]
+
+
+def _errors(results: Results) -> str:
+    wrong = results.select("SELECT model, layer, fault, error FROM certificates WHERE error != '' LIMIT 20")
+    (count,) = results.select("SELECT count(*) FROM certificates WHERE error != ''")[0]
+    return _table(("model", "layer", "fault", "what is wrong"), wrong) if wrong else f"{count} rows with an error"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def drawn(results: Results) -> "Figure":
+    """Verdicts by the class of the convolution, as built and with a fault; and how tight the bounds are."""
+    with style():
+        figure = new_figure(8.0, 3.4)
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        rows = results.select(
+            "SELECT kind, fault != '', verdict, count(*) FROM certificates WHERE kind != '' GROUP BY 1, 2, 3"
+        )
+        bars = sorted({(kind, bool(fault)) for kind, fault, _, _ in rows}, reverse=True)
+        names = [f"{kind}, with a fault" if fault else kind for kind, fault in bars]
+        starts = [0] * len(bars)
+        for verdict, colour in VERDICTS.items():
+            counts = [
+                sum(n for kind, fault, name, n in rows if (kind, bool(fault)) == bar and (name or "failed") == verdict)
+                for bar in bars
+            ]
+            if any(counts):
+                left.barh(names, counts, left=starts, color=colour, label=verdict)
+            starts = [start + count for start, count in zip(starts, counts, strict=True)]
+        left.set_xlabel("certificates")
+        left.tick_params(axis="y", length=0)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(VERDICTS))
+        ratios = {
+            claim: [math.log10(r) for r in _tightness(results, claim) if r > 0] for claim in ("same sums", "within")
+        }
+        shown = {claim: values for claim, values in ratios.items() if values}
+        if shown:
+            right.hist(
+                list(shown.values()), bins=40, label=list(shown), color=[BLUE, ORANGE][: len(shown)], stacked=True
+            )
+            right.legend()
+        right.set_xlabel("log₁₀ of bound / observed difference")
+        right.set_ylabel("layers PROVED")
+    return figure
