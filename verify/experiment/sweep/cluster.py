@@ -6,6 +6,7 @@ A worker does one task at a time, and no second one waits at it, so that a worke
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import dask.config
-from distributed import Client, LocalCluster, as_completed
+from distributed import CancelledError, Client, LocalCluster, as_completed
+from distributed.comm.core import CommClosedError
 
 from verify.experiment.sweep.results import Row
 
@@ -54,6 +56,11 @@ class Task(Protocol):
     def failed(self, why: str) -> list[Row]:
         """The rows of the task if it does not come back."""
         ...
+
+
+def dask_setup(worker: object) -> None:
+    """Called by Dask in each process of a local cluster: Ctrl-C is for the command alone, which ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def execute(task: Task, seconds: float) -> tuple[list[Any], str]:
@@ -102,6 +109,7 @@ def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False)
                 worker_dashboard_address="127.0.0.1:0",
                 scheduler_kwargs={"dashboard": dashboard},
                 silence_logs=logging.CRITICAL,
+                preload=__name__,
             ) as local,
             Client(local) as client,
         ):
@@ -128,6 +136,13 @@ def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive)
     Raises:
         SchedulerLost: the scheduler has gone.
     """
+    try:
+        _run(client, tasks, seconds, receive)
+    except (CommClosedError, CancelledError, TimeoutError) as error:
+        raise SchedulerLost("the scheduler has gone") from error
+
+
+def _run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
     waiting, rest, numbers, done = deque[tuple[Any, int]](), iter(tasks), count(), as_completed()
     running: dict[Any, tuple[Any, int]] = {}
     places, looked = places_of(client), time.monotonic()

@@ -62,9 +62,9 @@ class Network:
     def run(self) -> Iterator["Row | NetworkLayer"]:
         """A task for each layer, and a row for each convolution that is refused."""
         with isolated():
-            survey, given = _opened(self)
+            survey, given = _opened(self, self.state())
         for refusal in survey.refused:
-            yield self._row(refusal.path, verdict="refused", error=one_line(refusal))
+            yield self._row(refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}"))
         for path, (grid, bound) in given.items():
             content = digest(survey.convertible[path], ("weight", "bias"))
             yield NetworkLayer(self, path, grid, bound, content)
@@ -76,6 +76,13 @@ class Network:
     def failed(self, why: str) -> list[Row]:
         """The row of a network that could not be opened."""
         return [self._row("", error=why)]
+
+    def state(self) -> tuple[int, ...]:
+        """Size and time of the file, by which a worker knows that it has changed."""
+        if self.factory:
+            return ()
+        stat = Path(self.name).stat()
+        return stat.st_size, stat.st_mtime_ns
 
     def _row(self, path: str, **facts: Any) -> Row:
         content = ""
@@ -111,8 +118,11 @@ class NetworkLayer:
     def run(self) -> Iterator[Row]:
         """The row of the layer."""
         with isolated():
-            survey, _ = _opened(self.network)
-            yield self._judged(survey.convertible[self.path], self.network.options())
+            survey, _ = _opened(self.network, self.network.state())
+            conv = survey.convertible[self.path]
+            if digest(conv, ("weight", "bias")) != self.digest:
+                raise ValueError("the network has changed since its layers were listed (run the sweep again)")
+            yield self._judged(conv, self.network.options())
 
     def _judged(self, conv: Any, options: Namespace) -> Row:
         layer, start = converted_layer(conv, options), time.perf_counter()
@@ -149,8 +159,8 @@ class NetworkLayer:
 
 
 @lru_cache(maxsize=1)
-def _opened(network: Network) -> tuple[Survey, dict[str, Given]]:
-    """The convolutions of a network, and what each that can be converted is given.
+def _opened(network: Network, state: tuple[int, ...]) -> tuple[Survey, dict[str, Given]]:
+    """The convolutions of a network in this state, and what each that can be converted is given.
 
     Raises:
         BadModelFile: it cannot be read, has no convolution, or does not run on the inputs named.

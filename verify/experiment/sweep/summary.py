@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 VERDICTS = {"PROVED": GREEN, "UNDECIDED": BLUE, "REFUTED": ORANGE, "refused": FAINT, "failed": "black"}
 """Every verdict of a row, and its colour; "failed" where there is none."""
+WIDEST = 8
+"""Greatest order of magnitude that is drawn between a bound and what was observed."""
 
 
 def report(path: Path, figure: Path) -> str:
@@ -79,8 +81,8 @@ def _verdicts(results: Results, column: str, name: str, which: str) -> str:
     verdicts = [verdict for verdict in VERDICTS if any(key[1] == verdict for key in counts)]
     values = sorted({value for value, _ in counts})
     rows = [(value, *(counts[value, verdict] for verdict in verdicts)) for value in values]
-    rows.append(("all", *(sum(row[place] for row in rows) for place in range(1, len(verdicts) + 1))))
-    return _table((name, *verdicts), rows)
+    total = ("all", *(sum(counts[value, verdict] for value in values) for verdict in verdicts))
+    return _table((name, *verdicts), [*rows, total])
 
 
 def _spread(results: Results) -> str:
@@ -144,15 +146,10 @@ def drawn(results: Results) -> "Figure":
         left.set_xlabel("certificates")
         left.tick_params(axis="y", length=0)
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(VERDICTS))
-        ratios = {
-            claim: [math.log10(r) for r in _tightness(results, claim) if r > 0] for claim in ("same sums", "within")
-        }
-        shown = {claim: values for claim, values in ratios.items() if values}
-        if shown:
-            right.hist(
-                list(shown.values()), bins=40, label=list(shown), color=[BLUE, ORANGE][: len(shown)], stacked=True
-            )
-            right.legend()
-        right.set_xlabel("log₁₀ of bound / observed difference")
+        for claim, colour in (("same sums", BLUE), ("within", ORANGE)):
+            ratios = [min(math.log10(ratio), WIDEST) for ratio in _tightness(results, claim) if ratio > 0]
+            right.hist(ratios, bins=4 * WIDEST, range=(0, WIDEST), histtype="step", color=colour, label=claim)
+        right.legend()
+        right.set_xlabel(f"log₁₀ of bound / observed difference ({WIDEST}: or more)")
         right.set_ylabel("layers PROVED")
     return figure

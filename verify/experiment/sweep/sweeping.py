@@ -72,7 +72,8 @@ class Sweep:
             dashboard: whether a local cluster serves Dask's.
 
         Returns:
-            What it came to, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is false; else 1.
+            What it came to, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is
+            false; else 1.
 
         Raises:
             SchedulerLost: there is none, or it has gone.
@@ -115,7 +116,7 @@ class Sweep:
             if (self._is_ours(layer) if model == "random" else key in self._keys)
         ]
         built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
-        faults = Counter(verdict for _, _, fault, verdict, _ in rows if fault)
+        faults = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if fault)
         lines = [f"{built.total()} layers: {_listed(built)}"]
         if faults:
             lines.append(f"{faults.total()} with a fault: {_listed(faults)}")
@@ -131,8 +132,13 @@ class Sweep:
         return isinstance(what, Random) and what.first <= seed < what.first + what.number
 
 
+ORDER = ("PROVED", "UNDECIDED", "REFUTED", "refused", "failed")
+
+
 def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    """``2 PROVED, 1 refused``: verdicts in their order, of faulty layers last."""
+    names = sorted(counts, key=lambda name: (" " in name, ORDER.index(name.rpartition(" ")[2])))
+    return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
 def _cores() -> int:
@@ -156,15 +162,14 @@ def _progress(total: int) -> Iterator[Any]:
 
         def show(rows: list[Row], done: int, more: int) -> None:
             nonlocal total, shown, steps
-            verdicts.update(f"faulty {row.verdict}" if row.fault else row.verdict or "failed" for row in rows)
+            verdicts.update(("faulty " if row.fault else "") + (row.verdict or "failed") for row in rows)
             total, steps, now = total + more, steps + done, time.monotonic()
             rate = f"{steps / max(now - start, 1e-9):.1f}/s"
             bar.update(task, completed=steps, total=max(total, steps), description=_listed(verdicts), rate=rate)
             if not console.is_terminal and now > shown + EVERY:
                 left = (total - steps) * (now - start) / max(steps, 1)
-                print(
-                    f"{steps} of {total}, {rate}, {left:.0f} s left: {_listed(verdicts)}", file=sys.stderr, flush=True
-                )
+                line = f"{steps} of {total}, {rate}, {left:.0f} s left: {_listed(verdicts)}"
+                console.out(line, highlight=False)
                 shown = now
 
         yield show

@@ -1,0 +1,346 @@
+"""``python -m verify sweep``: its files, its tasks, and a real cluster in which workers die, hang and lose their scheduler."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from verify.__main__ import main
+from verify.experiment.sweep import cluster, sweeping
+from verify.experiment.sweep.models import Network
+from verify.experiment.sweep.random_layers import RandomLayers
+from verify.experiment.sweep.results import COLUMNS, Results, Row, key_of
+from verify.experiment.sweep.sweeping import BATCH, Random
+
+
+def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
+    """The rows of a file, by column."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        found = file.execute(f"SELECT {', '.join(COLUMNS)} FROM certificates WHERE {where}").fetchall()
+    return [dict(zip(COLUMNS, row, strict=True)) for row in found]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A file with a network of three convolutions, one of which runs at half the size."""
+    torch.manual_seed(0)
+    layers = (
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2),
+        nn.Flatten(0, 1),
+        nn.Conv1d(4, 2, 2),
+    )
+    torch.save(nn.Sequential(*layers[:3], nn.Flatten(2), layers[4]), tmp_path / "net.pt")
+    return tmp_path / "net.pt"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks are run in this process, one after the other."""
+
+    @contextlib.contextmanager
+    def no_cluster(*_: Any) -> Iterator[None]:
+        yield None
+
+    def run(client: Any, tasks: Any, seconds: float, receive: Any) -> None:
+        waiting = list(tasks)
+        while waiting:
+            waiting += receive(waiting[0], *cluster.execute(waiting.pop(0), seconds))
+
+    monkeypatch.setattr(sweeping, "cluster", no_cluster)
+    monkeypatch.setattr(sweeping, "places_of", lambda client: 1)
+    monkeypatch.setattr(sweeping, "run_tasks", run)
+
+
+# ---- the file ----------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_written_once_and_read_back(tmp_path: Path):
+    results = Results(tmp_path / "r.sqlite")
+    results.add([Row("a", "m", "l", verdict="PROVED", bound=1.5), Row("b", "m", "k")])
+    results.add([Row("a", "m", "l", verdict="REFUTED")])
+    results.close()
+    again = Results(tmp_path / "r.sqlite", new=False)
+    assert again.keys() == {"a", "b"}
+    assert again.select("SELECT verdict, bound FROM certificates WHERE key = 'a'") == [("PROVED", 1.5)]
+    again.close()
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "notes.txt").write_text("notes" * 1000)
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as file:
+        file.execute("CREATE TABLE t (a)")
+    for name in ("notes.txt", "other.db"):
+        before = (tmp_path / name).read_bytes()
+        assert main(["sweep", "--random", "1", "--output", str(tmp_path / name)]) == 2
+        assert main(["sweep", "--report", str(tmp_path / name)]) == 2
+        assert (tmp_path / name).read_bytes() == before
+    assert main(["sweep", "--report", str(tmp_path / "none.db")]) == 2
+    assert not (tmp_path / "none.db").exists()
+    assert capsys.readouterr().err.count("error: ") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--random", "5"], "give --output"),
+        (["--output", "r.db"], "give networks, or --random"),
+        (["a.pt", "--random", "5", "--output", "r.db"], "give networks, or --random"),
+        (["--random", "0", "--output", "r.db"], "from 1"),
+        (["--random", "1", "--workers", "0", "--output", "r.db"], "--workers takes"),
+        (["--random", "1", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1", "--output", "r.db"], "--scheduler"),
+        (["--random", "1", "--timeout", "0", "--output", "r.db"], "--timeout takes"),
+        (["--random", "1", "--input-size", "3", "8", "--output", "r.db"], "--input-size goes"),
+        (["none/*.pt", "--output", "r.db"], "no such file"),
+        (["net.pt", "--input-size", "3", "x", "--output", "r.db"], "not a whole number"),
+    ],
+)
+def test_wrong_arguments_get_one_line(words: list[str], message: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.pt").touch()
+    assert main(["sweep", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r.db").exists()
+
+
+def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
+    code = "import sys; sys.modules['distributed'] = None; from verify.__main__ import main; "
+    code += "sys.exit(main(['sweep', '--random', '1', '--output', 'r.db']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: a sweep runs on Dask (pip install")
+
+
+# ---- tasks -------------------------------------------------------------------------------------------------------------------
+
+
+def test_random_layers_come_in_batches_without_those_that_are_done():
+    done = {key_of("random", seed, "") for seed in (7, 8, 30)}
+    what = Random(5, 60)
+    batches = [task.seeds for task in what.tasks(done)]
+    assert [seed for batch in batches for seed in batch] == [s for s in range(5, 65) if s not in (7, 8, 30)]
+    assert {len(batch) for batch in batches[:-1]} == {BATCH}
+    assert what.left(done) == 57
+    assert RandomLayers((1, 2)).parts() == [RandomLayers((1,)), RandomLayers((2,))]
+
+
+def test_a_network_is_a_task_for_each_layer(network: Path):
+    tasks: list[Any] = list(Network((str(network), "--input-size", "3", "9", "8")).run())
+    first, second, third = tasks
+    assert [task.path for task in (first, second, third)] == ["0", "2", "4"]
+    assert [task.grid for task in (first, second, third)] == [(9, 8), (9, 8), (12,)]
+    (row,) = second.run()
+    assert (row.verdict, row.kind, row.key) == ("PROVED", "Conv2d", second.key)
+    assert "stride=(2, 2)" in row.geometry
+    assert 0 <= row.observed <= row.bound
+
+
+def test_networks_come_from_files_globs_lines_and_factories(network: Path, tmp_path: Path, monkeypatch, here, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "copy.pt").write_bytes(network.read_bytes())
+    Path("made.py").write_text("from torch import nn\ndef net(): return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1))\n")
+    Path("more.txt").write_text("# our own\nnet.pt --input-size 3 7 7 --alpha 30\n\n")
+    words = ["sweep", "*.pt", "more.txt", "--arch", "made:net", "--output", "r.db"]
+    assert main(words) == 0
+    assert "10 layers: 10 PROVED" in capsys.readouterr().out
+    found = rows(Path("r.db"))
+    assert sorted({row["model"] for row in found}) == ["copy.pt", "made:net", "net.pt"]
+    assert {row["alpha"] for row in found} == {1024.0, 30.0}
+    assert {row["claim"] for row in found if row["alpha"] == 30} == {"within"}
+    assert all(row["worker"] and row["seconds"] > 0 and not row["error"] for row in found)
+    assert main(words) == 0  # nothing is left, and what was found is said again
+    assert "10 layers: 10 PROVED" in capsys.readouterr().out
+    assert rows(Path("r.db")) == found
+
+
+def test_a_network_that_cannot_be_read_costs_a_row(network: Path, tmp_path: Path, here, capsys):
+    bad = tmp_path / "bad.pt"
+    bad.write_bytes(network.read_bytes()[:700])
+    assert main(["sweep", str(bad), str(network), "--output", str(tmp_path / "r.db")]) == 1
+    out = capsys.readouterr().out
+    assert "4 layers: 3 PROVED, 1 failed" in out
+    assert f"{bad}: " in out
+    bad.write_bytes(network.read_bytes())  # the same command, once it is mended
+    assert main(["sweep", str(bad), str(network), "--output", str(tmp_path / "r.db")]) == 0
+    assert "6 layers: 6 PROVED" in capsys.readouterr().out
+
+
+def test_other_weights_are_other_rows(network: Path, tmp_path: Path, here):
+    words = ["sweep", str(network), "--output", str(tmp_path / "r.db")]
+    assert main(words) == 0
+    model: Any = torch.load(network, weights_only=False)
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] += 1
+    torch.save(model, network)
+    assert main(words) == 0
+    assert len(rows(tmp_path / "r.db")) == 4
+
+
+def test_a_layer_that_is_not_converted_is_said(tmp_path: Path, here, capsys):
+    torch.save(nn.ModuleList([nn.Conv1d(1, 1, 3), nn.Conv1d(1, 1, 3, dtype=torch.complex64)]), tmp_path / "two.pt")
+    assert main(["sweep", str(tmp_path / "two.pt"), "--output", str(tmp_path / "r.db")]) == 1
+    assert "2 layers: 1 PROVED, 1 refused" in capsys.readouterr().out
+
+
+def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):
+    first: Any = next(iter(Network((str(network),)).run()))
+    model: Any = torch.load(network, weights_only=False)
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *model[1:]), network)
+    with pytest.raises(ValueError, match="has changed since"):
+        list(first.run())
+
+
+def test_the_report_counts_and_draws(tmp_path: Path, here, capsys):
+    path = tmp_path / "r.db"
+    assert main(["sweep", "--random", "12", "--seed", "40", "--output", str(path)]) == 0
+    assert main(["sweep", "--report", str(path), "--figure", str(tmp_path / "f.png")]) == 0
+    out = capsys.readouterr().out
+    assert "| all |" in out
+    assert "0 rows with an error" in out
+    assert f"wrote {tmp_path / 'f.png'}" in out
+    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
+    built = rows(path, "fault = ''")
+    assert [f"seed {seed}" for seed in range(40, 52)] == sorted(row["layer"] for row in built)
+    assert f"| {len(built)} |" in out or sum(row["verdict"] == "PROVED" for row in built) < 12
+
+
+def test_a_false_verdict_is_an_exit_code(tmp_path: Path, here, capsys):
+    results = Results(tmp_path / "r.db")
+    row = Row(key_of("random", 0, ""), "random", "seed 0", kind="Conv1d", verdict="PROVED", error="a false PROVED: x")
+    results.add([row])
+    results.close()
+    assert main(["sweep", "--random", "1", "--output", str(tmp_path / "r.db")]) == 1
+    assert "random: seed 0: a false PROVED: x" in capsys.readouterr().out
+
+
+# ---- a real cluster ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(folder: Path, *words: str) -> Iterator[Any]:
+    """The command in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, "-m", "verify", "sweep", *words, "--output", "r.db"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process: Any = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            pipe.close()
+
+
+def until(happened: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """What comes of it at last."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(sqlite3.OperationalError):
+            if found := happened():
+                return found
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def some_rows(folder: Path) -> list[dict[str, Any]]:
+    return rows(folder / "r.db") if (folder / "r.db").exists() else []
+
+
+@pytest.mark.deep
+def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path):
+    with running(tmp_path, "--random", "150", "--workers", "2") as process:
+        victim = int(until(lambda: some_rows(tmp_path))[0]["worker"].rpartition(":")[2])
+        listening = [
+            connection.laddr.ip
+            for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True))
+            for connection in one.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        os.kill(victim, signal.SIGKILL)
+        out, err = process.communicate(timeout=240)
+    assert set(listening) == {"127.0.0.1"}
+    assert process.returncode == 0, err
+    built = rows(tmp_path / "r.db", "fault = ''")
+    assert sorted(int(row["layer"][5:]) for row in built) == list(range(150))
+    assert len({row["worker"] for row in built}) >= 3
+    assert "150 layers: " in out
+
+
+@pytest.mark.deep
+def test_a_task_that_hangs_is_given_up(tmp_path: Path, network: Path):
+    (tmp_path / "hanging.py").write_text("import time\ndef net(): time.sleep(3600)\n")
+    words = "--arch", "hanging:net", str(network), "--timeout", "12", "--workers", "2"
+    with running(tmp_path, *words) as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 1, err
+    assert "4 layers: 3 PROVED, 1 failed" in out
+    assert "hanging:net: : its worker died or took longer than 12 s, 3 times" in out
+
+
+@pytest.mark.deep
+def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path):
+    words = "--random", "120", "--workers", "2"
+    with running(tmp_path, *words) as process:
+        until(lambda: some_rows(tmp_path))
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.startswith("interrupted (")
+    assert err.count("\n") == 1
+    kept = rows(tmp_path / "r.db")
+    assert 0 < len({row["layer"] for row in kept}) < 120
+    with running(tmp_path, *words) as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert {row["key"] for row in kept} < {row["key"] for row in rows(tmp_path / "r.db")}
+    assert len(rows(tmp_path / "r.db", "fault = ''")) == 120
+
+
+@pytest.mark.deep
+def test_a_scheduler_that_goes_ends_the_sweep_in_one_line(tmp_path: Path):
+    with contextlib.ExitStack() as stack:
+
+        def start(*words: str) -> subprocess.Popen:
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            process = subprocess.Popen([sys.executable, "-m", "dask", *words], env=environment, **quiet)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        host = "--host", "127.0.0.1"
+        dashboard = "--dashboard-address", "127.0.0.1:0"
+        scheduler = start("scheduler", *host, *dashboard, "--port", "0", "--scheduler-file", "s.json")
+        address = until(lambda: (tmp_path / "s.json").exists() and (tmp_path / "s.json").read_text())
+        address = address.split('"address": "')[1].split('"')[0]
+        start("worker", address, *host, *dashboard, "--nthreads", "1", "--nworkers", "2")
+        time.sleep(5)
+        with running(tmp_path, "--random", "2000", "--scheduler", address) as process:
+            until(lambda: some_rows(tmp_path))
+            scheduler.kill()
+            _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.splitlines()[-1].startswith("error: the scheduler has gone (")
+    assert rows(tmp_path / "r.db")
+    with running(tmp_path, "--random", "5", "--scheduler", address) as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "no scheduler answers there" in err
