@@ -150,6 +150,6 @@ def drawn(results: Results) -> "Figure":
             ratios = [min(math.log10(ratio), WIDEST) for ratio in _tightness(results, claim) if ratio > 0]
             right.hist(ratios, bins=4 * WIDEST, range=(0, WIDEST), histtype="step", color=colour, label=claim)
         right.legend()
-        right.set_xlabel(f"log₁₀ of bound / observed difference ({WIDEST}: or more)")
+        right.set_xlabel(f"log₁₀ of bound / observed ({WIDEST}: or more)")
         right.set_ylabel("layers PROVED")
     return figure
