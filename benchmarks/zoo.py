@@ -1,25 +1,26 @@
 """Networks of packages that people use, as the packages make them: what is converted, what is refused, how far off, how fast.
 
-    python -m benchmarks.zoo [NAME ...] [--certify] [--json FILE]
+    python -m benchmarks.zoo [NAME ...] [--certify] [--markdown]
 
 A network whose package is not installed is skipped by name.  All weights are random and seeded; nothing is downloaded.  Each row
 says how many convolutions were converted and how many were left, with the reason; whether the network makes the same calls;
 the distance of the converted network from a float64 run of the original, beside the original's own, relative to the largest
 output; the verdicts on its layers; and the time of a forward, as a ratio to the original's, one thread.
 
-Exit code 1 where a convolution is left although its package is there, a call differs, or a distance is over its limit.
+Exit code 1 where a layer is REFUTED, a call differs, or the distance is over its limit (verify/samples/accuracy.py).
 """
 
 import argparse
+import importlib
 import importlib.util
-import json
+import logging
 import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ from construct.attention import MHSA
 from construct.command.arguments import parse
 from construct.command.runs import run_both
 from construct.command.terminal import isolated, phases
-from construct.network import every_module, survey
+from construct.errors import BadModelFile
+from construct.network import every_module, layers_from_rules, substitute, survey
 from verify.argument.verdicts import certify_layer
 from verify.samples.network import compare_calls, compare_numbers
 from verify.samples.sampling import call_with
@@ -39,6 +41,22 @@ from verify.samples.sampling import call_with
 ROUNDS = 3
 Made = tuple[nn.Module, Any]
 """A network, and its input: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+
+
+def padded_before(conv: Any) -> nn.Module:
+    """A rule for a class whose forward pads by a layer of its own, of fixed size, and convolves then."""
+    options = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None, **options)
+    plain.load_state_dict(conv.state_dict(), strict=False)
+    return nn.Sequential(conv.static_padding, plain)
+
+
+RULES = {"Conv2dStaticSamePadding": padded_before}
+"""Name of a class → its rule, see ``construct.convert``."""
+
+
+HEAD = ("network", "converted", "layers", "calls", "from float64", "the original", "time ×")
+"""Columns of the table."""
 
 
 @dataclass
@@ -72,17 +90,22 @@ class Result:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with it."""
-        wrong = self.left or self.calls or self.numbers == "REFUTED" or "REFUTED" in self.verdicts
-        return bool(self.skipped.endswith("not installed") or not (self.skipped or wrong))
+        return not (self.calls or self.numbers == "REFUTED" or "REFUTED" in self.verdicts)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As the columns of ``HEAD``."""
+        verdicts = ", ".join(f"{count} {name}" for name, count in sorted(self.verdicts.items()))
+        if self.skipped:
+            return self.name, f"skipped: {self.skipped}", *[""] * 5
+        distances = ["no float64 run", ""] if self.error is None else [f"{self.error:.1e}", f"{self.own:.1e}"]
+        converted = f"{self.converted}, {len(self.left)} left" if self.left else str(self.converted)
+        return self.name, converted, verdicts, self.calls or "the same", *distances, f"{self.ratio:.2f}"
 
     def __str__(self) -> str:
-        if self.skipped:
-            return f"{self.name}: skipped: {self.skipped}"
-        verdicts = ", ".join(f"{count} {name}" for name, count in sorted(self.verdicts.items()))
-        distance = "no float64 run" if self.error is None else f"{self.error:.1e} from float64 (original {self.own:.1e})"
-        text = f"{self.name}: {self.converted} converted, {len(self.left)} left; {verdicts}; "
-        text += f"{self.calls or 'same calls'}; {distance}; {self.ratio:.2f} × the time"
-        return "\n".join([text, *(f"    {reason}" for reason in self.left)])
+        text = "; ".join(f"{head}: {cell}" for head, cell in zip(HEAD[1:], self.cells[1:], strict=True) if cell)
+        text = f"{self.name}: {text}"
+        return "\n".join([text, *(f"    left: {reason}" for reason in self.left)])
 
 
 # ---- the networks ------------------------------------------------------------------------------------------------------------
@@ -102,6 +125,11 @@ def entry(name: str, package: str) -> Callable[[Callable[[], Made]], Callable[[]
     return enter
 
 
+def made_by(module: str, name: str, *args: Any, **options: Any) -> Any:
+    """What a class or function of a package returns; the package is imported only now."""
+    return attrgetter(name)(importlib.import_module(module))(*args, **options)
+
+
 def noise(*shape: int) -> Tensor:
     """Seeded normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -110,12 +138,19 @@ def noise(*shape: int) -> Tensor:
 def _monai(name: str, size: tuple[int, ...], **options: Any) -> None:
     @entry(f"monai {name} {len(size)}-D", "monai")
     def _() -> Made:
-        from monai.networks import nets
-
-        return getattr(nets, name)(**options), noise(1, options.get("in_channels", 1), *size)
+        return made_by("monai.networks.nets", name, **options), noise(1, options.get("in_channels", 1), *size)
 
 
-_monai("UNet", (64, 64), spatial_dims=2, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2), num_res_units=2)
+_monai(
+    "UNet",
+    (64, 64),
+    spatial_dims=2,
+    in_channels=1,
+    out_channels=2,
+    channels=(8, 16, 32),
+    strides=(2, 2),
+    num_res_units=2,
+)
 _monai("UNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2))
 _monai("BasicUNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2, features=(8, 8, 16, 16, 32, 8))
 _monai("AttentionUnet", (64, 64), spatial_dims=2, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2))
@@ -123,7 +158,7 @@ _monai("SegResNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2,
 _monai("VNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2)
 _monai("DenseNet121", (64, 64), spatial_dims=2, in_channels=1, out_channels=4)
 _monai("EfficientNetBN", (64, 64), model_name="efficientnet-b0", pretrained=False, spatial_dims=2, in_channels=3)
-_monai("SENet154", (64, 64), spatial_dims=2, in_channels=3, num_classes=4)
+_monai("SEResNet50", (64, 64), spatial_dims=2, in_channels=3, num_classes=4)
 _monai("DynUNet", (32, 32), spatial_dims=2, in_channels=1, out_channels=2, kernel_size=[3, 3, 3], strides=[1, 2, 2],
        upsample_kernel_size=[2, 2])  # fmt: skip
 _monai("HighResNet", (24, 24, 24), spatial_dims=3, in_channels=1, out_channels=2)
@@ -134,9 +169,7 @@ _monai("UNETR", (32, 32), spatial_dims=2, in_channels=1, out_channels=2, img_siz
 def _smp(name: str, encoder: str, size: int = 64) -> None:
     @entry(f"segmentation-models-pytorch {name}, {encoder}", "segmentation_models_pytorch")
     def _() -> Made:
-        import segmentation_models_pytorch as smp
-
-        return getattr(smp, name)(encoder, encoder_weights=None), noise(1, 3, size, size)
+        return made_by("segmentation_models_pytorch", name, encoder, encoder_weights=None), noise(1, 3, size, size)
 
 
 for _decoder in ("Unet", "FPN", "DeepLabV3Plus", "PSPNet", "Linknet", "MAnet"):
@@ -148,9 +181,7 @@ _smp("Unet", "efficientnet-b0")
 def _transformers(config: str, model: str, *shape: int, call: str = "pixel_values", **options: Any) -> None:
     @entry(f"transformers {model}", "transformers")
     def _() -> Made:
-        import transformers
-
-        made = getattr(transformers, model)(getattr(transformers, config)(**options))
+        made = made_by("transformers", model, made_by("transformers", config, **options))
         return made, {call: noise(*shape), "return_dict": False}
 
 
@@ -165,7 +196,6 @@ _transformers("MobileViTConfig", "MobileViTModel", 1, 3, 64, 64, image_size=64)
 _transformers("SegformerConfig", "SegformerModel", 1, 3, 64, 64, hidden_sizes=[16, 32], depths=[1, 1],
               num_encoder_blocks=2, sr_ratios=[8, 4], patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2],
               mlp_ratios=[4, 4])  # fmt: skip
-_transformers("CvtConfig", "CvtModel", 1, 3, 64, 64, embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 1, 1])
 _transformers("ViTConfig", "ViTModel", 1, 3, 64, 64, image_size=64, patch_size=8, hidden_size=48, num_hidden_layers=2,
               num_attention_heads=4, intermediate_size=96)  # fmt: skip
 _transformers("Wav2Vec2Config", "Wav2Vec2Model", 1, 4000, call="input_values", hidden_size=48, num_hidden_layers=2,
@@ -180,20 +210,16 @@ _transformers("EncodecConfig", "EncodecModel", 1, 1, 3200, call="input_values", 
 
 @entry("transformers WhisperEncoder", "transformers")
 def _whisper() -> Made:
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
     sizes = {"d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96}
-    config = WhisperConfig(**sizes, max_source_positions=50, num_mel_bins=16)
-    return WhisperEncoder(config), {"input_features": noise(1, 16, 100), "return_dict": False}
+    config = made_by("transformers", "WhisperConfig", **sizes, max_source_positions=50, num_mel_bins=16)
+    encoder = made_by("transformers.models.whisper.modeling_whisper", "WhisperEncoder", config)
+    return encoder, {"input_features": noise(1, 16, 100), "return_dict": False}
 
 
 def _diffusers(name: str, inputs: Callable[[], Any], **options: Any) -> None:
     @entry(f"diffusers {name}", "diffusers")
     def _() -> Made:
-        import diffusers
-
-        return getattr(diffusers, name)(**options), inputs()
+        return made_by("diffusers", name, **options), inputs()
 
 
 _SMALL = {"block_out_channels": (16, 32), "layers_per_block": 1, "norm_num_groups": 8}
@@ -217,15 +243,12 @@ def _one(name: str, package: str, module: str, cls: str, *shape: int, **options:
 
     @entry(f"{package.replace('_', '-')} {name}", package)
     def _() -> Made:
-        return getattr(importlib.import_module(module), cls)(**options), noise(*shape)
+        return made_by(module, cls, **options), noise(*shape)
 
 
 _one("InceptionResnetV1", "facenet_pytorch", "facenet_pytorch", "InceptionResnetV1", 1, 3, 160, 160, pretrained=None,
      classify=True, num_classes=10)  # fmt: skip
-_one("Crepe tiny", "torchcrepe", "torchcrepe.model", "Crepe", 2, 1024, model="tiny")
 _one("TCN", "pytorch_tcn", "pytorch_tcn", "TCN", 1, 4, 64, num_inputs=4, num_channels=[8, 8])
-_one("Unet", "denoising_diffusion_pytorch", "denoising_diffusion_pytorch", "Unet1D", 1, 3, 64, dim=16, dim_mults=(1, 2),
-     channels=3)  # fmt: skip
 _one("CCT", "vit_pytorch", "vit_pytorch.cct", "CCT", 1, 3, 64, 64, img_size=64, embedding_dim=48, n_conv_layers=2,
      num_layers=2, num_heads=4, mlp_ratio=2, num_classes=10)  # fmt: skip
 _one("CvT", "vit_pytorch", "vit_pytorch.cvt", "CvT", 1, 3, 64, 64, num_classes=10)
@@ -233,18 +256,24 @@ _one("MobileViT", "vit_pytorch", "vit_pytorch.mobile_vit", "MobileViT", 1, 3, 64
      channels=[16, 32, 48, 48, 64, 64, 80, 80, 96, 96, 128], num_classes=10)  # fmt: skip
 
 
+@entry("denoising-diffusion-pytorch Unet", "denoising_diffusion_pytorch")
+def _denoising() -> Made:
+    return made_by("denoising_diffusion_pytorch", "Unet", dim=16, dim_mults=(1, 2), flash_attn=False), (
+        noise(1, 3, 32, 32),
+        torch.tensor([5]),
+    )
+
+
 @entry("efficientnet-pytorch b0", "efficientnet_pytorch")
 def _efficientnet() -> Made:
-    from efficientnet_pytorch import EfficientNet
-
-    return EfficientNet.from_name("efficientnet-b0", image_size=64), noise(1, 3, 64, 64)
+    return made_by("efficientnet_pytorch", "EfficientNet.from_name", "efficientnet-b0", image_size=64), noise(
+        1, 3, 64, 64
+    )
 
 
 @entry("ultralytics YOLOv8n", "ultralytics")
 def _yolo() -> Made:
-    from ultralytics.nn.tasks import DetectionModel
-
-    return DetectionModel("yolov8n.yaml", verbose=False), noise(1, 3, 64, 64)
+    return made_by("ultralytics.nn.tasks", "DetectionModel", "yolov8n.yaml", verbose=False), noise(1, 3, 64, 64)
 
 
 # ---- a row -------------------------------------------------------------------------------------------------------------------
@@ -273,15 +302,22 @@ def row(name: str, certify: bool = False) -> Result:
             lively(net)
     except Exception as error:  # whatever its package raises, with other versions of what it needs
         return Result(name, f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    kinds = {type(module) for _, module in every_module(net)}
+    rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
+    substitutes, _ = layers_from_rules(net, rules, None)  # samples hold each rule against its module
+    net = substitute(net, substitutes)
     found = survey(net)
     result = Result(name, converted=len(found.convertible), left=[str(refusal) for refusal in found.refused])
     if not found.convertible:
         return Result(name, "; ".join(result.left) or "it has no convolution")
     converted = construct.convert(net, strict=False)
-    theirs = dict(every_module(converted))
+    theirs: dict[str, Any] = dict(every_module(converted))
     pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (conv, theirs[path]) for path, conv in found.convertible.items()}
     with phases() as progress:
-        runs = run_both(net, converted, pairs, [x], "its input", parse([name]), progress)
+        try:
+            runs = run_both(net, converted, pairs, [x], "its input", parse(["net", "--input-size", "1"]), progress)
+        except BadModelFile as error:
+            return Result(name, " ".join(str(error).split())[:200])
     result.calls = compare_calls(runs.original, runs.converted).difference or ""
     numbers = compare_numbers(*runs[1:5])
     if numbers is None:
@@ -305,24 +341,27 @@ def row(name: str, certify: bool = False) -> Result:
 
 def main() -> int:
     """Print a row for each network."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description="Networks of packages that people use.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.zoo", description="Networks of packages that people use."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names, such as monai; all by default")
     parser.add_argument("--certify", action="store_true", help="certify every layer for all inputs")
-    parser.add_argument("--json", type=Path, help="write the rows")
+    parser.add_argument("--markdown", action="store_true", help="print a table of Markdown, without reasons")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("construct").setLevel(logging.ERROR)  # a row says what is left
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     chosen = [name for name in ZOO if not options.names or name.startswith(tuple(options.names))]
     if not chosen:
         parser.error(f"no network is called so; there are {', '.join(ZOO)}")
     results = []
+    if options.markdown:
+        print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     for name in chosen:
         with isolated(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results.append(row(name, options.certify))
-        print(results[-1], flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+        print(f"| {' | '.join(results[-1].cells)} |" if options.markdown else results[-1], flush=True)
     tried = [result for result in results if not result.skipped]
     layers, left = sum(result.converted for result in tried), sum(len(result.left) for result in tried)
     print(f"{len(tried)} of {len(results)} networks: {layers} convolutions converted, {left} left")
