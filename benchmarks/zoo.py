@@ -104,7 +104,7 @@ class Result:
 
     def __str__(self) -> str:
         text = "; ".join(f"{head}: {cell}" for head, cell in zip(HEAD[1:], self.cells[1:], strict=True) if cell)
-        text = f"{self.name}: {text}"
+        text = f"{self.name}: {text.removeprefix('converted: ') if self.skipped else text}"
         return "\n".join([text, *(f"    left: {reason}" for reason in self.left)])
 
 

@@ -67,7 +67,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the file ----------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_written_once_and_read_back(tmp_path: Path):
+def test_what_is_written_once_is_read_back(tmp_path: Path):
     results = Results(tmp_path / "r.sqlite")
     results.add([Row("a", "m", "l", verdict="PROVED", bound=1.5), Row("b", "m", "k")])
     results.add([Row("a", "m", "l", verdict="REFUTED")])

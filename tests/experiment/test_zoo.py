@@ -1,0 +1,107 @@
+"""``python -m benchmarks.zoo`` on small networks of torch itself."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import construct
+from benchmarks import zoo
+from construct.attention import MHSA
+
+
+class Conv2dStaticSamePadding(nn.Conv2d):
+    """A class of others, by its name: it pads by a layer of its own."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int):
+        super().__init__(inputs, outputs, kernel)
+        self.static_padding = nn.ZeroPad2d((0, 1, 0, 1))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(self.static_padding(input), self.weight, self.bias)
+
+
+class Doubled(nn.Conv2d):
+    """A class for which there is no rule."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def fails() -> Any:
+    raise RuntimeError("of another version")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str]]:
+    """Run the command on one network of a package that is there."""
+
+    def run(make: Callable[[], Any], *words: str, package: str = "torch") -> tuple[int, str]:
+        monkeypatch.setattr(zoo, "ZOO", {"net": (package, make)})
+        monkeypatch.setattr(sys, "argv", ["zoo", *words])
+        threads = torch.get_num_threads()
+        try:
+            return zoo.main(), capsys.readouterr().out
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
+def two(first: nn.Module) -> Callable[[], Any]:
+    return lambda: (nn.Sequential(first, nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)), zoo.noise(1, 3, 9, 9))
+
+
+def test_a_network_is_converted_and_compared(run):
+    code, out = run(two(nn.Conv2d(3, 4, 3)), "--certify")
+    assert code == 0
+    assert "net: converted: 2; layers: 2 PROVED; calls: the same; from float64: " in out
+    assert "1 of 1 networks: 2 convolutions converted, 0 left" in out
+
+
+def test_what_is_not_converted_is_left_with_its_reason(run):
+    code, out = run(two(Doubled(3, 4, 2)))
+    assert code == 0
+    assert "converted: 1, 1 left; layers: 1 CHECKED" in out
+    assert "    left: 0: Doubled: its class has a forward of its own" in out
+    _, out = run(two(Doubled(3, 4, 2)), "--markdown")
+    assert "| net | 1, 1 left | 1 CHECKED | the same |" in out
+
+
+def test_a_rule_lifts_a_refusal(run):
+    code, out = run(two(Conv2dStaticSamePadding(3, 4, 2)))
+    assert code == 0
+    assert "converted: 2; layers: 2 CHECKED" in out
+
+
+def test_what_is_not_there_or_does_not_run_is_skipped(run):
+    code, out = run(two(nn.Identity()), package="no_such_package")
+    assert code == 0
+    assert out.startswith("net: skipped: no_such_package is not installed\n0 of 1 networks")
+    assert "cannot be made: RuntimeError: of another version" in run(fails)[1]
+    assert "skipped: it has no convolution" in run(lambda: (nn.ReLU(), zoo.noise(1)))[1]
+    assert "does not run" in run(lambda: (nn.Conv2d(3, 4, 3), zoo.noise(1, 7, 9, 9)))[1]
+
+
+def test_a_wrong_conversion_is_an_exit_code(run, monkeypatch: pytest.MonkeyPatch):
+    right = construct.convert
+
+    def wrong(net: nn.Module, **options: Any) -> nn.Module:
+        converted = right(net, **options)
+        layer = next(module for module in converted.modules() if isinstance(module, MHSA))
+        layer.w_val.data *= 1.5
+        return converted
+
+    monkeypatch.setattr(construct, "convert", wrong)
+    code, out = run(two(nn.Conv2d(3, 4, 3)))
+    assert code == 1
+    assert "REFUTED" in out
+
+
+def test_names_are_beginnings(run):
+    with pytest.raises(SystemExit):
+        run(two(nn.Identity()), "monai")
+    assert len(zoo.ZOO) == 1
