@@ -29,6 +29,9 @@ FROZEN = "frozen"
 """The attribute in which the copy of a layer that is to be exported carries what is frozen; no other layer has it."""
 FEW = ((12, 2), (32, 10))
 """Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""
+MANY = 9
+"""With more heads, what they see is gathered, not sliced head by head: 7×7 is compiled in a tenth of the time and runs 1.1 to 1.2
+times as long."""
 EXAMPLE = 64
 """Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
 
@@ -133,6 +136,8 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
     elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
         y = _products_first(tokens, w, frozen.starts, geometry, bias)
+    elif first and heads > MANY and groups == 1 and not (torch.is_grad_enabled() and tokens.requires_grad):
+        y = _gathered(tokens, w, frozen.starts, geometry) + bias
     elif first:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
     else:
