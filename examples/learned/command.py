@@ -17,7 +17,7 @@ from rich.console import Console
 
 from examples.learned import plots, table
 from examples.learned.console import bars, ended
-from examples.learned.data import BadInput, Pictures, cifar10, digits
+from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.files import replaced
 from examples.learned.measuring import distances
 from examples.learned.network import VARIANTS, AttentionNet
@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--preset", choices=[*PRESETS], default="digits", help="sizes and schedule (default: %(default)s)"
     )
-    arguments.add_argument("--data", type=Path, help="CIFAR-10: cifar-10-binary.tar.gz, or a folder with its six files")
+    arguments.add_argument(
+        "--data", type=Path, help="folder that examples.learned.fetch wrote, or cifar-10-binary.tar.gz"
+    )
     arguments.add_argument(
         "--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], metavar="NAME", help=", ".join(VARIANTS)
     )
@@ -98,7 +100,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     if options.rate is not None and not 0 < options.rate < float("inf"):
         raise BadInput(f"--rate is {options.rate}, not a positive number")
     if options.preset == "paper" and options.data is None:
-        raise BadInput("--preset paper learns from CIFAR-10: give --data (cifar-10-binary.tar.gz, or its folder)")
+        raise BadInput("--preset paper learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no GPU here")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
@@ -161,12 +163,14 @@ def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
 
 
 def read(data: Path | None) -> Pictures:
-    """CIFAR-10 from a path, or scikit-learn's digits.
+    """CIFAR-10 or Fashion-MNIST from a path, or scikit-learn's digits.
 
     Raises:
         BadInput: the files are other ones, or damaged.
     """
-    return digits() if data is None else cifar10(data)
+    if data is None:
+        return digits()
+    return fashion_mnist(data) if (data / IDX_FILES[0]).exists() else cifar10(data)
 
 
 def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
