@@ -24,7 +24,7 @@ from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.summary import folder_of, summary_of
-from examples.learned.training import RESULT, Run, network_of
+from examples.learned.training import RESULT, Run, network_of, parts_of
 
 SUMMARY = "summary.json"
 
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
         ("layers", int),
         ("width", int),
         ("rate", float),
+        ("validation", int),
     ):
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
     arguments.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
@@ -95,12 +96,16 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     for seed in options.seeds:
         if not 0 <= seed < 2**32:
             raise BadInput(f"--seeds has {seed}, which is not from 0 to 2^32 - 1")
+    if options.validation is not None and options.validation < 0:
+        raise BadInput(f"--validation is {options.validation}, and fewer than no pictures cannot be held back")
     if options.threads > 1024:
         raise BadInput(f"--threads is {options.threads}, more than any machine has")
     if options.rate is not None and not 0 < options.rate < float("inf"):
         raise BadInput(f"--rate is {options.rate}, not a positive number")
-    if options.preset == "paper" and options.data is None:
-        raise BadInput("--preset paper learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)")
+    if options.preset != "digits" and options.data is None:
+        raise BadInput(
+            f"--preset {options.preset} learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)"
+        )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no GPU here")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
@@ -110,7 +115,10 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         console.print(f"{name}: SHA-256 {digest}", highlight=False, soft_wrap=True)
     preset = changed(
         PRESETS[options.preset],
-        **{name: getattr(options, name) for name in ("epochs", "batch", "heads", "layers", "width", "rate")},
+        **{
+            name: getattr(options, name)
+            for name in ("epochs", "batch", "heads", "layers", "width", "rate", "validation")
+        },
     )
     runs = [
         Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
@@ -141,7 +149,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
         return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
 
-    summary = summary_of(results, run_of, pictures)
+    summary = summary_of(results, run_of)
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)
@@ -154,6 +162,7 @@ def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
     Raises:
         BadInput: the sizes of a run do not fit.
     """
+    parts_of(pictures, runs[0].how.validation)
     with torch.random.fork_rng(devices=[]):
         for settings in {settings.variant: settings for settings in runs}.values():
             one_layer = replace(
@@ -201,7 +210,7 @@ def one_run(
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
         "parameters": sum(p.numel() for p in run.network.parameters() if p.requires_grad),
-        "test_accuracy": run.metrics()[-1]["test_accuracy"],
+        "test_accuracy": run.accuracy(pictures.test, pictures.test_labels),
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
         **layers,
         "settings": settings.record(),

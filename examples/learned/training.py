@@ -70,6 +70,25 @@ def augmented(x: Tensor) -> Tensor:
     return padded[picture, channel, row, column]
 
 
+def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The indices of the pictures to learn from, and the pictures and labels that epochs are measured on.
+
+    Args:
+        pictures: of a data set.
+        validation: train pictures held back, always the same ones; 0 for the test pictures in their place.
+
+    Raises:
+        BadInput: nothing is left to learn from.
+    """
+    count = len(pictures.train)
+    if validation >= count:
+        raise BadInput(f"{validation} pictures cannot be held back of {count} (take a smaller --validation)")
+    if not validation:
+        return torch.arange(count), (pictures.test, pictures.test_labels)
+    held, learned = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tensor_split([validation])
+    return learned, (pictures.train[held], pictures.train_labels[held])
+
+
 class Run:
     """One run, from its checkpoint or from the start.
 
@@ -86,6 +105,7 @@ class Run:
     def __init__(self, settings: Settings, pictures: Pictures, folder: Path, every: int):
         self.settings, self.pictures, self.folder, self.every = settings, pictures, folder, every
         self.device = torch.device(settings.device)
+        self.learned, self.held = parts_of(pictures, settings.how.validation)
         folder.mkdir(parents=True, exist_ok=True)
         state = checkpoints.read(folder / CHECKPOINT)
         torch.manual_seed(settings.seed)
@@ -107,7 +127,7 @@ class Run:
     @property
     def batches(self) -> int:
         """Steps of an epoch."""
-        return math.ceil(len(self.pictures.train) / self.settings.how.batch)
+        return math.ceil(len(self.learned) / self.settings.how.batch)
 
     @property
     def done(self) -> int:
@@ -175,7 +195,7 @@ class Run:
         last = time.monotonic()
         while self.epoch < self.settings.how.epochs:
             if self.position == 0:
-                self.order, self.sums = torch.randperm(len(self.pictures.train)), [0.0, 0, 0]
+                self.order, self.sums = torch.randperm(len(self.learned)), [0.0, 0, 0]
             while self.position < self.batches:
                 self._step()
                 self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
@@ -194,7 +214,7 @@ class Run:
 
     def _step(self) -> None:
         how = self.settings.how
-        chosen = self.order[self.position * how.batch : (self.position + 1) * how.batch]
+        chosen = self.learned[self.order[self.position * how.batch : (self.position + 1) * how.batch]]
         x, labels = (t[chosen].to(self.device) for t in (self.pictures.train, self.pictures.train_labels))
         for group in self.optimiser.param_groups:
             group["lr"] = rate_at(self.done, self.steps, self.settings)
@@ -218,7 +238,7 @@ class Run:
             "epoch": self.epoch,
             "train_loss": loss / count,
             "train_accuracy": right / count,
-            "test_accuracy": self.accuracy(),
+            "accuracy": self.accuracy(*self.held),
             "seconds": round(self.seconds, 3),
         }
         with (self.folder / METRICS).open("ab") as file:
@@ -228,19 +248,19 @@ class Run:
             self.metrics_bytes = file.tell()
 
     @torch.no_grad()
-    def accuracy(self) -> float:
-        """The fraction of the test pictures whose largest logit is right."""
+    def accuracy(self, pictures: Tensor, labels: Tensor) -> float:
+        """The fraction of pictures whose largest logit is right."""
         self.network.eval()
         right = 0
-        for x, labels in zip(self.pictures.test.split(500), self.pictures.test_labels.split(500), strict=True):
+        for x, answers in zip(pictures.split(500), labels.split(500), strict=True):
             logits = self.network(x.to(self.device))
             if not bool(logits.isfinite().all()):  # the loss of the last step was that before it
                 reason = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
                 raise Diverged(f"{self.settings}: {reason}")
-            right += int((logits.argmax(1).cpu() == labels).sum())
+            right += int((logits.argmax(1).cpu() == answers).sum())
         self.network.train()
-        return right / len(self.pictures.test)
+        return right / len(pictures)
 
     def metrics(self) -> list[dict[str, Any]]:
         """A record for every epoch."""
-        return records(self.folder / METRICS, ("epoch", "train_accuracy", "test_accuracy"), lines=True)
+        return records(self.folder / METRICS, ("epoch", "train_accuracy", "accuracy"), lines=True)

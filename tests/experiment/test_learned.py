@@ -272,6 +272,33 @@ def test_the_rate_rises_and_falls_to_nothing():
     assert rates[-1] < 0.001
 
 
+def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: Path):
+    """Every picture is learned from or held back, whatever the seed; test pictures of no numbers would stop the run."""
+    noise = pictures()
+    noise = replace(noise, test=noise.test * float("nan"))
+    learned, (held, labels) = training.parts_of(noise, 20)
+    assert (len(learned), held.shape, len(labels)) == (40, (20, *PICTURE), 20)
+    assert torch.cat([noise.train[learned], held]).unique(dim=0).equal(noise.train.unique(dim=0))
+    run = Run(settings_of("quadratic", validation=20), noise, tmp_path, every=3)
+    run.train(quiet)
+    assert (run.steps, run.held[0].equal(held)) == (10, True)
+    assert run.metrics()[-1]["accuracy"] == run.accuracy(held, labels)
+    assert sorted(run.order.tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("variant", ["quadratic", "local", "from-conv", "relative"])
+def test_the_preset_for_cifar_trains_with_the_factorised_softmax(variant: str):
+    how = PRESETS["cifar"]
+    one_layer = replace(how, shape=replace(how.shape, layers=1))
+    noise = replace(pictures(), train=torch.zeros(1, 3, 32, 32))
+    network = training.network_of(Settings("cifar", variant, 0, 1, "cpu", {}, one_layer), noise)
+    assert isinstance(network, AttentionNet)
+    layer = network.attentions()[0]
+    assert network.grid == (16, 16)
+    assert layer.execution == "auto"
+    assert "axial here: " in layer.explain((2, how.shape.width, 16, 16)).splitlines()[-1]
+
+
 def test_aims_are_not_decayed():
     network = training.network_of(settings_of("quadratic"), pictures())
     optimiser = training.optimiser_of(network, settings_of("quadratic"))
@@ -487,8 +514,8 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
     looks = looks_of(network, torch.randn(2, 1, 10, 12))
     assert (looks["grid"], looks["pictures"], len(looks["layers"])) == ([5, 6], 2, 2)
-    held = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
-    summary = {"commands": ["c"], "variants": {"local": held, "resnet18": {**held, "looks": None}}}
+    local = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
+    summary = {"commands": ["c"], "held": "test", "variants": {"local": local, "resnet18": {**local, "looks": None}}}
     (image,) = plots.maps(summary, "local").axes[0].images
     shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))
     assert shown.shape == (2 * 6 - 1, 9 * 7 - 1)
@@ -539,6 +566,9 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
         (["--rate", "nan"], 2, "error: --rate is nan, not a positive number"),
         (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
+        (["--preset", "cifar"], 2, "error: --preset cifar learns from CIFAR-10: give --data"),
+        (["--validation", "1437"], 2, "error: 1437 pictures cannot be held back of 1437"),
+        (["--validation", "-1"], 2, "error: --validation is -1, and fewer"),
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
         (["--heads", "8"], 2, "error: 8 heads are no kernel"),
