@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from examples.learned import plots, table
+from examples.learned import group, plots, table
 from examples.learned.console import bars, ended
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.files import replaced
@@ -76,18 +76,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command goes on from the last checkpoint"
-    return ended(lambda console: everything(options, given, console) + "\n", stopped)
+    return ended(lambda console: everything(options, given, console), stopped)
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
-    """Train, measure, and write ``table.md`` and the pictures.
+    """Train and measure, alone or with the other processes that ``torchrun`` started, and write the files.
 
     Returns:
-        The table.
+        The table; nothing from a process that writes no files.
 
     Raises:
         BadInput: the options, the data or a checkpoint cannot be used.
         Diverged: a loss is no number any more.
+    """
+    device = "cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu"
+    with group.joined(device):
+        writes = group.rank() == 0
+        console.quiet = not writes
+        runs, pictures = planned(options, console, device)
+        trained(runs, pictures, options, given, console)
+    return written(runs, pictures, options) if writes else ""
+
+
+def planned(options: argparse.Namespace, console: Console, device: str) -> tuple[list[Settings], Pictures]:
+    """The settings of all runs, and their pictures.
+
+    Raises:
+        BadInput: the options or the data cannot be used.
     """
     for name in ("epochs", "batch", "heads", "layers", "width", "checkpoint_every", "threads", "jobs"):
         value = getattr(options, name)
@@ -108,7 +123,6 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no GPU here")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     torch.set_num_threads(options.threads)
     pictures = read(options.data)
     for name, digest in pictures.digests.items():
@@ -126,7 +140,18 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         for variant in dict.fromkeys(options.variants)
     ]
     suited(runs, pictures)
-    jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
+    return runs, pictures
+
+
+def trained(
+    runs: Sequence[Settings], pictures: Pictures, options: argparse.Namespace, given: Sequence[str], console: Console
+) -> None:
+    """Train and measure all runs whose result does not exist."""
+    device = runs[0].device
+    alone = device == "cpu" and group.size() == 1
+    jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if alone else 1))
+    if jobs > 1 and group.size() > 1:
+        raise BadInput(f"--jobs is {jobs}, and the processes of torchrun share one run after the other (leave it away)")
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
         "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
@@ -139,21 +164,30 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
             for settings in runs:
                 work(settings, partial(tell, settings), pictures=pictures)
                 tell(settings, 0, 0, "", ended=True)
-    seeds, variants = [*dict.fromkeys(options.seeds)], [*dict.fromkeys(options.variants)]
+
+
+def written(runs: Sequence[Settings], pictures: Pictures, options: argparse.Namespace) -> str:
+    """Write ``table.md``, the summary and the pictures of all runs.
+
+    Returns:
+        The table.
+    """
+    variants, seeds = ([*dict.fromkeys(getattr(run, name) for run in runs)] for name in ("variant", "seed"))
     results = table.results_in(options.out, variants, seeds)
     text = table.markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     replaced(options.out / "table.md", text)
+    settings_of = {(run.variant, run.seed): run for run in runs}
 
     def run_of(variant: str, seed: int) -> Run:
-        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
-        return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
+        folder = folder_of(options.out, variant, seed)
+        return Run(settings_of[variant, seed], pictures, folder, options.checkpoint_every)
 
     summary = summary_of(results, run_of)
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)
-    return text
+    return text + "\n"
 
 
 def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
@@ -194,9 +228,12 @@ def one_run(
     """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
-    if (folder / RESULT).exists() and run.done == run.steps:
+    if group.agreed((folder / RESULT).exists) and run.done == run.steps:
         return
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
+    test_accuracy = run.accuracy(pictures.test, pictures.test_labels)
+    if group.rank():
+        return
     layers: dict[str, list[dict[str, Any]]] = {"layers": [], "untrained": []}
     for when, network in (("layers", run.network), ("untrained", run.untrained())):
         if isinstance(network, AttentionNet):
@@ -210,7 +247,7 @@ def one_run(
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
         "parameters": sum(p.numel() for p in run.network.parameters() if p.requires_grad),
-        "test_accuracy": run.accuracy(pictures.test, pictures.test_labels),
+        "test_accuracy": test_accuracy,
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
         **layers,
         "settings": settings.record(),
@@ -220,6 +257,7 @@ def one_run(
 
 def machine(device: str, threads: int) -> str:
     """The machine of the runs, as far as it matters for their time."""
+    shared = f"{group.size()} processes, " if group.size() > 1 else ""
     if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"
+        return f"{shared}{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return f"{shared}{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from construct import MHSA
 from construct.modules.learning import AbsolutePositions
 from examples.learned.data import BadInput
+from examples.learned.group import Dropout
 from examples.learned.starting import attention_to_learn, convolution_to_learn
 
 FEW_TOKENS = 64
@@ -100,7 +101,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.widen, self.narrow = nn.Linear(shape.width, shape.intermediate), nn.Linear(shape.intermediate, shape.width)
         self.last_norm = nn.LayerNorm(shape.width)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, width, rows, columns) → the same shape."""

@@ -177,7 +177,7 @@ def test_augmented_pictures_are_shifted_and_mirrored():
     x = torch.arange(1.0, 1 + 3 * 2 * 8 * 8).view(3, 2, 8, 8)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        found = torch.cat([augmented(x) for _ in range(20)])
+        found = torch.cat([augmented(x, len(x)) for _ in range(20)])
     padded, kinds = nn.functional.pad(x, (4, 4, 4, 4)), set()
     for number, picture in enumerate(found):
         source = padded[number % 3]
