@@ -19,9 +19,10 @@ from examples.learned import group, plots, table
 from examples.learned.console import bars, ended
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.files import replaced
-from examples.learned.measuring import distances
+from examples.learned.measuring import PICTURES, distances
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.processes import Tell, cores, run_in_processes
+from examples.learned.ruler import measured
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.summary import folder_of, summary_of
 from examples.learned.training import RESULT, Run, network_of, parts_of
@@ -59,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
         ("validation", int),
     ):
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
+    arguments.add_argument(
+        "--shuffled", action="store_true", default=None, help="learn from labels in a random order: a control"
+    )
     arguments.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
     arguments.add_argument(
         "--threads", type=int, default=1, help="of torch on the CPU, for each run (default: %(default)s)"
@@ -131,7 +135,7 @@ def planned(options: argparse.Namespace, console: Console, device: str) -> tuple
         PRESETS[options.preset],
         **{
             name: getattr(options, name)
-            for name in ("epochs", "batch", "heads", "layers", "width", "rate", "validation")
+            for name in ("epochs", "batch", "heads", "layers", "width", "rate", "validation", "shuffled")
         },
     )
     runs = [
@@ -238,7 +242,9 @@ def one_run(
     for when, network in (("layers", run.network), ("untrained", run.untrained())):
         if isinstance(network, AttentionNet):
             tell(run.steps, run.steps, "audit")
-            layers[when] = distances(network, settings.how.audited)
+            ruled = measured(network.to(run.device), run.held[0][:PICTURES].to(run.device))
+            audited = distances(network, settings.how.audited)
+            layers[when] = [{**row, **more} for row, more in zip(audited, ruled, strict=True)]
     result = {
         **stated,
         "variant": settings.variant,

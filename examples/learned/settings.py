@@ -22,6 +22,8 @@ class Preset:
         audited: of how many channels an audit reads the map of a layer.
         validation: train pictures held back, on which epochs are measured; the test pictures are then read once, after the
             last.  With 0 of them epochs are measured on the test pictures.
+        shuffled: whether the labels to learn from are in a random order: a control, from which nothing can be learned of how
+            pictures look.
     """
 
     shape: Shape
@@ -34,13 +36,14 @@ class Preset:
     augment: bool
     audited: int
     validation: int = 0
+    shuffled: bool = False
 
 
 PRESETS = {
     # Narrow, and 4 × 4 tokens: a run of 12 epochs takes a minute or so on one core.
     "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
     # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned.md for the cost of a step.
-    "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 8, validation=5000),
+    "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 2, validation=5000),
     # As the paper's appendix has it: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
     "paper": Preset(Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64), 300, 100, "sgd", 0.1, 1e-4, 0.05, True, 4),
 }

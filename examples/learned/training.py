@@ -111,6 +111,9 @@ class Run:
         self.settings, self.pictures, self.folder, self.every = settings, pictures, folder, every
         self.device = torch.device(settings.device)
         self.learned, self.held = parts_of(pictures, settings.how.validation)
+        self.labels = pictures.train_labels
+        if settings.how.shuffled:
+            self.labels = self.labels[torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))]
         least = len(self.learned) % settings.how.batch or settings.how.batch
         if least < group.size():
             raise BadInput(f"{group.size()} processes cannot share a batch of {least} pictures (change --batch)")
@@ -229,7 +232,7 @@ class Run:
     def _step(self) -> None:
         how = self.settings.how
         chosen = self.learned[self.order[self.position * how.batch : (self.position + 1) * how.batch]]
-        x, labels = (group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.pictures.train_labels))
+        x, labels = (group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.labels))
         group.Dropout.whole = len(chosen)
         for param_group in self.optimiser.param_groups:
             param_group["lr"] = rate_at(self.done, self.steps, self.settings)

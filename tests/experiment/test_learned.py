@@ -286,6 +286,14 @@ def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: 
     assert sorted(run.order.tolist()) == list(range(40))
 
 
+def test_shuffled_labels_are_those_of_other_pictures(tmp_path: Path):
+    plain, shuffled = (Run(settings_of(shuffled=s), pictures(), tmp_path / str(s), 3) for s in (False, True))
+    assert plain.labels.equal(pictures().train_labels)
+    assert not shuffled.labels.equal(plain.labels)
+    assert shuffled.labels.sort().values.equal(plain.labels.sort().values)
+    assert shuffled.held[1].equal(pictures().test_labels)
+
+
 @pytest.mark.parametrize("variant", ["quadratic", "local", "from-conv", "relative"])
 def test_the_preset_for_cifar_trains_with_the_factorised_softmax(variant: str):
     how = PRESETS["cifar"]
@@ -488,7 +496,8 @@ def test_centres_are_those_of_the_attention():
 
 
 def test_the_table_says_what_the_runs_say():
-    layers = [{"distance": 0.25, "interior": None, "content": 0.0}]
+    layers: list[dict[str, Any]] = [{"distance": 0.25, "interior": None, "content": 0.0}]
+    layers[0] |= {"position": 1.0, "equivariance": 0.0, "by_size": [0.6] * 6, "middle": [0.3] * 6, "null": [1.0] * 6}
     run = {
         "test_accuracy": 0.9,
         "seconds": 10.0,
@@ -507,6 +516,7 @@ def test_the_table_says_what_the_runs_say():
     assert "| quadratic, local start | – |" in text
     assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
     assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text
+    assert f"| quadratic, local start |{' 0.30 [0.30, 0.30] |' * 6}" in text
     assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
 
 
