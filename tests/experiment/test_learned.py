@@ -286,25 +286,38 @@ def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: 
     assert sorted(run.order.tolist()) == list(range(40))
 
 
+@pytest.mark.parametrize("heads", [4, 9])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("resnet18", "covariance")])
+def test_quick_attention_is_the_layers_own(variant: str, heads: int):
+    """Values and gradients, of layers whose every parameter is random, in float64."""
+    shape = replace(SMALL, layers=1, heads=heads, width=18, key_dim=heads)
+    net = AttentionNet(VARIANTS[variant], shape, (1, 18, 20), 3).double()
+    layer, quick = net.attentions()[0], net.blocks[0].quick
+    assert callable(quick)
+    learned = [p for p in layer.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in learned:
+            p.add_(torch.randn_like(p), alpha=0.3)
+    x = torch.randn(2, 18, 9, 10, dtype=torch.float64, requires_grad=True)
+    own, fused = layer(x), quick(layer, x)
+    torch.testing.assert_close(fused, own, rtol=0, atol=1e-11)
+    weight = torch.randn_like(own)
+    gradients = [torch.autograd.grad((y * weight).sum(), [x, *learned]) for y in (own, fused)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-9)
+
+
+def test_where_attention_does_not_factorise_or_tokens_are_few_the_layer_runs_itself():
+    for name, side in (("covariance", 20), ("quadratic", 16), ("absolute", 16)):
+        net = AttentionNet(VARIANTS[name], replace(SMALL, layers=1), (1, side, side), 3)
+        assert net.blocks[0].quick is None
+
+
 def test_shuffled_labels_are_those_of_other_pictures(tmp_path: Path):
     plain, shuffled = (Run(settings_of(shuffled=s), pictures(), tmp_path / str(s), 3) for s in (False, True))
     assert plain.labels.equal(pictures().train_labels)
     assert not shuffled.labels.equal(plain.labels)
     assert shuffled.labels.sort().values.equal(plain.labels.sort().values)
     assert shuffled.held[1].equal(pictures().test_labels)
-
-
-@pytest.mark.parametrize("variant", ["quadratic", "local", "from-conv", "relative"])
-def test_the_preset_for_cifar_trains_with_the_factorised_softmax(variant: str):
-    how = PRESETS["cifar"]
-    one_layer = replace(how, shape=replace(how.shape, layers=1))
-    noise = replace(pictures(), train=torch.zeros(1, 3, 32, 32))
-    network = training.network_of(Settings("cifar", variant, 0, 1, "cpu", {}, one_layer), noise)
-    assert isinstance(network, AttentionNet)
-    layer = network.attentions()[0]
-    assert network.grid == (16, 16)
-    assert layer.execution == "auto"
-    assert "axial here: " in layer.explain((2, how.shape.width, 16, 16)).splitlines()[-1]
 
 
 def test_aims_are_not_decayed():
