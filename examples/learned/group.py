@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +21,8 @@ from examples.learned.data import BadInput
 
 T = TypeVar("T")
 KILLED = "a process of this run was killed or stopped (the same command goes on from the last checkpoint)"
-_store: Store | None = None
+_store: Any = None
+"""Of torchrun, which the processes share."""
 
 
 def size() -> int:
@@ -57,7 +57,7 @@ def joined(device: str) -> Iterator[None]:
         _store, number, count = next(rendezvous("env://"))
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            store=PrefixStore("group", _store),
+            store=dist.PrefixStore("group", _store),  # type: ignore[attr-defined]
             rank=number,
             world_size=count,
             timeout=timedelta(days=1),  # the others wait while one measures layers
