@@ -63,12 +63,13 @@ def joined(device: str) -> Iterator[None]:
             timeout=timedelta(days=1),  # the others wait while one measures layers
         )
         yield
-    except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
+        signal.signal(signal.SIGTERM, before)
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends now, but says why first
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             raise BadInput(KILLED) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
         if dist.is_initialized():
             dist.destroy_process_group()
 
