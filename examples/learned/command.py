@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from examples.learned import group, plots, table
-from examples.learned.console import bars, ended
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
-from examples.learned.files import replaced
-from examples.learned.measuring import PICTURES, distances
 from examples.learned.network import VARIANTS, AttentionNet
-from examples.learned.processes import Tell, cores, run_in_processes
-from examples.learned.ruler import measured
+from examples.learned.results import plots, table
+from examples.learned.results.measuring import PICTURES, distances
+from examples.learned.results.ruler import measured
+from examples.learned.results.summary import folder_of, summary_of
+from examples.learned.running import group
+from examples.learned.running.console import bars, ended
+from examples.learned.running.files import replaced
+from examples.learned.running.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
-from examples.learned.summary import folder_of, summary_of
 from examples.learned.training import RESULT, Run, network_of, parts_of
 
 SUMMARY = "summary.json"

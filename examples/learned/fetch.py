@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.learned.console import ended
 from examples.learned.data import FILES, IDX_FILES, IDX_HEADERS, BadInput
-from examples.learned.files import replacing
+from examples.learned.running.console import ended
+from examples.learned.running.files import replacing
 
 SHEETS = tuple(name.replace(".bin", ".png") for name in FILES)
 LABELS = ("train_lables.json", "test_lables.json")  # spelled so

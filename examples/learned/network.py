@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from construct import MHSA
 from construct.modules.learning import AbsolutePositions
 from examples.learned.data import BadInput
-from examples.learned.group import Dropout
 from examples.learned.quick import quick
+from examples.learned.running.group import Dropout
 from examples.learned.starting import attention_to_learn, convolution_to_learn
 
 FEW_TOKENS = 64

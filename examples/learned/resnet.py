@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from examples.learned.group import BatchNorm
+from examples.learned.running.group import BatchNorm
 
 
 def _conv(channels: int, width: int, side: int, stride: int) -> nn.Sequential:

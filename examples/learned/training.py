@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.learned import checkpoints, group
-from examples.learned.console import Diverged, stepped
 from examples.learned.data import BadInput, Pictures
-from examples.learned.files import records
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.resnet import resnet18
+from examples.learned.running import checkpoints, group
+from examples.learned.running.console import Diverged, stepped
+from examples.learned.running.files import records
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from examples.learned.data import BadInput
-from examples.learned.table import spread
+from examples.learned.results.table import spread
 from examples.taught.converted import WAYS
 from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test, trained_cnn
 from examples.taught.parts import Part

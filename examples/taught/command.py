@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 
 from examples.learned.command import machine
-from examples.learned.console import bars, ended
 from examples.learned.data import BadInput
-from examples.learned.files import replaced
-from examples.learned.processes import cores
+from examples.learned.running.console import bars, ended
+from examples.learned.running.files import replaced
+from examples.learned.running.processes import cores
 from examples.taught import cnn, convert, plots, teacher
 from examples.taught.parts import run_all
 

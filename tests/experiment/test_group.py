@@ -17,15 +17,15 @@ sys.path += [str(ROOT), str(Path(__file__).parent)]  # the examples are no insta
 
 from test_learned import pictures, quiet, settings_of  # noqa: E402
 
-from examples.learned import checkpoints  # noqa: E402
 from examples.learned.data import BadInput  # noqa: E402
+from examples.learned.running import checkpoints  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, Run  # noqa: E402
 
 VARIANTS = ("quadratic", "relative-content", "resnet18")
 WORKER = """
 import sys, torch
 from pathlib import Path
-from examples.learned import group
+from examples.learned.running import group
 from test_group import VARIANTS, run_of, stopped
 torch.set_default_dtype(torch.float64)
 with group.joined("cpu"):
@@ -118,6 +118,6 @@ def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(tmp_path:
 
 
 def test_a_batch_with_fewer_pictures_than_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("examples.learned.group.size", lambda: 5)
+    monkeypatch.setattr("examples.learned.running.group.size", lambda: 5)
     with pytest.raises(BadInput, match="5 processes cannot share a batch of 4 pictures"):
         run_of("quadratic", tmp_path)

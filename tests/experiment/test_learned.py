@@ -29,16 +29,18 @@ from endings import ends_in_one_line
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # the examples are no installed package
 
-from examples.learned import checkpoints, data, plots, table, training  # noqa: E402
+from examples.learned import data, training  # noqa: E402
 from examples.learned.command import main  # noqa: E402
-from examples.learned.console import Diverged  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
-from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
 from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
-from examples.learned.processes import Tell, run_in_processes  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
+from examples.learned.results import plots, table  # noqa: E402
+from examples.learned.results.measuring import attention_of, centres_of, distances  # noqa: E402
+from examples.learned.results.summary import looks_of  # noqa: E402
+from examples.learned.running import checkpoints  # noqa: E402
+from examples.learned.running.console import Diverged  # noqa: E402
+from examples.learned.running.processes import Tell, run_in_processes  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
-from examples.learned.summary import looks_of  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
@@ -741,6 +743,6 @@ def test_a_preset_takes_what_the_user_gives():
     assert (found.epochs, found.shape.heads, found.shape.width, found.rate) == (3, 16, 400, 0.1)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").rglob("*.py")), ids=lambda path: path.stem)
 def test_its_files_are_short(path: Path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 300

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
 
 from construct.execution.head_matrices import merged
-from examples.learned import ruler, table
-from examples.learned.measuring import maps_of
 from examples.learned.network import VARIANTS, AttentionNet, Shape
+from examples.learned.results import ruler, table
+from examples.learned.results.measuring import maps_of
 
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 

@@ -26,8 +26,8 @@ import construct  # noqa: E402
 import verify  # noqa: E402
 from construct.command.demo import PATH  # noqa: E402
 from examples import train_digits_cnn  # noqa: E402
-from examples.learned.console import Diverged  # noqa: E402
 from examples.learned.data import BadInput, Pictures  # noqa: E402
+from examples.learned.running.console import Diverged  # noqa: E402
 from examples.taught import convert, finetuning, plots  # noqa: E402
 from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable  # noqa: E402

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from examples.learned.files import records
 from examples.learned.network import VARIANTS
-from examples.learned.ruler import SIZES
+from examples.learned.results.ruler import SIZES
+from examples.learned.running.files import records
 from examples.learned.training import RESULT
 
 KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")

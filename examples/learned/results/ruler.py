@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from construct.execution.head_matrices import merged
-from examples.learned.measuring import maps_of
 from examples.learned.network import AttentionNet
+from examples.learned.results.measuring import maps_of
 
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""

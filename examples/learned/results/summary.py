@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from examples.learned.measuring import PICTURES, attention_of, centres_of
 from examples.learned.network import AttentionNet
+from examples.learned.results.measuring import PICTURES, attention_of, centres_of
 from examples.learned.training import Run
 
 DIGITS = 4

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
-from examples.learned.group import first_to_end
+from examples.learned.running.group import first_to_end
 
 
 class Diverged(RuntimeError):

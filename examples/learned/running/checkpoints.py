@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from examples.learned.data import BadInput
-from examples.learned.files import replacing
+from examples.learned.running.files import replacing
 
 
 def random_states() -> dict[str, Any]:
