@@ -29,7 +29,7 @@ from verify.plots import (
 from verify.plots.costs import read_costs
 
 sys.path.append(str(Path(__file__).parents[1]))  # the examples are no installed package
-from examples.learned import plots as trained
+from examples.learned.results import plots as trained
 from examples.taught import plots as taught
 
 if TYPE_CHECKING:

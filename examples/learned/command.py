@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from examples.learned import plots, table
-from examples.learned.console import bars, ended
-from examples.learned.data import BadInput, Pictures, cifar10, digits
-from examples.learned.files import replaced
-from examples.learned.measuring import distances
+from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.network import VARIANTS, AttentionNet
-from examples.learned.processes import Tell, cores, run_in_processes
+from examples.learned.results import plots, table
+from examples.learned.results.measuring import PICTURES, distances
+from examples.learned.results.ruler import measured
+from examples.learned.results.summary import folder_of, summary_of
+from examples.learned.running import group
+from examples.learned.running.console import bars, ended
+from examples.learned.running.files import replaced
+from examples.learned.running.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
-from examples.learned.summary import folder_of, summary_of
-from examples.learned.training import RESULT, Run, network_of
+from examples.learned.training import RESULT, Run, network_of, parts_of
 
 SUMMARY = "summary.json"
 
@@ -39,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--preset", choices=[*PRESETS], default="digits", help="sizes and schedule (default: %(default)s)"
     )
-    arguments.add_argument("--data", type=Path, help="CIFAR-10: cifar-10-binary.tar.gz, or a folder with its six files")
+    arguments.add_argument(
+        "--data", type=Path, help="folder that examples.learned.fetch wrote, or cifar-10-binary.tar.gz"
+    )
     arguments.add_argument(
         "--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], metavar="NAME", help=", ".join(VARIANTS)
     )
@@ -54,8 +58,12 @@ def parser() -> argparse.ArgumentParser:
         ("layers", int),
         ("width", int),
         ("rate", float),
+        ("validation", int),
     ):
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
+    arguments.add_argument(
+        "--shuffled", action="store_true", default=None, help="learn from labels in a random order: a control"
+    )
     arguments.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
     arguments.add_argument(
         "--threads", type=int, default=1, help="of torch on the CPU, for each run (default: %(default)s)"
@@ -73,18 +81,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command goes on from the last checkpoint"
-    return ended(lambda console: everything(options, given, console) + "\n", stopped)
+    return ended(lambda console: everything(options, given, console), stopped)
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
-    """Train, measure, and write ``table.md`` and the pictures.
+    """Train and measure, alone or with the other processes that ``torchrun`` started, and write the files.
 
     Returns:
-        The table.
+        The table; nothing from a process that writes no files.
 
     Raises:
         BadInput: the options, the data or a checkpoint cannot be used.
         Diverged: a loss is no number any more.
+    """
+    device = "cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu"
+    with group.joined(device):
+        writes = group.rank() == 0
+        console.quiet = not writes
+        runs, pictures = planned(options, console, device)
+        trained(runs, pictures, options, given, console)
+    return written(runs, pictures, options) if writes else ""
+
+
+def planned(options: argparse.Namespace, console: Console, device: str) -> tuple[list[Settings], Pictures]:
+    """The settings of all runs, and their pictures.
+
+    Raises:
+        BadInput: the options or the data cannot be used.
     """
     for name in ("epochs", "batch", "heads", "layers", "width", "checkpoint_every", "threads", "jobs"):
         value = getattr(options, name)
@@ -93,22 +116,28 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     for seed in options.seeds:
         if not 0 <= seed < 2**32:
             raise BadInput(f"--seeds has {seed}, which is not from 0 to 2^32 - 1")
+    if options.validation is not None and options.validation < 0:
+        raise BadInput(f"--validation is {options.validation}, and fewer than no pictures cannot be held back")
     if options.threads > 1024:
         raise BadInput(f"--threads is {options.threads}, more than any machine has")
     if options.rate is not None and not 0 < options.rate < float("inf"):
         raise BadInput(f"--rate is {options.rate}, not a positive number")
-    if options.preset == "paper" and options.data is None:
-        raise BadInput("--preset paper learns from CIFAR-10: give --data (cifar-10-binary.tar.gz, or its folder)")
+    if options.preset != "digits" and options.data is None:
+        raise BadInput(
+            f"--preset {options.preset} learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)"
+        )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no GPU here")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     torch.set_num_threads(options.threads)
     pictures = read(options.data)
     for name, digest in pictures.digests.items():
         console.print(f"{name}: SHA-256 {digest}", highlight=False, soft_wrap=True)
     preset = changed(
         PRESETS[options.preset],
-        **{name: getattr(options, name) for name in ("epochs", "batch", "heads", "layers", "width", "rate")},
+        **{
+            name: getattr(options, name)
+            for name in ("epochs", "batch", "heads", "layers", "width", "rate", "validation", "shuffled")
+        },
     )
     runs = [
         Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
@@ -116,7 +145,18 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         for variant in dict.fromkeys(options.variants)
     ]
     suited(runs, pictures)
-    jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if device == "cpu" else 1))
+    return runs, pictures
+
+
+def trained(
+    runs: Sequence[Settings], pictures: Pictures, options: argparse.Namespace, given: Sequence[str], console: Console
+) -> None:
+    """Train and measure all runs whose result does not exist."""
+    device = runs[0].device
+    alone = device == "cpu" and group.size() == 1
+    jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if alone else 1))
+    if jobs > 1 and group.size() > 1:
+        raise BadInput(f"--jobs is {jobs}, and the processes of torchrun share one run after the other (leave it away)")
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
         "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
@@ -129,21 +169,30 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
             for settings in runs:
                 work(settings, partial(tell, settings), pictures=pictures)
                 tell(settings, 0, 0, "", ended=True)
-    seeds, variants = [*dict.fromkeys(options.seeds)], [*dict.fromkeys(options.variants)]
+
+
+def written(runs: Sequence[Settings], pictures: Pictures, options: argparse.Namespace) -> str:
+    """Write ``table.md``, the summary and the pictures of all runs.
+
+    Returns:
+        The table.
+    """
+    variants, seeds = ([*dict.fromkeys(getattr(run, name) for run in runs)] for name in ("variant", "seed"))
     results = table.results_in(options.out, variants, seeds)
     text = table.markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     replaced(options.out / "table.md", text)
+    settings_of = {(run.variant, run.seed): run for run in runs}
 
     def run_of(variant: str, seed: int) -> Run:
-        settings = Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
-        return Run(settings, pictures, folder_of(options.out, variant, seed), options.checkpoint_every)
+        folder = folder_of(options.out, variant, seed)
+        return Run(settings_of[variant, seed], pictures, folder, options.checkpoint_every)
 
-    summary = summary_of(results, run_of, pictures)
+    summary = summary_of(results, run_of)
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)
-    return text
+    return text + "\n"
 
 
 def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
@@ -152,6 +201,7 @@ def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
     Raises:
         BadInput: the sizes of a run do not fit.
     """
+    parts_of(pictures, runs[0].how.validation)
     with torch.random.fork_rng(devices=[]):
         for settings in {settings.variant: settings for settings in runs}.values():
             one_layer = replace(
@@ -161,12 +211,14 @@ def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
 
 
 def read(data: Path | None) -> Pictures:
-    """CIFAR-10 from a path, or scikit-learn's digits.
+    """CIFAR-10 or Fashion-MNIST from a path, or scikit-learn's digits.
 
     Raises:
         BadInput: the files are other ones, or damaged.
     """
-    return digits() if data is None else cifar10(data)
+    if data is None:
+        return digits()
+    return fashion_mnist(data) if (data / IDX_FILES[0]).exists() else cifar10(data)
 
 
 def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
@@ -181,14 +233,19 @@ def one_run(
     """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
-    if (folder / RESULT).exists() and run.done == run.steps:
+    if group.agreed((folder / RESULT).exists) and run.done == run.steps:
         return
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
+    test_accuracy = run.accuracy(pictures.test, pictures.test_labels)
+    if group.rank():
+        return
     layers: dict[str, list[dict[str, Any]]] = {"layers": [], "untrained": []}
     for when, network in (("layers", run.network), ("untrained", run.untrained())):
         if isinstance(network, AttentionNet):
             tell(run.steps, run.steps, "audit")
-            layers[when] = distances(network, settings.how.audited)
+            ruled = measured(network.to(run.device), run.held[0][:PICTURES].to(run.device))
+            audited = distances(network, settings.how.audited)
+            layers[when] = [{**row, **more} for row, more in zip(audited, ruled, strict=True)]
     result = {
         **stated,
         "variant": settings.variant,
@@ -197,7 +254,7 @@ def one_run(
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
         "parameters": sum(p.numel() for p in run.network.parameters() if p.requires_grad),
-        "test_accuracy": run.metrics()[-1]["test_accuracy"],
+        "test_accuracy": test_accuracy,
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
         **layers,
         "settings": settings.record(),
@@ -207,6 +264,7 @@ def one_run(
 
 def machine(device: str, threads: int) -> str:
     """The machine of the runs, as far as it matters for their time."""
+    shared = f"{group.size()} processes, " if group.size() > 1 else ""
     if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"
+        return f"{shared}{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return f"{shared}{threads} of {os.cpu_count()} CPU cores, torch {torch.__version__}"

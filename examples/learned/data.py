@@ -1,8 +1,10 @@
-"""The data sets: scikit-learn's digits, or CIFAR-10 from its binary files, by size and MD5."""
+"""The data sets: scikit-learn's digits, or CIFAR-10 or Fashion-MNIST from their standard files."""
 
 import hashlib
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ RECORDS = 10_000
 SIDE = 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
 """A label, and a plane of red, of green and of blue."""
+
+IDX_FILES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in ("images-idx3", "labels-idx1"))
+"""Of Fashion-MNIST, as of MNIST: the pictures and the labels to train on, and those to test on."""
+IDX_HEADERS = tuple(
+    b"".join(number.to_bytes(4, "big") for number in numbers)
+    for count in (60_000, 10_000)
+    for numbers in ((0x803, count, 28, 28), (0x801, count))
+)
+"""How each begins: a number for bytes along so many axes, and the length of each."""
 
 
 class BadInput(ValueError):
@@ -86,6 +97,31 @@ def cifar10(place: str | Path, records: int = RECORDS) -> Pictures:
     if len(set(digests.values())) < len(digests):
         raise BadInput(f"{place}: two of its files are the same, byte for byte, so they are not those of CIFAR-10")
     return _scaled("CIFAR-10", train, train_labels, images[FILES[-1]], labels[FILES[-1]], 10, digests)
+
+
+def fashion_mnist(place: str | Path, headers: Sequence[bytes] = IDX_HEADERS) -> Pictures:
+    """Fashion-MNIST from a folder with its four files, not compressed.
+
+    Args:
+        place: the folder.
+        headers: how each file begins, which says how long it is.
+
+    Raises:
+        BadInput: a file is missing, damaged, or something else.
+    """
+    contents = {name: _read(Path(place) / name) for name in IDX_FILES}
+    parts = []
+    for (name, content), header in zip(contents.items(), headers, strict=True):
+        shape = [int.from_bytes(header[at : at + 4], "big") for at in range(4, len(header), 4)]
+        if not content.startswith(header) or len(content) != len(header) + prod(shape):
+            size = " × ".join(map(str, shape))
+            raise BadInput(f"{name}: {len(content)} bytes, not a header and {size}: damaged, or another file")
+        parts.append(torch.from_numpy(np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape).copy()))
+    train, train_labels, test, test_labels = parts
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    if max(train_labels.max(), test_labels.max()) > 9:
+        raise BadInput(f"{place}: it has labels above 9: damaged")
+    return _scaled("Fashion-MNIST", train[:, None], train_labels.long(), test[:, None], test_labels.long(), 10, digests)
 
 
 def _scaled(

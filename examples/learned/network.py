@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from construct import MHSA
 from construct.modules.learning import AbsolutePositions
 from examples.learned.data import BadInput
+from examples.learned.quick import quick
+from examples.learned.running.group import Dropout
 from examples.learned.starting import attention_to_learn, convolution_to_learn
 
 FEW_TOKENS = 64
@@ -91,21 +93,26 @@ class Block(nn.Module):
     Args:
         attention: (B, width, rows, columns) → the same shape.
         shape: of the network.
+        tokens: of an input.
     """
 
-    def __init__(self, attention: nn.Module, shape: Shape):
+    def __init__(self, attention: MHSA, shape: Shape, tokens: int):
         super().__init__()
         self.attention = attention
+        if tokens <= FEW_TOKENS:
+            attention.execution = "dense"
+        self.quick = quick(attention) if tokens > FEW_TOKENS else None
         self.dense = nn.Linear(shape.width, shape.width)
         self.norm = nn.LayerNorm(shape.width)
         self.widen, self.narrow = nn.Linear(shape.width, shape.intermediate), nn.Linear(shape.intermediate, shape.width)
         self.last_norm = nn.LayerNorm(shape.width)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, width, rows, columns) → the same shape."""
         tokens = x.movedim(1, -1)
-        tokens = self.norm(tokens + self.dropout(self.dense(self.attention(x).movedim(1, -1))))
+        attended = self.quick(self.attention, x) if self.quick else self.attention(x)
+        tokens = self.norm(tokens + self.dropout(self.dense(attended.movedim(1, -1))))
         more = self.narrow(nn.functional.gelu(self.widen(tokens)))
         return self.last_norm(tokens + self.dropout(more)).movedim(-1, 1)
 
@@ -132,9 +139,10 @@ class AttentionNet(nn.Module):
         self.picture = picture
         self.downsample, self.embed = Downsample(), nn.Linear(4 * channels, shape.width)
         self.places = AbsolutePositions(shape.width, self.grid) if variant.absolute else nn.Identity()
-        self.blocks = nn.ModuleList(Block(_attention(variant, shape, self.grid), shape) for _ in range(shape.layers))
-        for layer in self.attentions() if self.grid[0] * self.grid[1] <= FEW_TOKENS else ():
-            layer.execution = "dense"
+        tokens = self.grid[0] * self.grid[1]
+        self.blocks = nn.ModuleList(
+            Block(_attention(variant, shape, self.grid), shape, tokens) for _ in range(shape.layers)
+        )
         self.classify = nn.Linear(shape.width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

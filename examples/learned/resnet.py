@@ -2,10 +2,12 @@
 
 from torch import Tensor, nn
 
+from examples.learned.running.group import BatchNorm
+
 
 def _conv(channels: int, width: int, side: int, stride: int) -> nn.Sequential:
     conv = nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(width))
+    return nn.Sequential(conv, BatchNorm(width))
 
 
 class Residual(nn.Module):

@@ -1,4 +1,4 @@
-"""The settings of a run: two presets, and everything that decides its numbers."""
+"""The settings of a run: the presets, and everything that decides its numbers."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,6 +20,10 @@ class Preset:
         warmup: the share of the steps over which the rate rises; then it falls along a cosine to 0.
         augment: whether train pictures are shifted by up to 4 pixels and mirrored.
         audited: of how many channels an audit reads the map of a layer.
+        validation: train pictures held back, on which epochs are measured; the test pictures are then read once, after the
+            last.  With 0 of them epochs are measured on the test pictures.
+        shuffled: whether the labels to learn from are in a random order: a control, from which nothing can be learned of how
+            pictures look.
     """
 
     shape: Shape
@@ -31,11 +35,15 @@ class Preset:
     warmup: float
     augment: bool
     audited: int
+    validation: int = 0
+    shuffled: bool = False
 
 
 PRESETS = {
     # Narrow, and 4 × 4 tokens: a run of 12 epochs takes a minute or so on one core.
     "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
+    # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned.md for the cost of a step.
+    "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 2, validation=5000),
     # As the paper's appendix has it: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
     "paper": Preset(Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64), 300, 100, "sgd", 0.1, 1e-4, 0.05, True, 4),
 }

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.learned import checkpoints
-from examples.learned.console import Diverged, stepped
 from examples.learned.data import BadInput, Pictures
-from examples.learned.files import records
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.resnet import resnet18
+from examples.learned.running import checkpoints, group
+from examples.learned.running.console import Diverged, stepped
+from examples.learned.running.files import records
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
@@ -57,21 +57,45 @@ def rate_at(step: int, steps: int, settings: Settings) -> float:
     return settings.how.rate * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
 
 
-def augmented(x: Tensor) -> Tensor:
-    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored: (B, C, n, m) → the same shape."""
+def augmented(x: Tensor, whole: int) -> Tensor:
+    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored: (B, C, n, m) → the same shape.
+
+    Args:
+        x: the pictures of this process.
+        whole: how many all processes have together.
+    """
     (batch, _, rows, columns), padded = x.shape, nn.functional.pad(x, (4, 4, 4, 4))
-    down, right = torch.randint(0, 9, (2, batch, 1), device=x.device)
+    down, right = group.part(torch.randint(0, 9, (whole, 2, 1), device=x.device)).unbind(1)
     row = (torch.arange(rows, device=x.device) + down)[:, None, :, None]
     column = torch.arange(columns, device=x.device).expand(batch, -1)
-    mirrored = torch.rand(batch, 1, device=x.device) < 0.5
+    mirrored = group.part(torch.rand(whole, 1, device=x.device)) < 0.5
     column = (torch.where(mirrored, columns - 1 - column, column) + right)[:, None, None, :]
     picture = torch.arange(batch, device=x.device)[:, None, None, None]
     channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
     return padded[picture, channel, row, column]
 
 
+def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The indices of the pictures to learn from, and the pictures and labels that epochs are measured on.
+
+    Args:
+        pictures: of a data set.
+        validation: train pictures held back, always the same ones; 0 for the test pictures in their place.
+
+    Raises:
+        BadInput: nothing is left to learn from.
+    """
+    count = len(pictures.train)
+    if validation >= count:
+        raise BadInput(f"{validation} pictures cannot be held back of {count} (take a smaller --validation)")
+    if not validation:
+        return torch.arange(count), (pictures.test, pictures.test_labels)
+    held, learned = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tensor_split([validation])
+    return learned, (pictures.train[held], pictures.train_labels[held])
+
+
 class Run:
-    """One run, from its checkpoint or from the start.
+    """One run, from its checkpoint or from the start; on several processes, each of them has one.
 
     Args:
         settings: what decides its numbers.
@@ -86,19 +110,30 @@ class Run:
     def __init__(self, settings: Settings, pictures: Pictures, folder: Path, every: int):
         self.settings, self.pictures, self.folder, self.every = settings, pictures, folder, every
         self.device = torch.device(settings.device)
-        folder.mkdir(parents=True, exist_ok=True)
-        state = checkpoints.read(folder / CHECKPOINT)
+        self.learned, self.held = parts_of(pictures, settings.how.validation)
+        self.labels = pictures.train_labels
+        if settings.how.shuffled:
+            self.labels = self.labels[torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))]
+        least = len(self.learned) % settings.how.batch or settings.how.batch
+        if least < group.size():
+            raise BadInput(f"{group.size()} processes cannot share a batch of {least} pictures (change --batch)")
+        state = group.agreed(lambda: checkpoints.read(folder / CHECKPOINT))
         torch.manual_seed(settings.seed)
         np.random.seed(settings.seed)  # noqa: NPY002
         random.seed(settings.seed)
         self.network = network_of(settings, pictures).to(self.device)
+        self.parallel = group.parallel(self.network)
         self.optimiser = optimiser_of(self.network, settings)
         self.epoch = self.position = 0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.order, self.sums, self.seconds, self.metrics_bytes = torch.empty(0, dtype=torch.int64), [0.0, 0, 0], 0.0, 0
         if state is not None:
             self._go_on(state)
-        path = folder / METRICS
+        if group.rank() == 0:
+            self._begin_metrics(folder / METRICS)
+
+    def _begin_metrics(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         if path.stat().st_size < self.metrics_bytes:
             raise BadInput(f"{path}: shorter than its checkpoint says (remove the folder to train this run anew)")
@@ -107,7 +142,7 @@ class Run:
     @property
     def batches(self) -> int:
         """Steps of an epoch."""
-        return math.ceil(len(self.pictures.train) / self.settings.how.batch)
+        return math.ceil(len(self.learned) / self.settings.how.batch)
 
     @property
     def done(self) -> int:
@@ -146,7 +181,9 @@ class Run:
         checkpoints.set_random_states(state["random"])
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, from which any number of processes can go on."""
+        if group.rank():
+            return
         state = {
             "settings": self.settings.record(),
             "network": self.network.state_dict(),
@@ -175,7 +212,7 @@ class Run:
         last = time.monotonic()
         while self.epoch < self.settings.how.epochs:
             if self.position == 0:
-                self.order, self.sums = torch.randperm(len(self.pictures.train)), [0.0, 0, 0]
+                self.order, self.sums = torch.randperm(len(self.learned)), [0.0, 0, 0]
             while self.position < self.batches:
                 self._step()
                 self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
@@ -194,21 +231,22 @@ class Run:
 
     def _step(self) -> None:
         how = self.settings.how
-        chosen = self.order[self.position * how.batch : (self.position + 1) * how.batch]
-        x, labels = (t[chosen].to(self.device) for t in (self.pictures.train, self.pictures.train_labels))
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate_at(self.done, self.steps, self.settings)
-        logits = self.network(augmented(x) if how.augment else x)
-        loss = nn.functional.cross_entropy(logits, labels)
-        value = float(loss.detach())
+        chosen = self.learned[self.order[self.position * how.batch : (self.position + 1) * how.batch]]
+        x, labels = (group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.labels))
+        group.Dropout.whole = len(chosen)
+        for param_group in self.optimiser.param_groups:
+            param_group["lr"] = rate_at(self.done, self.steps, self.settings)
+        logits = self.parallel(augmented(x, len(chosen)) if how.augment else x)
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / len(chosen)
+        right = int((logits.argmax(1) == labels).sum())
+        value, right = group.total([float(loss.detach()), right], self.device)
         if not math.isfinite(value):
             reason = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
             raise Diverged(f"{self.settings}: {reason} (try a smaller --rate)")
         self.optimiser.zero_grad()
-        loss.backward()
+        (loss * group.size()).backward()  # of which the mean over all processes is taken
         stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
-        right = int((logits.argmax(1) == labels).sum())
-        self.sums = [self.sums[0] + value * len(x), self.sums[1] + right, self.sums[2] + len(x)]
+        self.sums = [self.sums[0] + value * len(chosen), self.sums[1] + int(right), self.sums[2] + len(chosen)]
         self.position += 1
 
     def _end_epoch(self) -> None:
@@ -218,9 +256,11 @@ class Run:
             "epoch": self.epoch,
             "train_loss": loss / count,
             "train_accuracy": right / count,
-            "test_accuracy": self.accuracy(),
+            "accuracy": self.accuracy(*self.held),
             "seconds": round(self.seconds, 3),
         }
+        if group.rank():
+            return
         with (self.folder / METRICS).open("ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
@@ -228,19 +268,21 @@ class Run:
             self.metrics_bytes = file.tell()
 
     @torch.no_grad()
-    def accuracy(self) -> float:
-        """The fraction of the test pictures whose largest logit is right."""
+    def accuracy(self, pictures: Tensor, labels: Tensor) -> float:
+        """The fraction of pictures whose largest logit is right."""
         self.network.eval()
-        right = 0
-        for x, labels in zip(self.pictures.test.split(500), self.pictures.test_labels.split(500), strict=True):
+        right = broken = 0
+        for x, answers in zip(group.part(pictures).split(500), group.part(labels).split(500), strict=True):
             logits = self.network(x.to(self.device))
-            if not bool(logits.isfinite().all()):  # the loss of the last step was that before it
-                reason = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
-                raise Diverged(f"{self.settings}: {reason}")
-            right += int((logits.argmax(1).cpu() == labels).sum())
+            broken += int(not logits.isfinite().all())  # the loss of the last step was that before it
+            right += int((logits.argmax(1).cpu() == answers).sum())
         self.network.train()
-        return right / len(self.pictures.test)
+        right, broken = group.total([right, broken], self.device)
+        if broken:
+            reason = f"outputs are no numbers after epoch {self.epoch} (try a smaller --rate)"
+            raise Diverged(f"{self.settings}: {reason}")
+        return right / len(pictures)
 
     def metrics(self) -> list[dict[str, Any]]:
         """A record for every epoch."""
-        return records(self.folder / METRICS, ("epoch", "train_accuracy", "test_accuracy"), lines=True)
+        return records(self.folder / METRICS, ("epoch", "train_accuracy", "accuracy"), lines=True)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from examples.learned.data import BadInput
-from examples.learned.table import spread
+from examples.learned.results.table import spread
 from examples.taught.converted import WAYS
 from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test, trained_cnn
 from examples.taught.parts import Part
@@ -108,19 +108,25 @@ def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[s
     return {"first": [part["first"] for part in results if "first" in part], "runs": runs}, lines
 
 
-def table(summary: dict[str, Any]) -> str:
-    """Three tables: what lowering α does, where accuracy goes, and how convolution-like the layers remain."""
+def ladder_table(firsts: list[dict[str, Any]]) -> list[str]:
+    """What lowering α does to converted networks before anything learns, line by line."""
     lines = [
         "| α of all layers, nothing learned | greatest difference of a logit, relative | predictions that differ | accuracy, % |",
         "|---:|---|---:|---:|",
     ]
-    for rows in zip(*(first["ladder"] for first in summary["first"]), strict=True):
+    for rows in zip(*(first["ladder"] for first in firsts), strict=True):
         apart = [row["apart"] for row in rows]
         differ = ", ".join(str(row["predictions"]) for row in rows)
         lines.append(
             f"| {rows[0]['alpha']:g} | {min(apart):.1g} to {max(apart):.1g} | {differ} | "
             f"{spread([row['accuracy'] for row in rows], scale=100)} |"
         )
+    return lines
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Three tables: what lowering α does, where accuracy goes, and how convolution-like the layers remain."""
+    lines = ladder_table(summary["first"])
     lines += [
         "",
         "| task | way | before, % | after, % | train loss at last | seconds a run |",

@@ -15,15 +15,15 @@ import torch
 from rich.console import Console
 
 from examples.learned.command import machine
-from examples.learned.console import bars, ended
 from examples.learned.data import BadInput
-from examples.learned.files import replaced
-from examples.learned.processes import cores
-from examples.taught import cnn, plots, teacher
+from examples.learned.running.console import bars, ended
+from examples.learned.running.files import replaced
+from examples.learned.running.processes import cores
+from examples.taught import cnn, convert, plots, teacher
 from examples.taught.parts import run_all
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
-COMMANDS = {"teacher": teacher, "cnn": cnn}
+COMMANDS = {"teacher": teacher, "cnn": cnn, "convert": convert}
 MOST = {"alpha": 2**20, "alphas": 2**20, "sharpen": 2**20, "threads": 1024}
 """Attention is one-hot long before, and no machine has more cores."""
 
@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     about = {
         "teacher": "random convolutions teach attention layers on patches of photographs",
         "cnn": "a trained CNN goes on learning, as itself and as attention",
+        "convert": "a CNN trained on CIFAR-10 or Fashion-MNIST, and its predictions once it is attention",
     }
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=about[name], description=f"{about[name][0].upper()}{about[name][1:]}.")

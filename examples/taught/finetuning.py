@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import verify
-from examples.learned.console import Diverged, stepped
+from examples.learned.running.console import Diverged, stepped
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, softened, trainable
 
 TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from examples.learned.data import BadInput
-from examples.learned.files import records, replaced
-from examples.learned.processes import Tell, run_in_processes
+from examples.learned.running.files import records, replaced
+from examples.learned.running.processes import Tell, run_in_processes
 
 FOLDER = "parts"
 """The folder of the parts, in the output folder."""

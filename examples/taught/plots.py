@@ -108,6 +108,7 @@ def accuracy(summary: Summary) -> "Figure":
 FIGURES: dict[str, dict[str, Callable[[Summary], "Figure"]]] = {
     "teacher": {"centres": centres, "alpha": alpha, "error": error},
     "cnn": {"accuracy": accuracy},
+    "convert": {},
 }
 """By command and name."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import verify
-from examples.learned.console import Diverged, stepped
+from examples.learned.running.console import Diverged, stepped
 from examples.taught.counting import NEAREST, count
 from examples.taught.patches import Patches
 from examples.taught.students import Setting, Students, scale_of, teachers_of

@@ -29,16 +29,18 @@ from endings import ends_in_one_line
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # the examples are no installed package
 
-from examples.learned import checkpoints, data, plots, table, training  # noqa: E402
+from examples.learned import data, training  # noqa: E402
 from examples.learned.command import main  # noqa: E402
-from examples.learned.console import Diverged  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
-from examples.learned.measuring import attention_of, centres_of, distances  # noqa: E402
 from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
-from examples.learned.processes import Tell, run_in_processes  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
+from examples.learned.results import plots, table  # noqa: E402
+from examples.learned.results.measuring import attention_of, centres_of, distances  # noqa: E402
+from examples.learned.results.summary import looks_of  # noqa: E402
+from examples.learned.running import checkpoints  # noqa: E402
+from examples.learned.running.console import Diverged  # noqa: E402
+from examples.learned.running.processes import Tell, run_in_processes  # noqa: E402
 from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
-from examples.learned.summary import looks_of  # noqa: E402
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
@@ -177,7 +179,7 @@ def test_augmented_pictures_are_shifted_and_mirrored():
     x = torch.arange(1.0, 1 + 3 * 2 * 8 * 8).view(3, 2, 8, 8)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        found = torch.cat([augmented(x) for _ in range(20)])
+        found = torch.cat([augmented(x, len(x)) for _ in range(20)])
     padded, kinds = nn.functional.pad(x, (4, 4, 4, 4)), set()
     for number, picture in enumerate(found):
         source = padded[number % 3]
@@ -270,6 +272,54 @@ def test_the_rate_rises_and_falls_to_nothing():
     assert rates[:10] == pytest.approx([0.05 * n for n in range(1, 11)])
     assert all(a > b for a, b in pairwise(rates[10:]))
     assert rates[-1] < 0.001
+
+
+def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: Path):
+    """Every picture is learned from or held back, whatever the seed; test pictures of no numbers would stop the run."""
+    noise = pictures()
+    noise = replace(noise, test=noise.test * float("nan"))
+    learned, (held, labels) = training.parts_of(noise, 20)
+    assert (len(learned), held.shape, len(labels)) == (40, (20, *PICTURE), 20)
+    assert torch.cat([noise.train[learned], held]).unique(dim=0).equal(noise.train.unique(dim=0))
+    run = Run(settings_of("quadratic", validation=20), noise, tmp_path, every=3)
+    run.train(quiet)
+    assert (run.steps, run.held[0].equal(held)) == (10, True)
+    assert run.metrics()[-1]["accuracy"] == run.accuracy(held, labels)
+    assert sorted(run.order.tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("heads", [4, 9])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("resnet18", "covariance")])
+def test_quick_attention_is_the_layers_own(variant: str, heads: int):
+    """Values and gradients, of layers whose every parameter is random, in float64."""
+    shape = replace(SMALL, layers=1, heads=heads, width=18, key_dim=heads)
+    net = AttentionNet(VARIANTS[variant], shape, (1, 18, 20), 3).double()
+    layer, quick = net.attentions()[0], net.blocks[0].quick
+    assert callable(quick)
+    learned = [p for p in layer.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in learned:
+            p.add_(torch.randn_like(p), alpha=0.3)
+    x = torch.randn(2, 18, 9, 10, dtype=torch.float64, requires_grad=True)
+    own, fused = layer(x), quick(layer, x)
+    torch.testing.assert_close(fused, own, rtol=0, atol=1e-11)
+    weight = torch.randn_like(own)
+    gradients = [torch.autograd.grad((y * weight).sum(), [x, *learned]) for y in (own, fused)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-9)
+
+
+def test_where_attention_does_not_factorise_or_tokens_are_few_the_layer_runs_itself():
+    for name, side in (("covariance", 20), ("quadratic", 16), ("absolute", 16)):
+        net = AttentionNet(VARIANTS[name], replace(SMALL, layers=1), (1, side, side), 3)
+        assert net.blocks[0].quick is None
+
+
+def test_shuffled_labels_are_those_of_other_pictures(tmp_path: Path):
+    plain, shuffled = (Run(settings_of(shuffled=s), pictures(), tmp_path / str(s), 3) for s in (False, True))
+    assert plain.labels.equal(pictures().train_labels)
+    assert not shuffled.labels.equal(plain.labels)
+    assert shuffled.labels.sort().values.equal(plain.labels.sort().values)
+    assert shuffled.held[1].equal(pictures().test_labels)
 
 
 def test_aims_are_not_decayed():
@@ -461,7 +511,8 @@ def test_centres_are_those_of_the_attention():
 
 
 def test_the_table_says_what_the_runs_say():
-    layers = [{"distance": 0.25, "interior": None, "content": 0.0}]
+    layers: list[dict[str, Any]] = [{"distance": 0.25, "interior": None, "content": 0.0}]
+    layers[0] |= {"position": 1.0, "equivariance": 0.0, "by_size": [0.6] * 6, "middle": [0.3] * 6, "null": [1.0] * 6}
     run = {
         "test_accuracy": 0.9,
         "seconds": 10.0,
@@ -480,6 +531,7 @@ def test_the_table_says_what_the_runs_say():
     assert "| quadratic, local start | – |" in text
     assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
     assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text
+    assert f"| quadratic, local start |{' 0.30 [0.30, 0.30] |' * 6}" in text
     assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
 
 
@@ -487,8 +539,8 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
     looks = looks_of(network, torch.randn(2, 1, 10, 12))
     assert (looks["grid"], looks["pictures"], len(looks["layers"])) == ([5, 6], 2, 2)
-    held = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
-    summary = {"commands": ["c"], "variants": {"local": held, "resnet18": {**held, "looks": None}}}
+    local = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
+    summary = {"commands": ["c"], "held": "test", "variants": {"local": local, "resnet18": {**local, "looks": None}}}
     (image,) = plots.maps(summary, "local").axes[0].images
     shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))
     assert shown.shape == (2 * 6 - 1, 9 * 7 - 1)
@@ -539,6 +591,9 @@ def test_the_command_trains_measures_draws_and_goes_on(
         (["--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
         (["--rate", "nan"], 2, "error: --rate is nan, not a positive number"),
         (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
+        (["--preset", "cifar"], 2, "error: --preset cifar learns from CIFAR-10: give --data"),
+        (["--validation", "1437"], 2, "error: 1437 pictures cannot be held back of 1437"),
+        (["--validation", "-1"], 2, "error: --validation is -1, and fewer"),
         (["--data", "nowhere"], 2, "error: nowhere: No such file"),
         (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
         (["--heads", "8"], 2, "error: 8 heads are no kernel"),
@@ -688,6 +743,6 @@ def test_a_preset_takes_what_the_user_gives():
     assert (found.epochs, found.shape.heads, found.shape.width, found.rate) == (3, 16, 400, 0.1)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").rglob("*.py")), ids=lambda path: path.stem)
 def test_its_files_are_short(path: Path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 300

@@ -26,9 +26,9 @@ import construct  # noqa: E402
 import verify  # noqa: E402
 from construct.command.demo import PATH  # noqa: E402
 from examples import train_digits_cnn  # noqa: E402
-from examples.learned.console import Diverged  # noqa: E402
-from examples.learned.data import BadInput  # noqa: E402
-from examples.taught import finetuning, plots  # noqa: E402
+from examples.learned.data import BadInput, Pictures  # noqa: E402
+from examples.learned.running.console import Diverged  # noqa: E402
+from examples.taught import convert, finetuning, plots  # noqa: E402
 from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable  # noqa: E402
 from examples.taught.counting import NEAR, count  # noqa: E402
@@ -407,6 +407,27 @@ def test_bad_input_is_one_line(
     (tmp_path / "taken").touch()
     ends_in_one_line(lambda: main(words), code, told, capsys)
     assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # told before anything is begun
+
+
+@pytest.mark.parametrize("picture", [(3, 8, 12), (1, 28, 28)])
+def test_a_converted_cnn_predicts_as_it_did(
+    picture: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    x, labels = torch.randn(30, *picture), torch.randint(0, 4, (30,))
+    noise = Pictures("noise", x, labels, x[:9], labels[:9], 4, {"noise": "digest"})
+    monkeypatch.setattr(convert, "_read", lambda place: noise)
+    words = ["convert", "--data", str(tmp_path), "--width", "4", "--epochs", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert "converted, 9 of 9 predictions are the same." in capsys.readouterr().out
+    (run,) = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))["runs"]
+    assert [row["alpha"] for row in run["ladder"]] == [1024, 16, 8, 4, 2]
+    assert 0 < run["ladder"][0]["apart"] < 1e-5
+    assert run["ladder"][-1]["apart"] > 0.01
+
+
+def test_pictures_that_cannot_be_halved_are_refused():
+    with pytest.raises(BadInput, match="6 × 8 cannot be halved twice"):
+        convert.cnn_for(1, (6, 8), 10, 4)
 
 
 def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

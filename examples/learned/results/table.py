@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.learned.files import records
+import numpy as np
+
 from examples.learned.network import VARIANTS
+from examples.learned.results.ruler import SIZES
+from examples.learned.running.files import records
 from examples.learned.training import RESULT
 
 KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")
@@ -21,8 +24,27 @@ MEASURED = (
         "content",
         "How far other inputs move the attention of the head that they move most (0 not at all, 1 wholly):",
     ),
+    ("layers", "position", "Share of the variance of attention that positions explain (1: no content):"),
+    ("layers", "equivariance", "How far what the network makes of moved pictures is from what it made of them, moved:"),
+    ("untrained", "equivariance", "The same before training:"),
 )
-"""The tables of the audits: when, which figure, and the heading."""
+"""The tables by layer: when, which figure, and the heading."""
+BY_SIZE = (
+    (
+        "layers",
+        "by_size",
+        "Distance to the nearest convolution of so many taps along each axis, the mean of all layers:",
+    ),
+    ("untrained", "by_size", "The same before training:"),
+    ("layers", "middle", "After training, over the outputs in the middle of the grid:"),
+    ("untrained", "middle", "Over the same outputs before training:"),
+    ("layers", "null", "After training, with the queries and the keys of every head in random orders:"),
+)
+"""The tables by kernel size, likewise."""
+NOTE = (
+    "± is the sample standard deviation over seeds; brackets are a 95 % interval of the mean, by 10,000 bootstrap draws of the "
+    "seeds (of three seeds it can only reach from the least to the greatest)."
+)
 
 
 def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
@@ -40,6 +62,15 @@ def spread(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str
     if len(numbers) < 2:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {scale * statistics.stdev(numbers):.{digits}f}"
+
+
+def interval(numbers: Sequence[float]) -> str:
+    """Mean [bootstrap interval over the numbers]; of one number, itself."""
+    if len(numbers) < 2:
+        return spread(numbers)
+    means = np.random.default_rng(0).choice(numbers, (10_000, len(numbers))).mean(1)
+    least, most = np.quantile(means, (0.025, 0.975))
+    return f"{statistics.fmean(numbers):.2f} [{least:.2f}, {most:.2f}]"
 
 
 def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -65,6 +96,15 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
                 numbers = [run[when][layer][key] for run in runs]
                 cells.append("–" if any(n is None for n in numbers) else spread(numbers))
             lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
+    for when, key, heading in BY_SIZE:
+        lines += ["", heading, "", f"| variant | {' | '.join(str(size or 'all') for size in SIZES)} |"]
+        lines += [f"|---{'|---:' * len(SIZES)}|"]
+        for variant, runs in results.items():
+            if runs[0]["layers"]:
+                means = [np.mean([layer[key] for layer in run[when]], axis=0) for run in runs]
+                cells = [interval([float(mean[place]) for mean in means]) for place in range(len(SIZES))]
+                lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
+    lines += ["", NOTE]
     every = [run for runs in results.values() for run in runs]
     lines += ["", "Runs:", ""]
     for stated in sorted({(run["command"], run["machine"]) for run in every}):

@@ -6,37 +6,35 @@ from typing import Any
 
 from torch import Tensor
 
-from examples.learned.data import Pictures
-from examples.learned.measuring import PICTURES, attention_of, centres_of
 from examples.learned.network import AttentionNet
+from examples.learned.results.measuring import PICTURES, attention_of, centres_of
 from examples.learned.training import Run
 
 DIGITS = 4
 """Of every number that is drawn."""
 
 
-def summary_of(
-    results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run], pictures: Pictures
-) -> dict[str, Any]:
+def summary_of(results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run]) -> dict[str, Any]:
     """The summary, in JSON's types.
 
     Args:
         results_of: the results of each variant, one a seed.
         run_of: the run of a variant and a seed; one at a time, for networks may be large.
-        pictures: whose test pictures attention is averaged over.
 
     Returns:
-        ``commands`` that made the runs; by variant ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``:
-        what :func:`looks_of` finds with the first seed, None for a network without attention.
+        ``commands`` that made the runs; ``held``, "validation" or "test", the pictures of all that follows; by variant
+        ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: what :func:`looks_of` finds with the first
+        seed, None for a network without attention.
     """
-    variants = {}
+    variants, held = {}, "test"
     for variant, runs in results_of.items():
         accuracy, looks = [], None
         for place, seed in enumerate(result["seed"] for result in runs):
             run = run_of(variant, seed)
-            accuracy.append([round(line["test_accuracy"], DIGITS) for line in run.metrics()])
+            held = "validation" if run.settings.how.validation else "test"
+            accuracy.append([round(line["accuracy"], DIGITS) for line in run.metrics()])
             if place == 0 and isinstance(run.network, AttentionNet):
-                looks = {"seed": seed, **looks_of(run.network, pictures.test[:PICTURES].to(run.device))}
+                looks = {"seed": seed, **looks_of(run.network, run.held[0][:PICTURES].to(run.device))}
         variants[variant] = {
             "seeds": [result["seed"] for result in runs],
             "seconds": [result["seconds"] for result in runs],
@@ -44,7 +42,7 @@ def summary_of(
             "looks": looks,
         }
     commands = sorted({result["command"] for runs in results_of.values() for result in runs})
-    return {"commands": commands, "variants": variants}
+    return {"commands": commands, "held": held, "variants": variants}
 
 
 def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:

@@ -16,7 +16,7 @@ Summary = dict[str, Any]
 
 
 def accuracy(summary: Summary) -> "Figure":
-    """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest."""
+    """Accuracy by epoch, on the pictures held back: the mean over seeds, and a band from the least to the greatest."""
     with style():
         figure = new_figure(8.0, 3.8)
         ax, least = figure.subplots(), 100.0
@@ -29,7 +29,7 @@ def accuracy(summary: Summary) -> "Figure":
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             least = min(least, percent[:, shortest // 4 :].min())
         # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
-        ax.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(5 * (least // 5), 100.5))
+        ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 100.5))
         ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
         return figure
@@ -114,7 +114,7 @@ def maps(summary: Summary, variant: str) -> "Figure":
 def _title(summary: Summary, variant: str) -> str:
     looks = summary["variants"][variant]["looks"]
     run = f"{VARIANTS[variant].label}, seed {looks['seed']}"
-    return f"{run}, averaged over {looks['pictures']} test pictures"
+    return f"{run}, averaged over {looks['pictures']} {summary['held']} pictures"
 
 
 def write(summary: Summary, folder: Path) -> None:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
+from examples.learned.running.group import first_to_end
 
 
 class Diverged(RuntimeError):
@@ -44,13 +45,15 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
     try:
         text = work(console)
     except KeyboardInterrupt:
-        console.print(stopped)
+        if first_to_end():
+            console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
         reason = error if isinstance(error, BadInput | Diverged | OSError) else out_of_memory_error(error)
         if reason is None:  # a bug of this program, not an error of torch
             raise
-        console.print(f"error: {' '.join(str(reason).split())}", markup=False, highlight=False, soft_wrap=True)
+        if first_to_end():
+            console.print(f"error: {' '.join(str(reason).split())}", markup=False, highlight=False, soft_wrap=True)
         return 1 if isinstance(error, Diverged) else 2
     print(text, end="")
     return 0

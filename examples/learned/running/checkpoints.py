@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from examples.learned.data import BadInput
-from examples.learned.files import replacing
+from examples.learned.running.files import replacing
 
 
 def random_states() -> dict[str, Any]:
@@ -17,7 +17,7 @@ def random_states() -> dict[str, Any]:
     version, numbers, spare = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "numpy": [
             str(kind),
             torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -32,8 +32,8 @@ def random_states() -> dict[str, Any]:
 def set_random_states(states: dict[str, Any]) -> None:
     """Restore these states."""
     torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     version, numbers, spare = states["python"]

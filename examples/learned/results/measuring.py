@@ -1,5 +1,6 @@
 """Measurements of a trained network: distance to the nearest convolution and attention centres, layer by layer."""
 
+from collections.abc import Iterator
 from math import isqrt
 from typing import Any
 
@@ -33,20 +34,23 @@ def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def attention_of(network: AttentionNet, x: torch.Tensor) -> list[np.ndarray]:
-    """The attention of every layer, averaged over pictures, on the tokens of the image: (heads, queries, rows, columns).
+def maps_of(network: AttentionNet, x: torch.Tensor) -> Iterator[np.ndarray]:
+    """The attention of one layer after the other, for every picture: (B or 1, heads, queries, keys).
 
-    Padding tokens, which a layer that began as a convolution has, are left out of what is shown.
+    Padding tokens, which a layer that began as a convolution has, are left out.
     """
     network.eval()
-    maps = []
     for layer, state in zip(network.attentions(), network.states(x), strict=False):
-        p = layer.attention_probabilities(state).mean(0).cpu().numpy()
+        p = layer.attention_probabilities(state).cpu().numpy()
         pads = layer.geometry.pads
         tokens = tuple(n + before + after for n, (before, after) in zip(network.grid, pads, strict=True))
         inside = tuple(slice(before, before + n) for n, (before, _) in zip(network.grid, pads, strict=True))
-        maps.append(p.reshape(*p.shape[:2], *tokens)[(slice(None), slice(None), *inside)])
-    return maps
+        yield p.reshape(*p.shape[:3], *tokens)[..., *inside].reshape(*p.shape[:3], -1)
+
+
+def attention_of(network: AttentionNet, x: torch.Tensor) -> list[np.ndarray]:
+    """The attention of every layer, averaged over pictures, on the tokens of the image: (heads, queries, rows, columns)."""
+    return [p.mean(0).reshape(*p.shape[1:3], *network.grid) for p in maps_of(network, x)]
 
 
 def centres_of(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

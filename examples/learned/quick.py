@@ -1,0 +1,70 @@
+"""Attention to train with on many tokens: what a layer computes, within rounding, in the dtype of its input.
+
+``MHSA``'s own executions keep scores in float64 and look for sharp heads, as a converted convolution has them; heads that learn are
+soft, and do without.  Two kinds of layers have a quicker way:
+
+* where attention to positions factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product for each picture;
+* the score of content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]) is a dot product, which torch's fused kernel takes:
+
+      (X_q W_qry + u)·(X_k W_key) + Σ_i (X_q W_qry + v) Ŵ_key,i e_i[k_i − q_i],
+
+  for of the second term each axis has one number for every row or column of keys: Q holds these numbers, and K says in which the
+  key is.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
+
+from construct import MHSA
+from construct.execution.head_matrices import merged
+from construct.tokens import TokenGrid
+
+
+def quick(layer: MHSA) -> Callable[[MHSA, Tensor], Tensor] | None:
+    """The quicker way to run a layer of stride 1 on images; None if there is none."""
+    if layer.groups > 1 or layer.geometry.dims != 2 or set(layer.geometry.stride) != {1} or layer.geometry.transposed:
+        return None
+    if not layer.w_key.requires_grad:
+        return by_axes if layer.encoding.factorises and not layer.has_content() else None
+    positions = bool(layer.offsets) or not layer.w_key_pos.any()
+    return with_content if positions and layer.geometry.kernel_size == (1, 1) else None
+
+
+def by_axes(layer: MHSA, x: Tensor) -> Tensor:
+    """Attention to positions alone: (B, D_in, rows, columns) → (B, D_out, rows, columns)."""
+    grid, c, factors = TokenGrid.of(layer.geometry, tuple(x.shape[2:])), layer.position_vector(), []
+    for axis, (n, (before, _)) in enumerate(zip(x.shape[2:], layer.geometry.pads, strict=True)):
+        keys = torch.arange(grid.shape[axis], device=x.device, dtype=torch.float64)
+        delta = keys - grid.queries[axis].to(keys)[:, None]
+        p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)
+        factors.append(p[..., before : before + n].to(x.dtype))  # tokens of the padding are zero
+    down, across = factors
+    values = torch.einsum("bdrc,hde->bhrce", x, merged(layer.w_val, layer.w_out)[:, 0])
+    seen = (across[:, None] @ values).flatten(1, 2).flatten(2)  # (B, heads · rows, columns · D_out)
+    y = down.movedim(0, 1).flatten(1) @ seen
+    return y.unflatten(2, (across.shape[1], -1)).movedim(3, 1) + layer.b_out[:, None, None]
+
+
+def with_content(layer: MHSA, x: Tensor) -> Tensor:
+    """Attention to content, and to positions by learned rows or not at all: shapes as of :func:`by_axes`."""
+    grid, tokens = x.shape[2:], x.flatten(2).mT
+    asked, key = (torch.einsum("bti,hik->bhtk", tokens, w) for w in (layer.w_qry, layer.w_key))
+    queries, keys = [asked + layer.u[:, None]], [key]
+    if layer.offsets:
+        tables = [getattr(layer, name) for name in layer.offsets]
+        scored = (asked + layer.v[:, None]) @ layer.w_key_pos
+        places = torch.unravel_index(torch.arange(grid.numel(), device=x.device), grid)
+        for table, part, at, n in zip(tables, scored.split([t.shape[1] for t in tables], 3), places, grid, strict=True):
+            rows = table[torch.arange(n, device=x.device) - at[:, None] + len(table) // 2]  # (queries, n, width)
+            queries.append(torch.einsum("bhtw,tnw->bhtn", part, rows))
+            keys.append(one_hot(at, n).to(x.dtype).expand(*key.shape[:3], n))
+    values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
+    q, k = torch.cat(queries, 3), torch.cat(keys, 3)
+    size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
+    q, k, v = (pad(t, (0, size - t.shape[3])) for t in (q, k, values))
+    seen = scaled_dot_product_attention(q, k, v, scale=1.0)[..., : values.shape[3]]
+    y = torch.einsum("bhte,heo->bto", seen, layer.w_out[:, 0]) + layer.b_out
+    return y.mT.unflatten(2, grid)

