@@ -207,7 +207,7 @@ def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):
 
 def test_the_report_counts_and_draws(tmp_path: Path, here, capsys):
     path = tmp_path / "r.db"
-    assert main(["sweep", "--random", "12", "--seed", "40", "--output", str(path)]) == 0
+    assert main(["sweep", "--random", "6", "--seed", "40", "--output", str(path)]) == 0
     assert main(["sweep", "--report", str(path), "--figure", str(tmp_path / "f.png")]) == 0
     out = capsys.readouterr().out
     assert "| all |" in out
@@ -215,8 +215,8 @@ def test_the_report_counts_and_draws(tmp_path: Path, here, capsys):
     assert f"wrote {tmp_path / 'f.png'}" in out
     assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
     built = rows(path, "fault = ''")
-    assert [f"seed {seed}" for seed in range(40, 52)] == sorted(row["layer"] for row in built)
-    assert f"| {len(built)} |" in out or sum(row["verdict"] == "PROVED" for row in built) < 12
+    assert [f"seed {seed}" for seed in range(40, 46)] == sorted(row["layer"] for row in built)
+    assert f"| {len(built)} |" in out or sum(row["verdict"] == "PROVED" for row in built) < 6
 
 
 def test_a_false_verdict_is_an_exit_code(tmp_path: Path, here, capsys):

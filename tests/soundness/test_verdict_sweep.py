@@ -25,8 +25,8 @@ def swept(seeds: range) -> Counter[str]:
     return tally
 
 
-def test_ninety_layers():
-    tally = swept(range(90))
+def test_sixty_layers():
+    tally = swept(range(60))
     assert min(tally[word] for word in ("as built: PROVED", "claim: within", "claim: same sums")) > 10
     assert min(tally[word] for word in ("faulty: REFUTED", "faulty: UNDECIDED")) > 10
     assert not tally["as built: REFUTED"] + tally["faulty: PROVED"]
@@ -42,7 +42,7 @@ def test_ten_thousand_layers(part: int):
 
 
 def test_a_layer_follows_from_its_seed():
-    for seed in range(8):
+    for seed in range(5):
         one, other = random_layer(seed), random_layer(seed)
         assert (str(one.conv), one.grid, one.bound, one.alpha) == (
             str(other.conv),
@@ -55,7 +55,7 @@ def test_a_layer_follows_from_its_seed():
         assert first == second
 
 
-def errors_with(monkeypatch: pytest.MonkeyPatch, certifier: Any, seeds: range = range(25)) -> list[str]:
+def errors_with(monkeypatch: pytest.MonkeyPatch, certifier: Any, seeds: range = range(15)) -> list[str]:
     """What the search says of another certifier."""
     monkeypatch.setattr(random_layers, "certified", certifier)
     return [row.error for seed in seeds for row in judged(seed) if row.error]
@@ -68,7 +68,7 @@ def test_a_certifier_that_proves_anything_is_found_out(monkeypatch: pytest.Monke
         return replace(right(*arguments), verdict=Verdict("PROVED", "trust me"))
 
     errors = errors_with(monkeypatch, certified)
-    assert sum("a false PROVED" in error for error in errors) > 9
+    assert sum("a false PROVED" in error for error in errors) > 5
 
 
 def test_a_bound_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch):
@@ -78,7 +78,7 @@ def test_a_bound_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch)
         certificate = right(*arguments)
         return replace(certificate, bound=np.zeros_like(certificate.bound))
 
-    assert sum("is over the bound" in error for error in errors_with(monkeypatch, certified)) > 5
+    assert sum("is over the bound" in error for error in errors_with(monkeypatch, certified)) > 3
 
 
 def test_a_certifier_that_refutes_what_is_right_is_found_out(monkeypatch: pytest.MonkeyPatch):
@@ -88,5 +88,5 @@ def test_a_certifier_that_refutes_what_is_right_is_found_out(monkeypatch: pytest
         return replace(right(*arguments), verdict=Verdict("REFUTED", "no"))
 
     errors = errors_with(monkeypatch, certified)
-    assert sum("as built, but REFUTED" in error for error in errors) > 9
+    assert sum("as built, but REFUTED" in error for error in errors) > 5
     assert any("evidence that is none" in error for error in errors)
