@@ -105,7 +105,10 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
         for file in files:
             own = () if {"--input-size", "--example-inputs"} & set(words) else size
             network = Network((file, *words, *own))
-            network.options()
+            try:
+                network.options()
+            except ValueError as error:
+                raise ValueError(f"{shown}: {error}") from error
             yield network
     for spec in options.arch:
         network = Network((spec, *size), factory=True)

@@ -98,8 +98,8 @@ class Sweep:
                 places = places_of(client)
                 run_tasks(client, tasks, seconds, receive)
         except (KeyboardInterrupt, SchedulerLost) as error:
-            kept = f"{self._new} new rows are kept, and the same command goes on"
-            raise type(error)(f"{error} ({kept})".strip()) from error
+            kept = f" ({self._new} new rows are kept, and the same command goes on)" if self._new else ""
+            raise type(error)(f"{error}{kept}".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             command = shlex.join(["python -m verify", *sys.argv[1:]])
