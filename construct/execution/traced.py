@@ -31,7 +31,7 @@ FEW = ((12, 2), (32, 10))
 """Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""
 MANY = 9
 """With more heads, what they see is gathered, not sliced head by head: 7×7 is compiled in a tenth of the time and runs 1.1 to 1.2
-times as long."""
+times as long.  Where sizes are unknown to the compiler (``dynamic=True``), from two heads on."""
 EXAMPLE = 64
 """Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
 
@@ -136,13 +136,27 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         y = _by_channel(tokens, w, frozen.starts, geometry, bias)
     elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
         y = _products_first(tokens, w, frozen.starts, geometry, bias)
-    elif first and heads > MANY and groups == 1 and not (torch.is_grad_enabled() and tokens.requires_grad):
+    elif (
+        first
+        and heads > (MANY if _is_static(x) else 1)
+        and groups == 1
+        and not (torch.is_grad_enabled() and tokens.requires_grad)
+    ):
         y = _gathered(tokens, w, frozen.starts, geometry) + bias
     elif first:
         y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
     else:
         y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
     return _of(x.dtype, y)
+
+
+def _is_static(x: Tensor) -> bool:
+    """Whether a compiler knows the sizes; each slice by one that it does not know costs it far more."""
+    if not torch.compiler.is_dynamo_compiling():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return all(has_static_value(n) for n in x.shape)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
