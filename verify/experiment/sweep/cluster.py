@@ -45,6 +45,11 @@ class SchedulerLost(ValueError):
 class Task(Protocol):
     """What a worker does."""
 
+    @property
+    def group(self) -> object:
+        """Tasks of one group are done by one worker, where it can be: it has open what they need."""
+        ...
+
     def run(self) -> Iterable["Row | Task"]:
         """Rows, and further tasks that follow from it."""
         ...
@@ -96,7 +101,7 @@ def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False)
             except (OSError, ValueError, TimeoutError) as error:
                 raise SchedulerLost(f"{scheduler}: no scheduler answers there ({type(error).__name__})") from error
             with client:
-                if not places_of(client):
+                if not addresses_of(client):
                     raise SchedulerLost(f"{scheduler}: the scheduler has no worker (start one with dask worker)")
                 yield client
             return
@@ -116,9 +121,9 @@ def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False)
             yield client
 
 
-def places_of(client: Any) -> int:
-    """How many workers there are."""
-    return len(client.nthreads())
+def addresses_of(client: Any) -> set[str]:
+    """The workers."""
+    return set(client.nthreads())
 
 
 def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
@@ -144,28 +149,48 @@ def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive)
 
 def _run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
     waiting, rest, numbers, done = deque[tuple[Any, int]](), iter(tasks), count(), as_completed()
-    running: dict[Any, tuple[Any, int]] = {}
-    places, looked = places_of(client), time.monotonic()
+    running: dict[Any, tuple[Any, int, str]] = {}
+    workers, looked = addresses_of(client), time.monotonic()
+    before: dict[str, object] = {}  # worker → group of its last task
+
+    def next_for(worker: str) -> tuple[Any, int]:
+        """Of the group that the worker has open, else the first of another, else any that waits."""
+        own = next((one for one in waiting if one[0].group == before.get(worker)), None)
+        if own is None and (new := next(rest, None)) is not None:
+            return new, 1
+        own = own or (waiting[0] if waiting else None)
+        if own is None:
+            return None, 0
+        waiting.remove(own)
+        return own
+
     while True:
-        while len(running) < places:
-            task, tries = waiting.popleft() if waiting else (next(rest, None), 1)
+        for worker in workers - {busy for _, _, busy in running.values()}:
+            task, tries = next_for(worker)
             if task is None:
                 break
-            future = client.submit(execute, task, seconds, key=f"task-{next(numbers)}", pure=False)
-            running[future] = task, tries
+            before[worker] = task.group
+            options: dict[str, Any] = {"workers": [worker], "allow_other_workers": True, "pure": False}
+            future = client.submit(execute, task, seconds, key=f"task-{next(numbers)}", **options)
+            running[future] = task, tries, worker
             done.add(future)
-        if not running:
-            return
-        future = next(done)
-        task, tries = running.pop(future)
-        if future.status == "finished":
-            waiting.extend((follower, 1) for follower in receive(task, *future.result()))
-        elif future.status != "error":
-            raise SchedulerLost("the scheduler has gone")
-        elif tries < TRIES:
-            waiting.extend((part, tries + 1) for part in task.parts())
+        if running:
+            future = next(done)
+            task, tries, _ = running.pop(future)
+            if future.status == "finished":
+                waiting.extend((follower, 1) for follower in receive(task, *future.result()))
+            elif future.status != "error":
+                raise SchedulerLost("the scheduler has gone")
+            elif tries < TRIES:
+                waiting.extend((part, tries + 1) for part in task.parts())
+            else:
+                receive(task, task.failed(f"its worker died or took longer than {seconds:g} s, {TRIES} times"), "")
+            died = future.status == "error"
+            future.release()
+        elif not waiting and workers:
+            return  # the loop above found nothing more
         else:
-            receive(task, task.failed(f"its worker died or took longer than {seconds:g} s, {TRIES} times"), "")
-        future.release()
-        if time.monotonic() > looked + 5:  # workers may have joined, or left
-            places, looked = max(1, places_of(client)), time.monotonic()
+            died = True
+            time.sleep(0.2)  # until a worker is there again
+        if died or time.monotonic() > looked + 5:  # workers may have joined, or left
+            workers, looked = addresses_of(client), time.monotonic()

@@ -51,6 +51,11 @@ class Network:
         """The file or factory."""
         return self.words[0]
 
+    @property
+    def group(self) -> "Network":
+        """Its layers are a group."""
+        return self
+
     def options(self) -> Namespace:
         """The words as the command reads them.
 
@@ -109,6 +114,11 @@ class NetworkLayer:
     grid: tuple[int, ...]
     bound: float
     digest: str
+
+    @property
+    def group(self) -> Network:
+        """The layers of one network."""
+        return self.network
 
     @property
     def key(self) -> str:

@@ -317,6 +317,7 @@ class RandomLayers:
     """A task of the cluster: the layers of some seeds."""
 
     seeds: tuple[int, ...]
+    group: None = None
 
     def run(self) -> Iterator[Row]:
         """The rows of all seeds."""

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from verify.experiment.sweep.cluster import SchedulerLost, Task, cluster, places_of
+from verify.experiment.sweep.cluster import SchedulerLost, Task, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
 from verify.experiment.sweep.models import Network
 from verify.experiment.sweep.random_layers import RandomLayers
@@ -95,7 +95,7 @@ class Sweep:
                     show(rows, len({row.layer for row in rows}) if random else len(rows), len(left))
                     return left
 
-                places = places_of(client)
+                places = len(addresses_of(client))
                 run_tasks(client, tasks, seconds, receive)
         except (KeyboardInterrupt, SchedulerLost) as error:
             kept = f" ({self._new} new rows are kept, and the same command goes on)" if self._new else ""
