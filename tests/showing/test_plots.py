@@ -169,7 +169,11 @@ def test_leakage_is_measured_and_beside_its_bound(dims):
     for ax in axes(figure):
         (bound,) = [line for line in ax.lines if line.get_label().startswith("bound")]
         for alpha, y in list(zip(*bound.get_data(), strict=True))[::7]:
-            assert y == math.log10(leakage_on_lattice(float(alpha), dims))
+            value = leakage_on_lattice(float(alpha), dims)
+            if value > 1e-300:
+                assert y == math.log10(value)
+            else:  # a double holds no such number; its upper bound 2d·e^−α does not fail
+                assert y == pytest.approx(math.log10(2 * dims) - alpha / math.log(10))
         for dtype in LOOKS:
             (line,) = [line for line in ax.lines if line.get_gid() == str(dtype).removeprefix("torch.")]
             for alpha, y in list(zip(*line.get_data(), strict=True))[::7]:

@@ -66,9 +66,9 @@ def test_lemma2_holds_as_coded(dims):
     assert shown.argued == 0
     assert shown.discharged == len(shown.steps)
     assert {step.how for step in shown.steps} == set(How) - {How.SUM, How.RANK, How.SUBSTITUTION, How.ARGUED}
-    assert str(shown).endswith("0 argued.")
+    assert shown.full().endswith("0 argued.")
     for step in shown.steps:
-        assert step.statement in str(shown)
+        assert step.statement in shown.full()
 
 
 @pytest.mark.parametrize("dims", [0, -1, 1.0, "2", None, True])
@@ -249,8 +249,8 @@ def test_nothing_shows_nothing(empty):
 def test_argued_steps_are_counted_apart():
     mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), proof.argued("two", sympy.Ge(x, 0, evaluate=False))))
     assert (mixed.discharged, mixed.argued) == (1, 1)
-    assert "[argued] two" in str(mixed)
-    assert str(mixed).endswith("1 steps discharged by sympy (1 expressions), 1 argued.")
+    assert "[argued] two" in mixed.full()
+    assert mixed.full().endswith("1 steps discharged by sympy (1 expressions), 1 argued.")
 
 
 def test_a_fact_of_another_kind_is_refused():

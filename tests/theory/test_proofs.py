@@ -54,7 +54,7 @@ def test_it_holds_as_coded(name, arguments):
     shown = getattr(lemmas, name)(*arguments)
     assert shown.argued == ARGUED[name]
     assert shown.discharged + shown.argued == len(shown.steps)
-    text = str(shown)
+    text = shown.full()
     assert text.startswith(shown.claim)
     assert text.endswith(f"{shown.argued} argued.")
     assert f"{shown.discharged} steps discharged by sympy" in text
@@ -505,4 +505,4 @@ def test_a_line_in_brief_carries_every_step_under_it():
     assert (whole.steps, whole.discharged, whole.argued) == (steps, 2, 1)
     assert whole.lines == [("both", "identity, argued"), ("three", "identity")]
     assert Proof("more", (whole,), name="Lemma 0").reason == "Lemma 0"
-    assert "  1. both\n  1.1 [identity] one\n" in str(whole)
+    assert "  1. both\n  1.1 [identity] one\n" in whole.full()

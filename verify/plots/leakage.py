@@ -70,10 +70,16 @@ def leakage_figure(dims: int = 2) -> "Figure":
     return figure
 
 
+def _exponent_of_bound(alpha: float, dims: int) -> float:
+    """Of the bound; of its upper bound 2d·e^−α where a double cannot hold it."""
+    bound = leakage_on_lattice(alpha, dims)
+    return math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
+
+
 def _panel(
     ax: "Axes", dims: int, alphas: np.ndarray, dtypes: tuple[torch.dtype, ...], limits: tuple[float, float]
 ) -> None:
-    bound = [math.log10(leakage_on_lattice(float(a), dims)) for a in alphas]
+    bound = [_exponent_of_bound(float(a), dims) for a in alphas]
     ax.plot(
         alphas, bound, color=FAINT, lw=5, alpha=0.55, label=f"bound 1 − ϑ(α){_raised(-dims)}", solid_capstyle="butt"
     )

@@ -5,8 +5,8 @@
                           and bfloat16
       check_sharp_sound   if [check_sharp] accepts a format, then for every size that torch accepts, every image and
                           every output, a float softmax of scores that are off by at most (α − n)/2 is exactly 1 at
-                          q + τ and exactly 0 elsewhere, in every head that carries something.  Assumed: exp is
-                          correctly rounded. *)
+                          q + τ and exactly 0 elsewhere, in every head that carries something.  Assumed of exp:
+                          it is a nonzero float at 0, and 0 at every float ≤ −n ([sharp_exp]). *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
@@ -53,7 +53,7 @@ Qed.
 Definition one_hot_heads (c : convolution) (m : attention_layer) (emin prec : Z) : Prop :=
   forall expf sizes X o h (computed P : position -> R),
   let G := tokens m sizes in let q := query_of m sizes o in
-  accepts c sizes -> In o (outputs c sizes) -> In h (kept m) -> correctly_rounded emin prec expf ->
+  accepts c sizes -> In o (outputs c sizes) -> In h (kept m) -> sharp_exp emin prec (IZR (least_sharp emin)) expf ->
   (forall k, In k G ->
      Rabs (computed k - score (layer_of m) h X q k) <= (alpha_of m h - IZR (least_sharp emin)) / 2) ->
   float_softmax emin prec expf G computed P -> one_hot G P (add q (shift_read m h)).
@@ -77,7 +77,6 @@ Proof.
     + unfold F2R, n; simpl; ring.
     + assert (L := least_sharp_positive emin He); apply lt_IZR in L; rewrite Z.abs_eq by lia; exact Hn.
     + exact He.
-  - apply correctly_rounded_exp; try assumption; apply least_sharp_enough, He.
   - intros k Ik Nk; replace (n + 2 * ((alpha_of m h - n) / 2)) with (alpha_of m h) by field.
     assert (K := kept_falls c m ok sizes A h X o k Ih Io Ik).
     assert (1 <= norm2 (sub k (add (query_of c sizes o) (shift_read m h))))%Z.

@@ -229,7 +229,7 @@ function short(x) {
 
 /** Two digits of a bound, never below it. */
 function shortAbove(x) {
-  if (x > 0 && x < 1e-300) return "1e−300";
+  if (x > 0 && x < 1e-300) return "below 1e−300";
   if (x === 0) return "0";
   let text = x.toPrecision(2);
   if (Number(text) < x) text = (x + 10 ** (Math.floor(Math.log10(x)) - 1)).toPrecision(2);

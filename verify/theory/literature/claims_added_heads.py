@@ -18,7 +18,7 @@ LINE = Setting((2,), (6,))
 
 @added(
     "head-count",
-    "Heads that ignore content must be K² if the K² taps are linearly independent; a blur takes one, two signs two.",
+    "Heads that ignore content must be K² if the K² taps are independent; both signs take two; a blur, say, one.",
     "This is maybe the first explanation why multiple heads are necessary.",
     "blog, last paragraph but two",
 )
@@ -31,7 +31,7 @@ def head_count() -> Judgement:
     generic = equations.rank(unfolded(equations.integers(3, 3, 3, 3, 3)))
     shifts = equations.rank(equations.read_by_taps(PLANE).reshape(9, -1))
     return proved(
-        by_coq("heads_needed"),
+        by_coq("heads_needed", "two_heads_needed"),
         by_proof(lemmas.prove_head_count),
         Check(f"9 shift matrices on a padded 4×5 image have rank {shifts}", shifts == 9),
         Check(f"a random 3×3 kernel of 3 → 3 channels has rank {generic}", generic == 9),

@@ -264,7 +264,7 @@ def _positive_steps() -> list[ProofStep]:
 
 @claim(
     "generalisation",
-    "Multi-head self-attention generalises convolution: it expresses any, and more.",
+    "Multi-head self-attention generalises convolution: it expresses any as α → ∞, and more, as an example shows.",
     "The multi-head self-attention is a generalization of convolutional layers.",
     "blog, Figure 1",
 )

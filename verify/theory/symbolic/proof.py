@@ -152,20 +152,17 @@ class Proof:
         return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
 
     def __str__(self) -> str:
-        return self._listed(str)
+        return self.brief()
 
     def full(self) -> str:
         """The claim, and every step with every expression that was checked."""
-        return self._listed(ProofStep.full)
-
-    def _listed(self, written: Callable[[ProofStep], str]) -> str:
         lines = [self.claim]
         for number, part in enumerate(self.parts, 1):
             if isinstance(part, Proof):
                 lines.append(f"{number:3}. {part.claim}")
-                lines += (_indented(f"{number:3}.{place} {written(step)}") for place, step in enumerate(part.steps, 1))
+                lines += (_indented(f"{number:3}.{place} {step.full()}") for place, step in enumerate(part.steps, 1))
             else:
-                lines.append(_indented(f"{number:3}. {written(part)}"))
+                lines.append(_indented(f"{number:3}. {part.full()}"))
         checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
         return "\n".join((*lines, counts))
