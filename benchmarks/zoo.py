@@ -3,11 +3,13 @@
     python -m benchmarks.zoo [NAME ...] [--certify] [--markdown]
 
 A network whose package is not installed is skipped by name.  All weights are random and seeded; nothing is downloaded.  Each row
-says how many convolutions were converted and how many were left, with the reason; whether the network makes the same calls;
-the distance of the converted network from a float64 run of the original, beside the original's own, relative to the largest
-output; the verdicts on its layers; and the time of a forward, as a ratio to the original's, one thread.
+says how many convolutions were converted and how many were left, with the reason; whether the network makes the same calls; the
+distance of the converted network from a float64 run of the original, beside the original's own, relative to the largest number
+of the output tensor where it is nearest to its limit; the verdicts on its layers; and the time of a forward, as a ratio to the
+original's, one thread.
 
-Exit code 1 where a layer is REFUTED, a call differs, or the distance is over its limit (verify/samples/accuracy.py).
+Exit code 1 where a layer is REFUTED, the converted network does not run, a call differs, or the distance is over its limit
+(verify/samples/accuracy.py).
 """
 
 import argparse
@@ -69,11 +71,11 @@ class Result:
         converted: how many convolutions became attention.
         left: of each other its path and the reason.
         verdicts: on the layers, by name: CHECKED on the network's activations, or those of certificates.
-        calls: the first call that differs; empty if none does.
-        error: distance of the converted network from float64, relative to the largest output; None without a float64 run.
+        calls: the first call that differs, or why the converted network does not run; empty if it makes the same.
+        error: distance of the converted network from float64, relative to the tensor's largest; None without a float64 run.
         own: the same of the original.
         numbers: the verdict on these distances.
-        ratio: time of a forward, to that of the original.
+        ratio: time of a forward, to that of the original; None if they were not compared.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Result:
             return self.name, f"skipped: {self.skipped}", *[""] * 5
         distances = ["no float64 run", ""] if self.error is None else [f"{self.error:.1e}", f"{self.own:.1e}"]
         converted = f"{self.converted}, {len(self.left)} left" if self.left else str(self.converted)
+        if self.ratio is None:
+            return self.name, converted, verdicts, self.calls, *[""] * 3
         return self.name, converted, verdicts, self.calls or "the same", *distances, f"{self.ratio:.2f}"
 
     def __str__(self) -> str:
@@ -280,13 +284,21 @@ def _yolo() -> Made:
 
 
 def lively(net: nn.Module) -> nn.Module:
-    """The network in eval mode, with running statistics and scales other than 0 and 1, so that no layer is the identity."""
+    """The network in eval mode, with running statistics other than 0 and 1, and nothing else that is constant.
+
+    Scales that start at 0 or 1e-6 would hide a branch, with all its convolutions, from the output.
+    """
     generator = torch.Generator().manual_seed(1)
     for _, module in every_module(net):
         mean, var = getattr(module, "running_mean", None), getattr(module, "running_var", None)
         if isinstance(mean, Tensor) and isinstance(var, Tensor):
             mean.copy_(0.1 * torch.randn(mean.shape, generator=generator))
             var.copy_(0.5 + torch.rand(var.shape, generator=generator))
+        for parameter in module.parameters(recurse=False):
+            first = parameter.flatten()[:1]
+            if parameter.numel() > 1 and parameter.is_floating_point() and bool((parameter == first).all()):
+                drawn = torch.rand(parameter.shape, generator=generator)
+                parameter.copy_(0.5 + drawn if bool(first) else 0.1 * (drawn - 0.5))
     return net.eval()
 
 
@@ -309,7 +321,12 @@ def row(name: str, certify: bool = False) -> Result:
     found = survey(net)
     result = Result(name, converted=len(found.convertible), left=[str(refusal) for refusal in found.refused])
     if not found.convertible:
-        return Result(name, "; ".join(result.left) or "it has no convolution")
+        return result if result.left else Result(name, "it has no convolution")
+    try:
+        with torch.no_grad():
+            call_with(substitute(net, {}), x)
+    except Exception as error:  # as above; the converted network is another matter
+        return Result(name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     converted = construct.convert(net, strict=False)
     theirs: dict[str, Any] = dict(every_module(converted))
     pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (conv, theirs[path]) for path, conv in found.convertible.items()}
@@ -317,15 +334,16 @@ def row(name: str, certify: bool = False) -> Result:
         try:
             runs = run_both(net, converted, pairs, [x], "its input", parse(["net", "--input-size", "1"]), progress)
         except BadModelFile as error:
-            return Result(name, " ".join(str(error).split())[:200])
+            result.calls = " ".join(f"the converted network does not run: {error.__cause__ or error}".split())[:200]
+            return result
     result.calls = compare_calls(runs.original, runs.converted).difference or ""
     numbers = compare_numbers(*runs[1:5])
     if numbers is None:
         result.calls = result.calls or "outputs of other sizes"
     else:
         result.numbers = numbers.verdict.name
-        if numbers.converted is not None and numbers.original is not None and numbers.largest:
-            result.error, result.own = numbers.converted / numbers.largest, numbers.original / numbers.largest
+        if numbers.converted is not None and numbers.original is not None and numbers.scale:
+            result.error, result.own = numbers.converted / numbers.scale, numbers.original / numbers.scale
     verdicts = Counter(check.verdict.name for check in runs.checks.values())
     if certify:
         judged = (certify_layer(*pairs[path], check)[1] for path, check in runs.checks.items())

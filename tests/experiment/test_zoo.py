@@ -105,3 +105,67 @@ def test_names_are_beginnings(run):
     with pytest.raises(SystemExit):
         run(two(nn.Identity()), "monai")
     assert len(zoo.ZOO) == 1
+
+
+def test_a_conversion_that_does_not_run_is_an_exit_code(run, monkeypatch: pytest.MonkeyPatch):
+    right = construct.convert
+
+    def fails(layer: nn.Module, args: Any) -> None:
+        raise RuntimeError("a defect")
+
+    def broken(net: nn.Module, **options: Any) -> nn.Module:
+        converted = right(net, **options)
+        next(module for module in converted.modules() if isinstance(module, MHSA)).register_forward_pre_hook(fails)
+        return converted
+
+    monkeypatch.setattr(construct, "convert", broken)
+    code, out = run(two(nn.Conv2d(3, 4, 3)))
+    assert code == 1
+    assert "skipped" not in out
+    assert "the converted network does not run" in out
+
+
+def test_a_network_of_which_nothing_is_converted_is_counted(run):
+    code, out = run(lambda: (Doubled(3, 4, 2), zoo.noise(1, 3, 9, 9)))
+    assert code == 0
+    assert "net: converted: 0, 1 left\n    left: Doubled: its class has a forward of its own" in out
+    assert "1 of 1 networks: 0 convolutions converted, 1 left" in out
+    assert "| net | 0, 1 left |" in run(lambda: (Doubled(3, 4, 2), zoo.noise(1, 3, 9, 9)), "--markdown")[1]
+
+
+class Large(nn.Module):
+    """A network that returns large numbers beside its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.conv(x), torch.full((1,), 1e9)
+
+
+def test_a_distance_is_relative_to_its_own_tensor(run):
+    code, out = run(lambda: (Large(), zoo.noise(1, 3, 9, 9)))
+    assert code == 0
+    own = float(out.partition("the original: ")[2].split(";")[0])
+    assert 1e-9 < own < 1e-5
+
+
+class Scaled(nn.Module):
+    """A block as of ConvNeXt: its scale starts so small that the convolution is lost in the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, 3, 3, padding=1), nn.Parameter(1e-9 * torch.ones(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.conv(x)
+
+
+def test_every_convolution_counts_in_the_output():
+    with torch.no_grad():
+        net, x = Scaled(), zoo.noise(1, 3, 9, 9)
+        zoo.lively(net)
+        before = net(x)
+        net.conv.weight.mul_(1.5)
+        assert (net(x) - before).abs().max() > 0.01

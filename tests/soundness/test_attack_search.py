@@ -114,7 +114,11 @@ def assert_honest(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, w
         inputs = torch.from_numpy(bound * signs).to(conv.weight.dtype)
         with torch.no_grad():
             for layer.execution in EXECUTIONS:
-                seen = (layer(inputs).double() - conv(inputs).double()).abs().flatten(2).amax((0, 2)).numpy()
+                try:
+                    attended = layer(inputs).double()
+                except NotImplementedError:  # scores too coarse for the fused kernel, which says so
+                    continue
+                seen = (attended - conv(inputs).double()).abs().flatten(2).amax((0, 2)).numpy()
                 assert (seen <= certificate.bound).all()
     return word
 

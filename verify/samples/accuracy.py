@@ -31,6 +31,7 @@ class Accuracy:
             a float64 run.
         converted: the same of the conversion.
         limit: the greatest that ``converted`` may be.
+        scale: the greatest |output| of that tensor, in float64.
         difference: the greatest |converted − original|; None where no floating-point tensor is returned.
         largest: the greatest |output|.
         agree: how many of the predictions (the largest of a row of scores) agree; None where nothing looks like scores.
@@ -43,6 +44,7 @@ class Accuracy:
     original: float | None
     converted: float | None
     limit: float | None
+    scale: float | None
     difference: float | None
     largest: float | None
     agree: int | None
@@ -101,7 +103,7 @@ def accuracy(
                 predictions += len(a)
     if not rows:
         none = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
-        return Accuracy(none, None, None, None, None, None, None, 0, other, no_float64)
+        return Accuracy(none, None, None, None, None, None, None, None, 0, other, no_float64)
     worst = max(rows, key=lambda row: row.excess)
     difference, largest = max(row.difference for row in rows), max(row.largest for row in rows)
     broken = sum(row.broken for row in rows)
@@ -125,6 +127,7 @@ def accuracy(
         original=worst.original if measured else None,
         converted=worst.converted if measured else None,
         limit=worst.limit if measured else None,
+        scale=worst.largest if measured else None,
         difference=difference,
         largest=largest,
         agree=agree if predictions else None,
