@@ -213,6 +213,16 @@ def test_an_execution_that_would_take_minutes_is_not_run_and_noted():
     assert not any("dense checked" in told or "chunked checked" in told for told in certificate.assumptions)
 
 
+def test_a_layer_that_looks_far_in_three_dimensions_is_run_by_what_forms_no_pairs():
+    conv = nn.Conv3d(
+        64, 64, 3, padding=4, dilation=4, bias=False
+    )  # 1000 outputs and 5832 tokens already on the smallest grid
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(10, 10, 10))
+    assert certificate.verdict.name == "PROVED"
+    ran = {probe["execution"] for probe in certificate.probes if not probe["note"]}
+    assert ran == {"axial", "auto"}
+
+
 def _poisoned(module: Any, name: str, value: float) -> Any:
     other = copy.deepcopy(module)
     getattr(other, name).data.view(-1)[-1] = value

@@ -23,6 +23,8 @@ from verify.samples.reference import Deviation, Outputs
 LABOUR, EXPONENTIAL = 2**33, 64
 """Multiplications beyond which an execution is not run but noted, some ten seconds of one core; and as how many of them the
 softmax counts for each pair of a query and a key."""
+PAIRWISE = ("dense", "chunked", "sdpa")
+"""Executions that form a score for each pair of a query and a key."""
 CHEAP = 2**24
 """Multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
@@ -140,7 +142,8 @@ def run_executions(
             layer.execution = name
             try:
                 labour = layer.products(x.shape, name)
-                labour += EXPONENTIAL * pairs * (labour >= pairs)  # else it does not go over all pairs
+                if labour in (layer.products(x.shape, other) for other in PAIRWISE):  # it is, or picks, one of these
+                    labour += EXPONENTIAL * pairs
                 if labour > LABOUR:
                     raise MemoryError(f"{labour:.2g} multiplications are too many to run")
                 attended = layer(x).double().cpu().numpy()
