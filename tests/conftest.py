@@ -14,12 +14,12 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=40,
+    max_examples=24,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-# CI runs every property once more on more examples: HYPOTHESIS_PROFILE=more pytest -m hypothesis
-settings.register_profile("more", settings.get_profile("deterministic"), max_examples=120)
+# CI runs every property on more examples, with the deep tests: HYPOTHESIS_PROFILE=more pytest -m "deep or hypothesis"
+settings.register_profile("more", settings.get_profile("deterministic"), max_examples=60)
 # For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/construct/test_properties.py
 settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")

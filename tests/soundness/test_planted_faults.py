@@ -30,7 +30,7 @@ from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, pro
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
-EXAMPLES = settings().max_examples // 2
+EXAMPLES = max(40, settings().max_examples) // 2
 ENOUGH = 4
 """So many faulty layers of each kind must count."""
 

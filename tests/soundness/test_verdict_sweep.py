@@ -25,10 +25,10 @@ def swept(seeds: range) -> Counter[str]:
     return tally
 
 
-def test_sixty_layers():
-    tally = swept(range(60))
-    assert min(tally[word] for word in ("as built: PROVED", "claim: within", "claim: same sums")) > 10
-    assert min(tally[word] for word in ("faulty: REFUTED", "faulty: UNDECIDED")) > 10
+def test_thirty_layers():
+    tally = swept(range(30))
+    assert min(tally[word] for word in ("as built: PROVED", "claim: within", "claim: same sums")) > 5
+    assert min(tally[word] for word in ("faulty: REFUTED", "faulty: UNDECIDED")) > 5
     assert not tally["as built: REFUTED"] + tally["faulty: PROVED"]
 
 

@@ -8,6 +8,7 @@ tokens, for which turning the weights would be.  A forward without a stride is t
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from torch import Tensor
@@ -71,7 +72,7 @@ class Scattered:
         self.direct = wanted == (LAST if self.rows else FIRST)
         heads = len(self.shifts.offsets)
         queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
-        self.blocks = [(block, parts_of(self.shifts, block)) for block in blocks(self.shifts.output, queries)]
+        self.blocks = _parted(self.shifts, queries)
         self.most = max(prod(block.shape) for block, _ in self.blocks)
         self.made = self.most * heads * self.channels
         self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
@@ -121,6 +122,12 @@ class Scattered:
         if self.given == LAST:
             return y.movedim(0, -1).view(-1, self.width)[block.flat]
         return y.movedim(0, -1)[block.box].to(like.dtype).reshape(-1, self.width)
+
+
+@lru_cache(maxsize=256)
+def _parted(shifts: Shifts, queries: int) -> tuple[tuple[Block, tuple[Part, ...]], ...]:
+    """The blocks of so many queries and their parts; the same for every layout of images, of which planning goes through nine."""
+    return tuple((block, parts_of(shifts, block)) for block in blocks(shifts.output, queries))
 
 
 def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:

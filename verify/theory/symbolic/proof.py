@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -292,13 +293,19 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
         if variable not in sympy.sympify(expression).free_symbols:
             raise ProofFailed(statement, expression, f"no limit to take, {variable} does not occur in")
         try:
-            limit = sympy.limit(expression, variable, sympy.oo)
+            limit = _limit(expression, variable)
         except NotImplementedError as error:
             raise ProofFailed(statement, expression, f"sympy cannot take the limit ({error}) of") from error
         if limit != value:
             raise ProofFailed(statement, expression, f"the limit should be {value}, but is {limit}, of")
         shown[expression, value] = equation(sympy.Limit(expression, variable, sympy.oo, "-"), value)
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
+
+
+@lru_cache(maxsize=4096)
+def _limit(expression: Any, variable: sympy.Symbol) -> Any:
+    """The slowest thing that proofs ask of sympy, and several proofs ask the same."""
+    return sympy.limit(expression, variable, sympy.oo)
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
