@@ -6,27 +6,39 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from examples.learned.data import BadInput
 from examples.learned.results.table import spread
 from examples.taught.converted import WAYS
-from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test, trained_cnn
+from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test
+from examples.taught.networks import cnn_of, read_once, trained_cnn, trained_on
 from examples.taught.parts import Part
 
 LAYERS = ("stem", "context", "shrink", "depthwise", "mix", "head")
 """Of the demo network, in order."""
+LARGE = ("stem", "shrink", "context", "shrink_again", "mix", "head")
+"""Of the network of CIFAR-10 and Fashion-MNIST."""
+DIGITS = 1437
+"""Pictures to train on."""
 
 
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
+    parser.add_argument(
+        "--data", type=Path, help="folder that examples.learned.fetch wrote (default: scikit-learn's digits)"
+    )
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"])
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=3, help="of going on (default: %(default)s)")
     parser.add_argument(
-        "--train", type=int, default=1000, help="pictures to go on with, 1437 at most (default: %(default)s)"
+        "--train", type=int, default=1000, help="pictures to go on with, of digits 1437 at most (default: %(default)s)"
     )
+    parser.add_argument("--test", type=int, metavar="N", help="test pictures to measure on (default: all)")
     parser.add_argument("--batch", type=int, default=32, help="(default: %(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)")
     parser.add_argument("--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)")
@@ -35,24 +47,39 @@ def options_of(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--content-layers",
         nargs="+",
-        choices=LAYERS,
-        default=[*LAYERS[2:]],
-        help="which layers may learn content (default: the last four: pairs of all 8 × 8 pixels take long)",
+        choices=[*dict.fromkeys((*LAYERS, *LARGE))],
+        help="which layers may learn content (default: those after the second; of larger pictures context, mix and head: "
+        "pairs of all pixels take long)",
     )
-    parser.add_argument("--pretrained", type=int, default=30, help="epochs of the CNN's own training (default: 30)")
+    parser.add_argument(
+        "--pretrained", type=int, help="epochs of the CNN's own training (default: 30, or 3 with --data)"
+    )
+    parser.add_argument("--width", type=int, default=16, help="first channels of the CNN, with --data (default: 16)")
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
     """For every seed one part for its network before fine-tuning, and one for every task and way.
 
     Raises:
-        BadInput: more pictures than there are.
+        BadInput: more pictures than there are, or the data or a layer's name cannot be used.
     """
-    if options.train > 1437:
-        raise BadInput(f"--train is {options.train}, and there are 1437 train pictures")
+    layers, content, most, pretrained, data = LAYERS, LAYERS[2:], DIGITS, 30, {}
+    execution, audited = "dense", 8
+    if options.data is not None:
+        pictures = read_once(options.data)
+        cnn_of(pictures, options.width)
+        layers, content, most, pretrained = LARGE, ("context", "mix", "head"), len(pictures.train), 3
+        execution, audited = "auto", 2  # of many tokens, where positions factorise
+        data = {"data": str(options.data.resolve()), "files": pictures.digests, "width": options.width}
+    if options.train > most:
+        raise BadInput(f"--train is {options.train}, and there are {most} train pictures")
+    content = tuple(options.content_layers or content)
+    if strange := [name for name in content if name not in layers]:
+        raise BadInput(f"--content-layers has {strange[0]}, and the layers are {', '.join(layers)}")
     parts = []
     for seed in dict.fromkeys(options.seeds):
-        about = {"command": "cnn", "seed": seed, "pretrained": options.pretrained}
+        about = {"command": "cnn", "seed": seed, "pretrained": options.pretrained or pretrained, "test": options.test}
+        about |= data
         parts.append(Part(f"seed {seed}, before anything learns", 1, about))
         for task, way in product(dict.fromkeys(options.tasks), dict.fromkeys(options.ways)):
             course = Course(
@@ -63,19 +90,27 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
                 options.aim_rate,
                 options.alpha,
                 options.key_dim,
-                tuple(options.content_layers),
+                content,
+                execution,
+                audited,
             )
             more = {
                 "way": way,
                 "train": options.train,
-                "course": {**asdict(course), "content_layers": options.content_layers},
+                "course": {**asdict(course), "content_layers": [*content]},
             }
             parts.append(Part(f"seed {seed}, {task}, {way}", options.epochs * WAYS[way].longer, {**about, **more}))
     return parts
 
 
-_first = lru_cache(maxsize=1)(trained_cnn)
-"""The CNN of a seed, which several parts begin with; none of them changes it."""
+@lru_cache(maxsize=1)
+def _first(seed: int, epochs: int, data: str | None, width: int | None) -> tuple[nn.Sequential, list[Tensor]]:
+    """The CNN of a seed, which several parts begin with and none of them changes; its pictures and labels."""
+    if data is None:
+        return trained_cnn(seed, epochs)
+    pictures = read_once(Path(data))
+    parts = [pictures.train, pictures.test, pictures.train_labels, pictures.test_labels]
+    return trained_on(pictures, seed, epochs, width or 0), parts
 
 
 def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
@@ -90,14 +125,17 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     """
     about = part.about
     tell(0, "the CNN's own training")
-    cnn, (x, test, labels, test_labels) = _first(about["seed"], about["pretrained"])
+    cnn, (x, test, labels, test_labels) = _first(
+        about["seed"], about["pretrained"], about.get("data"), about.get("width")
+    )
+    test, test_labels = test[: about["test"]], test_labels[: about["test"]]
     if "way" not in about:
         return {"first": {"seed": about["seed"], "ladder": day_one(cnn, test, test_labels)}}
     course = Course(**{**about["course"], "content_layers": tuple(about["course"]["content_layers"])})
     parts, way, seed = [x[: about["train"]], test, labels[: about["train"]], test_labels], about["way"], about["seed"]
     network, epochs = continue_training(cnn, parts, way, course, seed, tell)
     tell(part.steps, "audit")
-    layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test)
+    layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test, course.audited)
     return {"run": {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}}
 
 

@@ -73,7 +73,13 @@ def softened(network: nn.Module, alpha: float) -> nn.Module:
 
 
 def network_for(
-    cnn: nn.Sequential, way: Way, alpha: float, key_dim: int, seed: int, content_layers: tuple[str, ...]
+    cnn: nn.Sequential,
+    way: Way,
+    alpha: float,
+    key_dim: int,
+    seed: int,
+    content_layers: tuple[str, ...],
+    execution: str = "dense",
 ) -> nn.Module:
     """The network of one way in eval mode, before its first step.
 
@@ -84,6 +90,7 @@ def network_for(
         key_dim: D_k of content, at least d + 1.
         seed: of W_qry and W_key.
         content_layers: the layers that may learn content, by the first part of their names.
+        execution: of the layers that learn; on small pictures "dense", for content does not factorise.
 
     Returns:
         It stays in eval mode when it is trained: batch normalisation by batches would change the function by itself.
@@ -100,7 +107,7 @@ def network_for(
         learned_quadratic(layer)
         if content:
             gate_content(layer, generator=generator)
-        layer.execution = "dense"  # the pictures are small, and content does not factorise
+        layer.execution = execution
         network.set_submodule(name, layer)
     return network.eval()
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a trained CNN on digits, in several ways on the same pictures in the same order."""
+"""Fine-tuning of a trained CNN, in several ways on the same pictures in the same order."""
 
 import copy
 import math
@@ -14,11 +14,9 @@ import verify
 from examples.learned.running.console import Diverged, stepped
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, softened, trainable
 
-TASKS = {"same": "the digits that the CNN learned from", "shifted": "digits shifted by up to 2 pixels"}
+TASKS = {"same": "the pictures that the CNN learned from", "shifted": "pictures shifted by up to 2 pixels"}
 LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
 """The α at which the converted network is looked at before anything learns."""
-AUDITED = 8
-"""Of so many channels an audit reads the map of a layer."""
 LOOKED = 60
 """Test pictures over which attention is compared."""
 REACH = 2
@@ -38,6 +36,8 @@ class Course:
         alpha: the sharpness at first, where it is lowered.
         key_dim: D_k of content.
         content_layers: the layers that may learn content, by the first part of their names.
+        execution: of the attention layers that learn where to look.
+        audited: of so many channels an audit reads the map of a layer.
     """
 
     task: str
@@ -48,18 +48,8 @@ class Course:
     alpha: float
     key_dim: int
     content_layers: tuple[str, ...]
-
-
-def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
-    """The demo network, trained as ``examples/train_digits_cnn.py`` does it, and its data: train and test pictures and labels."""
-    from examples import train_digits_cnn  # and with it scikit-learn, which processes that teach on noise do without
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        parts = train_digits_cnn.digits(seed)
-        cnn = train_digits_cnn.digits_cnn()
-        train_digits_cnn.train(cnn, parts[0], parts[2], epochs)
-    return cnn.eval(), parts
+    execution: str = "dense"
+    audited: int = 8
 
 
 def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -129,7 +119,7 @@ def continue_training(
     x, test, labels, test_labels = parts
     if course.task == "shifted":
         test = shifted_test(test)
-    network = network_for(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers)
+    network = network_for(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers, course.execution)
     values, positional = trainable(network)
     groups = [
         {"params": parameters, "lr": lr}
@@ -173,12 +163,13 @@ def continue_training(
 
 
 @torch.no_grad()
-def layers_of(network: nn.Module, x: Tensor) -> list[dict[str, Any]]:
+def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str, Any]]:
     """How convolution-like each attention layer is.
 
     Args:
         network: with attention layers; a CNN has no rows.
         x: pictures, for the layers' real inputs.
+        audited: of so many channels an audit reads the map of a layer.
 
     Returns:
         For each layer: by audit as a black box, on white noise, the distance to the nearest convolution and how far other
@@ -192,7 +183,7 @@ def layers_of(network: nn.Module, x: Tensor) -> list[dict[str, Any]]:
         # No larger a kernel than the CNN's own, with the pixels between its taps: what leaks out of it is distance.
         kernel_size = [span + 1 for span in layer.geometry.span]
         audit = verify.audit(
-            copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=kernel_size, most_channels=AUDITED
+            copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=kernel_size, most_channels=audited
         )
         p = layer.attention_probabilities(given)
         alpha, tau = layer.centres()

@@ -28,7 +28,8 @@ from construct.command.demo import PATH  # noqa: E402
 from examples import train_digits_cnn  # noqa: E402
 from examples.learned.data import BadInput, Pictures  # noqa: E402
 from examples.learned.running.console import Diverged  # noqa: E402
-from examples.taught import convert, finetuning, plots  # noqa: E402
+from examples.taught import cnn as cnn_command  # noqa: E402
+from examples.taught import convert, finetuning, networks, plots  # noqa: E402
 from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable  # noqa: E402
 from examples.taught.counting import NEAR, count  # noqa: E402
@@ -409,13 +410,18 @@ def test_bad_input_is_one_line(
     assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # told before anything is begun
 
 
+def random_pictures(size: tuple[int, ...]) -> Pictures:
+    """Thirty to train on, nine to test, with labels that mean nothing."""
+    x, labels = torch.randn(30, *size), torch.randint(0, 4, (30,))
+    return Pictures("noise", x, labels, x[:9], labels[:9], 4, {"noise": "digest"})
+
+
 @pytest.mark.parametrize("picture", [(3, 8, 12), (1, 28, 28)])
 def test_a_converted_cnn_predicts_as_it_did(
     picture: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    x, labels = torch.randn(30, *picture), torch.randint(0, 4, (30,))
-    noise = Pictures("noise", x, labels, x[:9], labels[:9], 4, {"noise": "digest"})
-    monkeypatch.setattr(convert, "_read", lambda place: noise)
+    noise = random_pictures(picture)
+    monkeypatch.setattr(convert, "read_once", lambda place: noise)
     words = ["convert", "--data", str(tmp_path), "--width", "4", "--epochs", "1", "--out", str(tmp_path)]
     assert main(words) == 0
     assert "converted, 9 of 9 predictions are the same." in capsys.readouterr().out
@@ -425,9 +431,29 @@ def test_a_converted_cnn_predicts_as_it_did(
     assert run["ladder"][-1]["apart"] > 0.01
 
 
+def test_a_cnn_of_other_pictures_goes_on_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Soft heads by whichever execution the layer picks; content where it is asked for, and nowhere else."""
+    noise = random_pictures((3, 8, 12))
+    monkeypatch.setattr(cnn_command, "read_once", lambda place: noise)
+    words = ["cnn", "--data", str(tmp_path), "--width", "4", "--pretrained", "1", "--train", "12", "--test", "6"]
+    words += ["--tasks", "same", "--ways", "cnn", "content", "--epochs", "1", "--seeds", "0", "--jobs", "1"]
+    assert main([*words, "--content-layers", "mix", "--out", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))
+    plain, content = summary["runs"]
+    assert plain["layers"] == []
+    swayed = {row["layer"]: row["swayed"] for row in content["layers"]}
+    assert [*swayed] == ["stem", "shrink", "context", "shrink_again", "mix", "head"]
+    assert swayed["mix"] > 0 == sum(swayed[name] for name in swayed if name != "mix")
+    assert main([*words, "--content-layers", "depthwise", "--out", str(tmp_path)]) == 2
+    assert "the layers are stem, shrink, context, shrink_again, mix, head" in capsys.readouterr().err
+    assert main([*words, "--train", "999", "--out", str(tmp_path)]) == 2
+
+
 def test_pictures_that_cannot_be_halved_are_refused():
     with pytest.raises(BadInput, match="6 × 8 cannot be halved twice"):
-        convert.cnn_for(1, (6, 8), 10, 4)
+        networks.cnn_for(1, (6, 8), 10, 4)
 
 
 def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
