@@ -30,7 +30,8 @@ from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, pro
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
-EXAMPLES = max(40, settings().max_examples) // 2
+EXAMPLES = 20
+"""Layers in which each fault is planted, or as many times more as it asks for."""
 ENOUGH = 4
 """So many faulty layers of each kind must count."""
 
