@@ -342,6 +342,17 @@ def test_of_a_wide_layer_some_channels_are_read():
     assert everything.groups == 1
 
 
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 8]), st.integers(1, 3))
+def test_few_channels_of_a_grouped_layer_are_read_where_they_are_fed(seed, groups, most):
+    """An output that none of the drawn inputs reaches is zero, and zero is a convolution: a check that could not fail."""
+    torch.manual_seed(seed)
+    conv = nn.Conv2d(8, 16, kernel_size=3, padding=1, groups=groups).double()
+    found = verify.audit(construct.conv_to_mhsa(conv, alpha=1.0), (4, 4), most_channels=most, seed=seed)
+    assert found.distance > 0.01
+    assert not found.is_convolution
+    assert np.abs(found.kernel).reshape(len(found.outputs), -1).max(axis=1).all(), "an output that nothing reaches"
+
+
 @pytest.mark.parametrize("power", [-1000, -600, -300, 300, 600, 950])
 @pytest.mark.parametrize("mode", ["zeros", "replicate"])
 def test_the_size_of_the_weights_makes_no_difference(power, mode):

@@ -44,8 +44,9 @@ def audit(
         in_channels: C; by default the layer's own (``in_channels``, ``embed_dim``).
         kernel_size: the largest kernel to try, in taps, one number or one an axis; by default any size, or half the grid where
             no kernel fits.
-        most_channels: how many input and how many output channels to measure at most, drawn at random; the other inputs are
-            zero.  The map of a wide layer on a large grid does not fit in memory.  By default all.
+        most_channels: how many input channels to feed at most, drawn at random, and how many output channels to read at
+            most, of those that they reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit
+            in memory.  By default all.
         probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
             ``attention_probabilities``, if it has one.
         dtype: float64 or float32, for running the layer.

@@ -83,10 +83,15 @@ class BlackBox:
         self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
-        """From now on feed and read at most this many channels, drawn at random."""
-        self.inputs, self.outputs = (
-            np.sort(random.choice(n, min(n, most), replace=False)) for n in (self.channels, self.out_channels)
-        )
+        """From now on feed at most this many channels, drawn at random, and read at most as many of those that they reach.
+
+        Of a grouped layer, channels drawn apart may share no group: their map is zero, and tells nothing of the layer.
+        """
+        self.inputs = np.sort(random.choice(self.channels, min(self.channels, most), replace=False))
+        x = random.standard_normal((1, len(self.inputs), *self.grid))
+        moved = (self._run(x) != self._run(0 * x)).reshape(self.out_channels, -1).any(axis=1)
+        reached = np.flatnonzero(moved) if moved.any() else np.arange(self.out_channels)
+        self.outputs = np.sort(random.choice(reached, min(len(reached), most), replace=False))
 
     def rescale(self) -> None:
         """Rescale outputs from now on if their squares would leave the range of float64."""
