@@ -7,6 +7,9 @@ raw numbers (:mod:`verify.experiment.sweep.exactly`).
 
 import math
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -161,9 +164,9 @@ def judged(seed: int) -> list[Row]:
     return [*rows, replace(row, error=error)]
 
 
-def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
-    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
-    row = Row(
+def _row(one: RandomLayer, fault: str = "") -> Row:
+    """What the row of a layer says before it is certified."""
+    return Row(
         key=key_of("random", one.seed, fault),
         model="random",
         layer=f"seed {one.seed}",
@@ -174,6 +177,11 @@ def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, C
         alpha=one.alpha,
         digest=digest(one.conv, ("weight", "bias")),
     )
+
+
+def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
+    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
+    row = _row(one, fault)
     start = time.perf_counter()
     try:
         certificate = certified(one.conv, one.layer, one.grid, one.bound, None, leaking)
@@ -309,6 +317,35 @@ def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> 
     )
 
 
+# ---- crashes of torch itself --------------------------------------------------------------------------------------------------
+
+ALONE = "from here on torch runs alone"
+
+
+def run_convolution(seed: int) -> None:
+    """Run the convolution of a seed, without its attention layer, on random inputs."""
+    conv, grid = (one := random_layer(seed)).conv, one.grid
+    x = torch.randn(8, conv.in_channels, *grid).to(conv.weight.dtype)
+    print(ALONE, flush=True)
+    with torch.no_grad():
+        for batch in (1, 2, 8):
+            conv(x[:batch])
+
+
+def ended_by(code: str, after: str) -> str:
+    """The signal that ends a process which runs this code, once it has printed a line; "" if none does.
+
+    >>> ended_by("print('here', flush=True); import os; os.abort()", after="here")
+    'SIGABRT'
+    """
+    try:
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return ""
+    crashed = process.returncode < 0 and after in process.stdout.splitlines()
+    return signal.Signals(-process.returncode).name if crashed else ""
+
+
 # ---- the task ----------------------------------------------------------------------------------------------------------------
 
 
@@ -325,15 +362,22 @@ class RandomLayers:
             try:
                 yield from judged(seed)
             except Exception as error:  # a crash on one layer is a result too
-                yield self._row(seed, f"{type(error).__name__}: {error}")
+                yield self._failed(seed, f"{type(error).__name__}: {error}")
 
     def parts(self) -> list["RandomLayers"]:
         """The same layers, each in a task of its own."""
         return [RandomLayers((seed,)) for seed in self.seeds]
 
     def failed(self, why: str) -> list[Row]:
-        """The rows of a task that did not come back."""
-        return [self._row(seed, why) for seed in self.seeds]
+        """The rows of a task that did not come back: refused where torch's own convolution is what ends the process."""
+        rows = []
+        for seed in self.seeds:
+            if by := ended_by(f"from {__name__} import run_convolution; run_convolution({seed})", after=ALONE):
+                crash = f"torch's own convolution crashes here ({by})"
+                rows.append(replace(_row(random_layer(seed)), verdict="refused", claim=crash))
+            else:
+                rows.append(self._failed(seed, why))
+        return rows
 
-    def _row(self, seed: int, error: str) -> Row:
+    def _failed(self, seed: int, error: str) -> Row:
         return Row(key_of("random", seed, ""), "random", f"seed {seed}", error=error)
