@@ -47,16 +47,14 @@ class Frozen:
     Attributes:
         starts: where the heads look.
         whole: the factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the identity; or "".
-        biased: whether b_out has a number that is not zero.
     """
 
     starts: Starts
     whole: str
-    biased: bool
 
 
 def freeze(layer: Layer) -> Frozen:
-    """Read off where every head looks, which factor is the identity, and whether there is a bias.
+    """Read off where every head looks and which factor is the identity.
 
     Raises:
         ValueError: some head is no shift that stays on the grid for every size of input.
@@ -77,10 +75,10 @@ def freeze(layer: Layer) -> Frozen:
     if plan.soft or not inside:
         raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
     whole = "w_val" if is_identity(layer.w_out) else "w_out" if is_identity(layer.w_val) else ""
-    return Frozen(starts, whole, bool(layer.b_out.any()))
+    return Frozen(starts, whole)
 
 
-def _frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
+def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
     """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
     try:
         frozen = freeze(layer)
@@ -88,7 +86,7 @@ def _frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
         log.warning("not compiled, run as it is: %s", error)
         return None
     _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
-    return frozen.starts, frozen.whole, True  # a bias may be learned or set later
+    return frozen.starts, frozen.whole
 
 
 # What torch.compiler.assume_constant_result does: the compiler calls it while it traces, and takes the answer for a constant.
@@ -131,8 +129,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     bias = _of(dtype, layer.b_out).view(-1, *(1,) * geometry.dims)
     first = memory_format(x) == torch.contiguous_format
     if exported and first:  # as many nodes whatever the number of heads
-        y = _gathered(tokens, w, frozen.starts, geometry)
-        y = y + bias if frozen.biased else y
+        y = _gathered(tokens, w, frozen.starts, geometry) + bias
     elif exported and heads > 1:
         y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
     elif channels == width == 1:

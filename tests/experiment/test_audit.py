@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
@@ -684,3 +685,76 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
     assert main(["audit", str(file), "--grid", "4", "4"]) == 2
     printed = capsys.readouterr()
     assert "ran" not in printed.out
+
+
+def _position_bias(conv: nn.Conv2d):
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = conv(x).clone()
+        y[:, 2] = torch.arange(y.shape[-1], dtype=y.dtype)
+        return y
+
+    return layer
+
+
+@pytest.mark.parametrize("most", [None, 3, 99])
+def test_a_channel_that_no_input_reaches_is_read_too(most):
+    """Its constant depends on the position, which no convolution's does."""
+    found = verify.audit(_position_bias(convolution(2, 3, padding=1)), (6, 6), in_channels=2, most_channels=most)
+    assert found.outputs == (0, 1, 2)
+    assert not found.is_convolution
+
+
+NEARLY: dict[str, Callable[[nn.Conv2d], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "clamped": lambda conv: lambda x: conv(x).clamp(-50, 50),
+    "a threshold": lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 100),
+    "a threshold far away": lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 1e40),
+    "a small channel": lambda conv: lambda x: torch.cat([conv(x)[:, :1], 1e-9 * torch.relu(conv(x)[:, 1:])], 1),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_a_convolution_of_small_inputs_alone_is_none(name):
+    found = verify.audit(NEARLY[name](convolution(2, 3, padding=1)), (6, 6), in_channels=2)
+    assert not found.affine
+    assert not found.is_convolution
+
+
+def test_a_small_channel_is_judged_by_its_own_size():
+    """In float32, where rounding alone may be a thousandth of the largest output."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 2, kernel_size=3, padding=1)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = conv(x)
+        return torch.stack([y[:, 0], 1e-3 * torch.relu(y[:, 1])], 1)
+
+    def moving(x: torch.Tensor) -> torch.Tensor:
+        y = conv(x)
+        return torch.stack([y[:, 0], 1e-3 * y[:, 1] * torch.linspace(0.5, 1, y.shape[-1])], 1)
+
+    for function in (layer, moving):
+        found = verify.audit(function, (16, 16), in_channels=16, dtype=torch.float32, kernel_size=3)
+        assert not found.is_convolution
+
+
+def test_content_that_only_large_inputs_move_is_no_convolution():
+    layer = construct.conv_to_mhsa(convolution(2, 3, padding=1))
+    with torch.no_grad():
+        layer.w_qry.normal_().mul_(1e-3)
+        layer.w_key.normal_().mul_(1e-3)
+    found = verify.audit(layer, (6, 6))
+    assert not found.affine
+    assert not found.is_convolution
+
+
+def test_complex_numbers_are_refused():
+    conv = convolution(2, 3, padding=1)
+    with pytest.raises(ValueError, match="complex"):
+        verify.audit(lambda x: torch.complex(conv(x), conv(x)), (6, 6), in_channels=2)
+    with pytest.raises(ValueError, match="complex"):
+        verify.audit(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.complex128), (6, 6))
+
+
+def test_a_grid_that_no_memory_holds_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="budget"):
+        verify.audit(convolution(2, 3), (10**6, 10**6))

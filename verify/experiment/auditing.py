@@ -14,13 +14,17 @@ import numpy as np
 import torch
 
 from verify.experiment.audit_record import Audit
-from verify.experiment.black_box import BUDGET, BlackBox, LinearMap, impulse_response
+from verify.experiment.black_box import (
+    BUDGET,
+    INPUT_SIZES,
+    BlackBox,
+    LinearMap,
+    impulse_response,
+    sizes_by_channel,
+)
 from verify.experiment.head_maps import summarise_heads
 from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
 from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of
-
-INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
-"""Sizes of the random inputs on which attention is measured: content may matter only for large ones."""
 
 
 def audit(
@@ -45,7 +49,7 @@ def audit(
         kernel_size: the largest kernel to try, in taps, one number or one an axis; by default any size, or half the grid where
             no kernel fits.
         most_channels: how many input channels to feed at most, drawn at random, and how many output channels to read at
-            most, of those that they reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit
+            most, first those that they reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit
             in memory.  By default all.
         probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
             ``attention_probabilities``, if it has one.
@@ -66,7 +70,7 @@ def audit(
     >>> audit.is_convolution, audit.kernel_size, audit.padding_mode
     (True, (3, 3), 'zeros')
     """
-    black_box = BlackBox(attention, grid, in_channels, dtype)
+    black_box = BlackBox(attention, grid, in_channels, dtype, budget)
     most = _sizes(kernel_size, black_box.grid)
     random = np.random.default_rng(seed)
     if most_channels is not None:
@@ -89,11 +93,13 @@ def audit(
         }
     else:
         kernel, bias, residual = _by_regression(black_box, linear, fit, random, budget)
-    bias_deviation = float(np.abs(linear.constant - bias)[linear.finite].max(initial=0.0))
+    deviations = np.abs(linear.constant - bias)[linear.finite]
     reads_padding = any(before > 0 or after > 0 for before, after in field.padding)
     modes = _matching_modes(residual, fit, linear, bool(inside.any())) if reads_padding else ("none",)
     best = modes[0] if modes and reads_padding else min(residual, key=lambda mode: residual[mode][2])
-    largest = max(float(np.abs(linear.constant).max(initial=0.0)), float(np.abs(linear.matrix).max(initial=0.0)))
+    width, products = len(black_box.outputs), linear.matrix.shape[1] * linear.matrix.shape[3] + 8
+    responses = np.moveaxis(linear.matrix, 2, -1).reshape(-1, width)
+    sizes = np.maximum(sizes_by_channel(linear.constant, products), sizes_by_channel(responses, products))
     ranks, effective = _ranks(kernel, linear.rounding)
     heads, available = _heads(black_box, field, kernel, probabilities, random)
     return Audit(
@@ -112,7 +118,7 @@ def audit(
         padding=field.padding,
         padding_modes=modes,
         bias=np.ldexp(bias, black_box.exponent),
-        bias_variation=float(np.ldexp(bias_deviation, black_box.exponent)),
+        bias_variation=float(np.ldexp(deviations.max(initial=0.0), black_box.exponent)),
         groups=_groups(kernel, linear.rounding)
         if kernel.shape[:2] == (black_box.out_channels, black_box.channels)
         else None,
@@ -120,7 +126,9 @@ def audit(
         border=residual[best][1] if border.any() else None,
         border_by_mode={mode: residual[mode][1] for mode in residual} if reads_padding else {},
         distance=residual[best][2],
-        exact=linear.affine and max(fit.worst[best]) <= linear.rounding and bias_deviation <= linear.rounding * largest,
+        exact=linear.affine
+        and max(fit.worst[best]) <= linear.rounding
+        and bool((deviations <= linear.rounding * sizes).all()),
         interior_outputs=int(inside.sum()),
         not_finite=int((~linear.finite).sum()),
         tap_ranks=ranks,

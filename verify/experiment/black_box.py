@@ -21,6 +21,8 @@ from torch import nn
 BUDGET = 2**30
 """Bytes for the linear map of a layer, by default."""
 
+INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
+"""Sizes of the random inputs on which a layer is measured: content, or a threshold, may matter only for large ones."""
 FAR = 300
 """Outputs above 2^FAR or below 2^−FAR are rescaled, so that their squares stay in the range of float64."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
@@ -36,6 +38,7 @@ class BlackBox:
         grid: the spatial size of the inputs.
         in_channels: C; by default the layer's own attribute.
         dtype: float64 or float32, for running the layer.
+        budget: bytes that an input may take.
 
     Attributes:
         inputs, outputs: the indices of the channels fed and read; all at first.  The others are fed zeros.
@@ -45,7 +48,9 @@ class BlackBox:
         ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
     """
 
-    def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype):
+    def __init__(
+        self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype, budget: int = BUDGET
+    ):
         if not callable(attention):
             raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
         if not (isinstance(grid, tuple | list) and grid and all(type(n) is int and n >= 1 for n in grid)):
@@ -55,6 +60,8 @@ class BlackBox:
         self.grid, self.dtype = tuple(grid), dtype
         self.function: Any = attention
         if isinstance(attention, nn.Module):
+            if any(tensor.is_complex() for tensor in attention.parameters()):
+                raise ValueError("the layer has complex weights; an audit is of real ones")
             try:
                 self.function = copy.deepcopy(attention).cpu().to(dtype).eval()
             except Exception as error:  # an unknown layer may raise anything
@@ -71,6 +78,11 @@ class BlackBox:
         if type(in_channels) is not int or in_channels < 1:
             raise ValueError(f"how many channels does the layer take? in_channels={in_channels!r} does not say")
         self.channels = in_channels
+        if (needed := 8 * in_channels * prod(self.grid)) > budget:
+            raise ValueError(
+                f"an input of {in_channels} channels on this grid would take {needed / 2**30:.3g} GiB, over the budget of "
+                f"{budget / 2**30:.3g} GiB; audit a smaller grid"
+            )
         self.inputs = np.arange(in_channels)
         first = self._run(np.zeros((1, in_channels, *self.grid)))
         if first.ndim != len(self.grid) + 2 or len(first) != 1 or first.size == 0:
@@ -83,15 +95,15 @@ class BlackBox:
         self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
-        """From now on feed at most this many channels, drawn at random, and read at most as many of those that they reach.
+        """From now on feed at most this many channels, drawn at random, and read at most as many, first those that they reach.
 
         Of a grouped layer, channels drawn apart may share no group: their map is zero, and tells nothing of the layer.
         """
         self.inputs = np.sort(random.choice(self.channels, min(self.channels, most), replace=False))
         x = random.standard_normal((1, len(self.inputs), *self.grid))
-        moved = (self._run(x) != self._run(0 * x)).reshape(self.out_channels, -1).any(axis=1)
-        reached = np.flatnonzero(moved) if moved.any() else np.arange(self.out_channels)
-        self.outputs = np.sort(random.choice(reached, min(len(reached), most), replace=False))
+        reached = (self._run(x) != self._run(0 * x)).reshape(self.out_channels, -1).any(axis=1)
+        order = np.concatenate([random.permutation(np.flatnonzero(part)) for part in (reached, ~reached)])
+        self.outputs = np.sort(order[:most])
 
     def rescale(self) -> None:
         """Rescale outputs from now on if their squares would leave the range of float64."""
@@ -122,6 +134,8 @@ class BlackBox:
                     y = self.function(tensor)
             if not isinstance(y, torch.Tensor):
                 raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
+            if y.is_complex():
+                raise TypeError("it gives complex numbers, and an audit is of real ones")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # an unknown layer may raise anything
             plain = not isinstance(self.function, nn.Module) and self.dtype == torch.float64
@@ -183,7 +197,8 @@ class LinearMap:
     """The linear map of a layer by impulse response, and how linear the layer is.
 
     Attributes:
-        superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs, g = f − f(0), over the outputs' size.
+        superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs of several sizes, g = f − f(0), over the
+            size of the channel's outputs.
         rounding: n·ε relative, n = T·C + 8 products an output: the error that rounding alone can cause.
         constant: f(0), (O, D).
         matrix: A, (O, T, D, C); of a layer that is not affine, its response to impulses of size 1.
@@ -226,15 +241,11 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
 
     constant = run(np.zeros((1, channels, *black_box.grid)))[0]
     rounding = (places * channels + 8) * float(torch.finfo(black_box.dtype).eps)
-    off = 0.0
-    for _ in range(3):
-        x, y = random.standard_normal((2, 1, channels, *black_box.grid))
-        a, b = random.uniform(0.5, 2.0, 2)
-        fx, fy, both = run(x), run(y), run(a * x + b * y)
-        wrong = (both - constant) - a * (fx - constant) - b * (fy - constant)
-        size = max(float(np.abs(values).max(initial=0.0)) for values in (fx, fy, both, constant))
-        off = max(off, float(np.abs(wrong[:, finite]).max(initial=0.0)) / (size or 1.0))
-    amplitude = _AMPLITUDE[black_box.dtype] if off <= 8 * rounding and _scales(black_box, random, rounding) else 1.0
+    run(random.standard_normal((4, channels, *black_box.grid)))  # which tells the outputs that are finite
+    off = max(_superposition(black_box, size, constant, finite, random) or 0.0 for size in INPUT_SIZES)
+    large = _superposition(black_box, _AMPLITUDE[black_box.dtype], constant, finite, random)
+    off = max(off, large or 0.0)
+    amplitude = 1.0 if large is None or off > 8 * rounding else _AMPLITUDE[black_box.dtype]
     matrix = np.empty((outputs, places, width, channels))
     step = max(1, min(256, _BATCH_BYTES // (8 * max(places * channels, outputs * width))))
     for first in range(0, places * channels, step):
@@ -247,14 +258,32 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
     return LinearMap(off, rounding, constant, matrix, finite)
 
 
-def _scales(black_box: BlackBox, random: np.random.Generator, rounding: float) -> bool:
-    """Whether the layer is the same linear map at the amplitude of the impulses."""
-    a = _AMPLITUDE[black_box.dtype]
-    x = random.standard_normal((1, len(black_box.inputs), *black_box.grid))
-    small, large = (black_box(x) - black_box(-x)) / 2, (black_box(a * x) - black_box(-a * x)) / (2 * a)
-    finite = np.isfinite(small)
-    size = float(np.abs(small[finite]).max(initial=0.0)) + float(np.abs(black_box(x)[finite]).max(initial=0.0))
-    return bool((np.abs(large - small)[finite] <= 8 * rounding * size).all())  # a NaN fails
+def _superposition(
+    black_box: BlackBox, size: float, constant: np.ndarray, finite: np.ndarray, random: np.random.Generator
+) -> float | None:
+    """How far the layer is from affine on inputs of a size, as in :class:`LinearMap`; None where it overflows there."""
+    off = 0.0
+    for _ in range(3):
+        x, y = size * random.standard_normal((2, 1, len(black_box.inputs), *black_box.grid))
+        a, b = random.uniform(0.5, 2.0, 2)
+        fx, fy, both = (black_box(z)[0][finite] for z in (x, y, a * x + b * y))
+        if not all(np.isfinite(values).all() for values in (fx, fy, both)):
+            return None
+        f0 = constant[finite]
+        wrong = np.abs((both - f0) - a * (fx - f0) - b * (fy - f0))
+        sizes = sizes_by_channel(np.stack([fx, fy, both, f0]), x.size + 8)
+        off = max(off, float((wrong / sizes).max(initial=0.0)))
+    return off
+
+
+def sizes_by_channel(values: np.ndarray, products: int) -> np.ndarray:
+    """The largest |value| of every channel, the last axis; no less than the largest of all over the products of an output.
+
+    Rounding is of a channel's own size where its numbers are sums of its own, and of the others' where they are a mixture.
+    """
+    sizes = np.abs(values).max(axis=tuple(range(values.ndim - 1)), initial=0.0)
+    sizes = np.maximum(sizes, sizes.max(initial=0.0) / products)
+    return np.where(sizes > 0, sizes, 1.0)
 
 
 def _line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from verify.experiment.black_box import sizes_by_channel
 from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
 
 MOST_CANDIDATES = 32
@@ -26,7 +27,7 @@ class Fit:
         inside: bool (O,), the interior outputs that count.
         size: Σ|A|² by output, (O,).
         residual: Σ|A − convolution|² by output, (O,), by padding mode.
-        worst: the greatest |A − convolution| over the largest |A|, interior and border, by padding mode.
+        worst: the greatest |A − convolution| over the largest |A| of the channel, interior and border, by padding mode.
     """
 
     field: ReceptiveField
@@ -117,7 +118,8 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
             first = blocks[len(rows) // 2]
             weights[tap] = first + (blocks - first).mean(axis=0)  # the mean of equal numbers is exactly that number
     size = np.square(matrix).sum(axis=(1, 2, 3)) * finite
-    largest = float(np.abs(matrix[finite]).max(initial=0.0)) or 1.0
+    products = matrix.shape[1] * matrix.shape[3] + 8
+    largest = sizes_by_channel(np.moveaxis(matrix[finite], 2, -1), products)
     residual, worst = {}, {}
     for mode in modes:
         error = matrix.copy()
@@ -126,7 +128,7 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
             error[rows, source[rows]] -= weights[tap]
         error[~finite] = 0
         residual[mode] = np.square(error).sum(axis=(1, 2, 3))
-        by_output = np.abs(error).max(axis=(1, 2, 3), initial=0.0) / largest
+        by_output = (np.abs(error).max(axis=(1, 3), initial=0.0) / largest).max(axis=1, initial=0.0)
         worst[mode] = (float(by_output[inside].max(initial=0.0)), float(by_output[~inside].max(initial=0.0)))
     kernel = np.moveaxis(weights, 0, -1).reshape(*matrix.shape[2:], *field.kernel)
     return Fit(field, kernel, inside, size, residual, worst)
