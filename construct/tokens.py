@@ -281,8 +281,8 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """The numbers as a tensor; a grid is kept for later calls, so nothing of it may be fake, or part of a transform."""
-    with torch._C._DisableFuncTorch(), _disable_current_modes():
+    """The numbers as a tensor; a grid is kept for later calls, so nothing of it may be fake, or of a transform or inference."""
+    with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         return torch.from_numpy(array)
 
 

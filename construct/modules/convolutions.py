@@ -135,7 +135,7 @@ def _value_reason(conv: Any) -> str | None:
             continue
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             return f"its {name} is not a dense tensor"
-        if type(tensor) is not torch.Tensor and not issubclass(type(tensor), nn.Parameter):
+        if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
             return f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
         if tensor.is_meta:
             return f"its {name} is on the meta device; load real weights first"
@@ -149,6 +149,13 @@ def _value_reason(conv: Any) -> str | None:
         if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
             return f"its {name} has entries that are not finite"
     return None
+
+
+def _is_plain_parameter(kind: type) -> bool:
+    """Whether operations see nothing but numbers in such a parameter; a class may also take them over."""
+    hooks = ("__torch_function__", "__torch_dispatch__")
+    own = ((inspect.getattr_static(one, name, None) for name in hooks) for one in (kind, nn.Parameter))
+    return issubclass(kind, nn.Parameter) and tuple(next(own)) == tuple(next(own))
 
 
 def _read_geometry(conv: Any) -> ConvGeometry:

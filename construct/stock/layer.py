@@ -7,12 +7,14 @@ size and β = √D·α:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
@@ -96,7 +98,7 @@ class StockAttention(nn.Module):
         """
         if output_size is not None:
             self._check_output(tuple(output_size))
-        if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+        if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
             lower = torch.get_autocast_dtype(input.device.type)
             with torch.autocast(input.device.type, enabled=False):  # half precision cannot hold the coordinates
                 return self.forward(input.to(self.positions.dtype)).to(lower)
@@ -115,12 +117,18 @@ class StockAttention(nn.Module):
         shape = g.output_size(self.grid)
         keys, queries = len(self.sources), len(self.query_tokens)
         # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
-        needed = 6 * (keys + queries) * len(x) * self.attention.embed_dim * x.element_size()
+        numbers = 6 * (keys + queries) * self.attention.embed_dim
+        learning = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
+        if learning:  # attention, its scores, and the gradients of both
+            numbers += 4 * self.attention.num_heads * keys * queries
+        needed = numbers * len(x) * x.element_size()
         require(needed, x.device, f"a stock attention over {queries} queries and {keys} keys")
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
-        y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
+        # On the way back fused attention works P out again, as exp of a difference of rounded scores: no longer 0 and 1.
+        with sdpa_kernel(SDPBackend.MATH) if learning else nullcontext():
+            y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
         return y if batched else y[0]
 
@@ -174,7 +182,9 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
 
     Returns:
         A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and mode.  Its state dict loads into
-        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size.  Value projections are trainable if the
+        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size; train such a one under
+        ``sdpa_kernel(SDPBackend.MATH)``, as this module trains itself, for the gradients of fused attention are wrong by the
+        rounding of large scores.  Value projections are trainable if the
         layer's are; queries and keys share a tensor with them, and at full sharpness their gradients are exactly zero.
         Training also changes entries that were zero (groups, positions in the values), after which it is no convolution.
 

@@ -375,3 +375,9 @@ def test_calls_are_counted_wherever_they_come_from():
     assert convolution_calls(nn.functional.conv_transpose1d, x, w).total() >= 1
     assert convolution_calls(torch.fft.rfft, x).total() >= 1
     assert not convolution_calls(lambda: (x @ x.mT, x.double(), x.to(torch.float16)))
+
+
+def test_complex_outputs_are_not_compared():
+    conv = nn.Conv2d(2, 3, 3, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="complex"):
+        verify.compare(conv, lambda x: conv(x).conj(), torch.randn(1, 2, 6, 6, dtype=torch.complex64))

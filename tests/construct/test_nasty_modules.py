@@ -527,6 +527,29 @@ def test_row_28_a_weight_that_is_no_plain_tensor_is_refused() -> None:
     assert "its weight is a Strange, not a plain tensor" in refusals(nn.Sequential(conv))["0"][1]
 
 
+class TakesOver(nn.Parameter):
+    """A parameter that says what operations on it do."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            return 2 * result if func is torch.nn.functional.conv2d else result
+
+
+class Labelled(nn.Parameter):
+    """A parameter with a class of its own, and nothing else."""
+
+
+def test_a_parameter_that_takes_operations_over_is_refused() -> None:
+    conv = nn.Conv2d(3, 3, 1)
+    conv.weight = TakesOver(torch.rand(3, 3, 1, 1))
+    assert "its weight is a TakesOver, not a plain tensor" in refusals(nn.Sequential(conv))["0"][1]
+    conv.weight = Labelled(torch.rand(3, 3, 1, 1))
+    x = torch.randn(1, 3, 4, 4)
+    torch.testing.assert_close(construct.conv_to_mhsa(conv)(x), conv(x))
+
+
 # ---- 36, 38: layouts and sizes ---------------------------------------------------------------------------------------
 
 

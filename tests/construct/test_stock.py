@@ -170,6 +170,34 @@ def test_it_executes_no_convolution():
         assert not convolution_calls(lambda module=module, x=x: module(x).sum().backward())
 
 
+def test_on_the_meta_device_it_tells_shapes():
+    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(2, 3, 3)), (5, 6)).to("meta")
+    assert module(torch.ones(1, 2, 5, 6, device="meta")).shape == (1, 3, 3, 4)
+
+
+@pytest.mark.parametrize("grid", [(28,), (28, 28), (200,), (600,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_do_not_feel_the_size_of_scores(grid: tuple[int, ...], dtype: torch.dtype):
+    """Scores are large, and rounded; a fused backward pass would take exp of what they are off by."""
+    torch.manual_seed(0)
+    conv = (nn.Conv1d if len(grid) == 1 else nn.Conv2d)(2, 3, 3, padding=1, dtype=dtype)
+    x = torch.randint(-8, 9, (1, 2, *grid)).to(dtype)
+    ways = torch.randint(-8, 9, (1, 3, *grid)).to(dtype)
+    with torch.no_grad():
+        conv.weight.copy_(torch.randint_like(conv.weight, -8, 9))
+        stock = construct.to_torch_mha(construct.conv_to_mhsa(conv), grid=grid)
+    gradients = []
+    for module in (conv, stock):
+        given = x.clone().requires_grad_()
+        (module(given) * ways).sum().backward()
+        gradients.append(given.grad)
+    assert torch.equal(*gradients)
+    weights = stock.attention.in_proj_weight.grad
+    assert weights is not None
+    queries_and_keys = weights[: 2 * stock.attention.embed_dim]
+    assert not queries_and_keys.any()
+
+
 def test_its_gradients_are_those_of_the_convolution():
     conv, layer = small(dtype=torch.float64)
     module = construct.to_torch_mha(layer, (4, 4))

@@ -169,6 +169,22 @@ def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable)
     assert layer.w_val.grad is not None
 
 
+@pytest.mark.parametrize("execution", ["auto", "dense", "chunked", "sdpa"])
+def test_content_learns_after_a_call_in_inference_mode(execution: str) -> None:
+    """What is kept of a grid is for every later call, of other layers too."""
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), alpha=1.0, execution=execution)
+    with torch.no_grad():
+        layer.w_qry.normal_()
+        layer.w_key.normal_()
+    x = torch.randn(1, 2, 6, 9 + len(execution))  # a grid that no other test asks for
+    with torch.inference_mode():
+        layer(x)
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv1d(16, 16, 3)], ids=str)
 def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
     """With inputs of many shapes, so that what is remembered comes and goes."""

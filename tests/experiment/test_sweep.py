@@ -145,6 +145,7 @@ def test_a_crash_of_torch_itself_is_told_from_one_of_ours(monkeypatch):
     (row,) = RandomLayers((2,)).failed("its worker died")
     assert (row.verdict, row.error) == ("", "its worker died")
     assert ended_by("import os; os.abort()", after=ALONE) == ""
+    assert ended_by(f"print({ALONE!r}, flush=True); import os; os.kill(os.getpid(), 9)", after=ALONE) == ""
     monkeypatch.setattr(random_layers, "ended_by", lambda code, after: "SIGSEGV")
     (row,) = RandomLayers((2,)).failed("its worker died")
     assert (row.verdict, row.error) == ("refused", "")

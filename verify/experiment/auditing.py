@@ -1,9 +1,9 @@
 """``verify.audit``: fit a convolution to an attention layer as a black box, and report the residual.
 
 Only the number of channels and the attention, where the layer gives it, are read from the layer.
-1. Superposition on random inputs.  2. The linear map, by impulse response.  3. The nearest convolution over all receptive fields,
-a least squares fit in the interior.  4. The padding mode, from the residual at the border.  5. Translation equivariance.
-6. The attention of each head, on inputs of several sizes.
+1. Superposition on random inputs, from size 1 to as large as the format holds.  2. The linear map, by impulse response.
+3. The nearest convolution over all receptive fields, a least squares fit in the interior.  4. The padding mode, from the residual
+at the border.  5. Translation equivariance.  6. The attention of each head, on inputs of several sizes.
 """
 
 from collections.abc import Callable, Sequence

@@ -47,7 +47,7 @@ def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
         What was observed; no judgement.
 
     Raises:
-        ValueError: the outputs differ in shape.
+        ValueError: the outputs differ in shape, or are complex.
 
     >>> import construct
     >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
@@ -75,8 +75,10 @@ def subtracted(
     """Input and outputs a and b, float64, with a batch axis, and |a − b|: 0 where the two are equal, infinities among them.
 
     Raises:
-        ValueError: the outputs differ in shape.
+        ValueError: the outputs differ in shape, or are complex.
     """
+    if expected.is_complex() or attended.is_complex():
+        raise ValueError("the outputs are complex, and only real numbers are compared")
     if expected.shape != attended.shape:
         raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
     if x.dim() < conv.weight.dim():

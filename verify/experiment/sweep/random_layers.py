@@ -320,6 +320,8 @@ def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> 
 # ---- crashes of torch itself --------------------------------------------------------------------------------------------------
 
 ALONE = "from here on torch runs alone"
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Signals that code sends to itself; others come from outside, as from an operator, or where memory is short."""
 
 
 def run_convolution(seed: int) -> None:
@@ -333,7 +335,7 @@ def run_convolution(seed: int) -> None:
 
 
 def ended_by(code: str, after: str) -> str:
-    """The signal that ends a process which runs this code, once it has printed a line; "" if none does.
+    """The crash that ends a process which runs this code, once it has printed a line, by its signal; "" if there is none.
 
     >>> ended_by("print('here', flush=True); import os; os.abort()", after="here")
     'SIGABRT'
@@ -342,7 +344,7 @@ def ended_by(code: str, after: str) -> str:
         process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
         return ""
-    crashed = process.returncode < 0 and after in process.stdout.splitlines()
+    crashed = -process.returncode in CRASHES and after in process.stdout.splitlines()
     return signal.Signals(-process.returncode).name if crashed else ""
 
 
