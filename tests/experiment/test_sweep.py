@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from verify.__main__ import main
-from verify.experiment.sweep import cluster, random_layers, sweeping
+from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
-from verify.experiment.sweep.random_layers import ALONE, RandomLayers, ended_by
+from verify.experiment.sweep.random_layers import RandomLayers
 from verify.experiment.sweep.results import COLUMNS, Results, Row, key_of
 from verify.experiment.sweep.sweeping import BATCH, Random
 
@@ -138,18 +138,6 @@ def test_random_layers_come_in_batches_without_those_that_are_done():
     assert {len(batch) for batch in batches[:-1]} == {BATCH}
     assert what.left(done) == 57
     assert RandomLayers((1, 2)).parts() == [RandomLayers((1,)), RandomLayers((2,))]
-
-
-def test_a_crash_of_torch_itself_is_told_from_one_of_ours(monkeypatch):
-    """In float16 some convolutions of three dimensions end the process, on processors that compute in it."""
-    (row,) = RandomLayers((2,)).failed("its worker died")
-    assert (row.verdict, row.error) == ("", "its worker died")
-    assert ended_by("import os; os.abort()", after=ALONE) == ""
-    assert ended_by(f"print({ALONE!r}, flush=True); import os; os.kill(os.getpid(), 9)", after=ALONE) == ""
-    monkeypatch.setattr(random_layers, "ended_by", lambda code, after: "SIGSEGV")
-    (row,) = RandomLayers((2,)).failed("its worker died")
-    assert (row.verdict, row.error) == ("refused", "")
-    assert "torch's own convolution crashes here (SIGSEGV)" in row.claim
 
 
 def test_a_network_is_a_task_for_each_layer(network: Path):

@@ -7,9 +7,6 @@ raw numbers (:mod:`verify.experiment.sweep.exactly`).
 
 import math
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,7 +29,7 @@ from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
 from verify.layers.reading import GridRefused, output_size
 from verify.samples.sampling import check_call
-from verify.strategies import DTYPES, PADDING_MODES
+from verify.strategies import DTYPES, PADDING_MODES, crashes_torch
 
 SIZES = (1e-40, 1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e10, 1e30)
 """Of weights, and of inputs."""
@@ -135,7 +132,8 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
             output_size(Geometry.read(conv), grid)
         except GridRefused:
             continue
-        return conv, grid
+        if not crashes_torch(conv, grid):
+            return conv, grid
 
 
 def judged(seed: int) -> list[Row]:
@@ -164,9 +162,9 @@ def judged(seed: int) -> list[Row]:
     return [*rows, replace(row, error=error)]
 
 
-def _row(one: RandomLayer, fault: str = "") -> Row:
-    """What the row of a layer says before it is certified."""
-    return Row(
+def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
+    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
+    row = Row(
         key=key_of("random", one.seed, fault),
         model="random",
         layer=f"seed {one.seed}",
@@ -177,11 +175,6 @@ def _row(one: RandomLayer, fault: str = "") -> Row:
         alpha=one.alpha,
         digest=digest(one.conv, ("weight", "bias")),
     )
-
-
-def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
-    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
-    row = _row(one, fault)
     start = time.perf_counter()
     try:
         certificate = certified(one.conv, one.layer, one.grid, one.bound, None, leaking)
@@ -317,37 +310,6 @@ def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> 
     )
 
 
-# ---- crashes of torch itself --------------------------------------------------------------------------------------------------
-
-ALONE = "from here on torch runs alone"
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-"""Signals that code sends to itself; others come from outside, as from an operator, or where memory is short."""
-
-
-def run_convolution(seed: int) -> None:
-    """Run the convolution of a seed, without its attention layer, on random inputs."""
-    conv, grid = (one := random_layer(seed)).conv, one.grid
-    x = torch.randn(8, conv.in_channels, *grid).to(conv.weight.dtype)
-    print(ALONE, flush=True)
-    with torch.no_grad():
-        for batch in (1, 2, 8):
-            conv(x[:batch])
-
-
-def ended_by(code: str, after: str) -> str:
-    """The crash that ends a process which runs this code, once it has printed a line, by its signal; "" if there is none.
-
-    >>> ended_by("print('here', flush=True); import os; os.abort()", after="here")
-    'SIGABRT'
-    """
-    try:
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return ""
-    crashed = -process.returncode in CRASHES and after in process.stdout.splitlines()
-    return signal.Signals(-process.returncode).name if crashed else ""
-
-
 # ---- the task ----------------------------------------------------------------------------------------------------------------
 
 
@@ -364,22 +326,15 @@ class RandomLayers:
             try:
                 yield from judged(seed)
             except Exception as error:  # a crash on one layer is a result too
-                yield self._failed(seed, f"{type(error).__name__}: {error}")
+                yield self._row(seed, f"{type(error).__name__}: {error}")
 
     def parts(self) -> list["RandomLayers"]:
         """The same layers, each in a task of its own."""
         return [RandomLayers((seed,)) for seed in self.seeds]
 
     def failed(self, why: str) -> list[Row]:
-        """The rows of a task that did not come back: refused where torch's own convolution is what ends the process."""
-        rows = []
-        for seed in self.seeds:
-            if by := ended_by(f"from {__name__} import run_convolution; run_convolution({seed})", after=ALONE):
-                crash = f"torch's own convolution crashes here ({by})"
-                rows.append(replace(_row(random_layer(seed)), verdict="refused", claim=crash))
-            else:
-                rows.append(self._failed(seed, why))
-        return rows
+        """The rows of a task that did not come back."""
+        return [self._row(seed, why) for seed in self.seeds]
 
-    def _failed(self, seed: int, error: str) -> Row:
+    def _row(self, seed: int, error: str) -> Row:
         return Row(key_of("random", seed, ""), "random", f"seed {seed}", error=error)
