@@ -232,7 +232,7 @@ class MHSA(nn.Module):
         Returns:
             A line for each execution: multiplications, bytes beyond the input, and what it is; for ``auto``, what it picks.
         """
-        grid = TokenGrid.of(self.geometry, tuple(shape[2:]))
+        grid = self._grid_of(shape)
         rows = []
         for name, execution in EXECUTIONS.items():
             refusal = execution.refuses(self)
@@ -246,7 +246,12 @@ class MHSA(nn.Module):
 
     def products(self, shape: Sequence[int], execution: str) -> int:
         """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n)."""
-        return EXECUTIONS[execution].cost(self, shape[0], TokenGrid.of(self.geometry, tuple(shape[2:])))
+        return EXECUTIONS[execution].cost(self, shape[0], self._grid_of(shape))
+
+    def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
+        if len(shape) != self.geometry.dims + 2:
+            raise ValueError(f"MHSA: a shape is (B, D_in, and {self.geometry.dims} sizes), not {tuple(shape)}")
+        return TokenGrid.of(self.geometry, tuple(shape[2:]))
 
     # ---- the call ----------------------------------------------------------------------------------------------------
 
@@ -323,6 +328,8 @@ class MHSA(nn.Module):
 
         def careful(tensor: Tensor) -> Tensor:
             out = fn(tensor)
+            if out.is_complex():
+                raise TypeError("MHSA: complex numbers are not covered (float16, bfloat16, float32 and float64 are)")
             if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):
                 out = tensor.to(device=out.device)
             return out.contiguous()
@@ -365,13 +372,6 @@ class MHSA(nn.Module):
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)
-
-
-def _any(tensor: Tensor) -> bool:
-    """Whether anything is not zero; asked in every call, and numpy is the quickest to tell."""
-    if tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64):
-        return bool(tensor.detach().numpy().any())
-    return bool(tensor.any())
 
 
 __all__ = ["EXECUTIONS", "MHSA", "POSITIONAL", "ConvGeometry", "MHSAWeights", "smaller_blocks"]

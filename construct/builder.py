@@ -96,7 +96,7 @@ def kernel_to_mhsa(
     head_dim: int | str | None = None,
     heads_per_shift: int | None = 1,
 ) -> MHSA:
-    """The proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
+    """Build the attention layer of a kernel: the proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
 
     Args:
         weight: the kernel in torch's layout, (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).

@@ -241,8 +241,10 @@ def convert(
     Raises:
         UnsupportedLayer: with ``strict``: convolutions that cannot be converted, or rules that samples refute; ``rows`` lists
             all of them.
-        TypeError: ``rules`` do not map classes to functions.
+        TypeError: ``model`` is no module, or ``rules`` do not map classes to functions.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)")
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
     model, wrappers = unwrapped(model)

@@ -80,6 +80,11 @@ def _require_our_construct() -> None:
 _require_our_construct()
 
 
+def __dir__() -> list[str]:
+    """The public names too, for completion."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use."""
     if name not in _HOMES:

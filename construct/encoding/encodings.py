@@ -223,7 +223,7 @@ class Relative(Encoding):
         return delta.long().to(self.tables[axis].device) + len(self.tables[axis]) // 2
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Raises: learned rows have no centre."""
+        """Refuse: learned rows have no centre."""
         raise ValueError(
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
@@ -237,7 +237,7 @@ class Relative(Encoding):
         return (c[:, self.components(axis)] @ table.T)[:, self.rows(delta, axis)]
 
     def components(self, axis: int) -> list[int]:
-        """Those of the axis's table."""
+        """The components of c that belong to the axis's table."""
         first = sum(table.shape[1] for table in self.tables[:axis])
         return list(range(first, first + self.tables[axis].shape[1]))
 

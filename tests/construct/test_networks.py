@@ -706,3 +706,8 @@ def test_small_integers_make_a_network_equal_bit_for_bit():
     net = convert(model)
     assert not convolution_calls(net, x)
     assert torch.equal(net(x), model(x))
+
+
+def test_a_file_is_no_network():
+    with pytest.raises(TypeError, match=r"not str \(construct.load reads a file\)"):
+        construct.convert("model.pt")  # type: ignore[arg-type]

@@ -289,3 +289,17 @@ def test_an_unknown_execution_is_refused():
     with pytest.raises(ValueError, match=r"no execution 'fast'; there are .*dense"):
         layer.execution = "fast"
     assert layer.execution == "auto"
+
+
+def test_what_is_no_shape_of_an_input_is_said():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
+    for shape in ((2, 3, 16), (16, 16)):
+        with pytest.raises(ValueError, match="2 sizes"):
+            layer.explain(shape)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")  # torch's own
+def test_a_layer_is_not_made_complex():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3), execution="sdpa")
+    with pytest.raises(TypeError, match="complex"):
+        layer.to(torch.complex64)

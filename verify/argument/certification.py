@@ -1,10 +1,8 @@
 """``certify``: the certificate for all inputs, from the steps of the argument, the runs and the search for a counterexample.
 
-Steps 0 to 5 are in :mod:`verify.argument.steps`, 6 (the runs) in :mod:`verify.argument.runs`, and in
-:mod:`verify.argument.refutation`
-
-7             REFUTED only with an input on which the two exact outputs differ, or a run over the bound in which the attention is
-              off its exact value
+Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.  REFUTED takes more than a step
+that fails: an input on which the two exact outputs differ (:mod:`verify.argument.refutation`), or a run over the bound in which the
+attention is off its exact value.
 """
 
 from collections.abc import Iterable

@@ -254,7 +254,10 @@ def content_step(problem: Problem) -> Step:
 
 
 def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
-    """Step 2.  A head that carries nothing may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0."""
+    """Step 2: every head that carries something has one best shift.
+
+    Others may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0.
+    """
     a, g = problem.attention, problem.geometry
     lengths = [token_length(g, axis, n) for axis, n in enumerate(problem.grid)]
     places = [query_places(g, axis, o) for axis, o in enumerate(problem.outputs)]
@@ -299,7 +302,7 @@ def _within_kernel(g: Geometry, shift: Shift) -> bool:
 
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:
-    """Step 3: ε of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
+    """Step 3: the leakage of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
     working, float64, sharp_from = np.zeros(len(targets.heads)), np.zeros(len(targets.heads)), 0.0
     needed = problem.fmt.one_hot_gap
     for h, at in enumerate(targets.heads):
@@ -310,7 +313,7 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
         if gap > FORMATS["float64"].one_hot_gap:
             continue
         ideal = cached_leakage(at.sharpness, at.offset)
-        # Scores that are off by ±slack/2 change the odds by at most exp(slack).
+        # Scores that are off by ±slack/2 change the odds by at most exp(slack), which is at most 1 + 2·slack up to slack = ½.
         leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
         float64[h] = math.nextafter(leak, math.inf)
         if not gap > needed:

@@ -76,7 +76,9 @@ class BlackBox:
         if in_channels is None:
             in_channels = getattr(attention, "embed_dim" if self.stock else "in_channels", None)
         if type(in_channels) is not int or in_channels < 1:
-            raise ValueError(f"how many channels does the layer take? in_channels={in_channels!r} does not say")
+            raise ValueError(
+                f"how many channels does the layer take? Give in_channels=, a number and not {in_channels!r}"
+            )
         self.channels = in_channels
         if (needed := 8 * in_channels * prod(self.grid)) > budget:
             raise ValueError(
