@@ -102,7 +102,7 @@ class Sweep:
             raise type(error)(f"{error}{kept}".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            command = shlex.join(["python -m verify", *sys.argv[1:]])
+            command = shlex.join(["python", "-m", "verify", *sys.argv[1:]])
             self._results.add_run(now, command, _versions(), places, time.monotonic() - start, self._new)
         return self._conclusion()
 
