@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution import EXECUTIONS
+from construct.execution import EXECUTIONS, execution_named
 from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
@@ -132,8 +132,7 @@ class MHSA(nn.Module):
 
     @execution.setter
     def execution(self, name: str) -> None:
-        if name not in EXECUTIONS:
-            raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTIONS)}")
+        execution_named(name)  # which refuses a name that is none
         self._execution = name
 
     @property
@@ -231,6 +230,9 @@ class MHSA(nn.Module):
 
         Returns:
             A line for each execution: multiplications, bytes beyond the input, and what it is; for ``auto``, what it picks.
+
+        Raises:
+            ValueError: the shape is no shape of an input of this layer.
         """
         grid = self._grid_of(shape)
         rows = []
@@ -245,8 +247,12 @@ class MHSA(nn.Module):
         return "\n".join(rows)
 
     def products(self, shape: Sequence[int], execution: str) -> int:
-        """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n)."""
-        return EXECUTIONS[execution].cost(self, shape[0], self._grid_of(shape))
+        """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n).
+
+        Raises:
+            ValueError: there is no such execution, or the shape is no shape of an input of this layer.
+        """
+        return execution_named(execution).cost(self, shape[0], self._grid_of(shape))
 
     def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
         if len(shape) != self.geometry.dims + 2:

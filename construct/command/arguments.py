@@ -245,7 +245,7 @@ def _number(kind: type, valid: Callable[[Any], bool], message: str) -> Callable[
             number = kind(text)
         except ValueError:
             what = (
-                "a whole number (write them apart, as 3 8 8; MODEL goes before the options)"
+                "a whole number (sizes are written apart, as 3 8 8; MODEL goes before the options)"
                 if kind is int
                 else "a number"
             )

@@ -60,4 +60,16 @@ EXECUTIONS: dict[str, Execution] = {
 }
 """By name."""
 
-__all__ = ["EXECUTIONS", "Execution", "axial", "choose", "chunked", "dense", "sdpa"]
+
+def execution_named(name: str) -> Execution:
+    """The entry of :data:`EXECUTIONS`.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in EXECUTIONS:
+        raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTIONS)}")
+    return EXECUTIONS[name]
+
+
+__all__ = ["EXECUTIONS", "Execution", "axial", "choose", "chunked", "dense", "execution_named", "sdpa"]

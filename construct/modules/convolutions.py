@@ -154,8 +154,9 @@ def _value_reason(conv: Any) -> str | None:
 def _is_plain_parameter(kind: type) -> bool:
     """Whether operations see nothing but numbers in such a parameter; a class may also take them over."""
     hooks = ("__torch_function__", "__torch_dispatch__")
-    own = ((inspect.getattr_static(one, name, None) for name in hooks) for one in (kind, nn.Parameter))
-    return issubclass(kind, nn.Parameter) and tuple(next(own)) == tuple(next(own))
+    return issubclass(kind, nn.Parameter) and all(
+        inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook) for hook in hooks
+    )
 
 
 def _read_geometry(conv: Any) -> ConvGeometry:

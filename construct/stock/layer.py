@@ -184,9 +184,9 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and mode.  Its state dict loads into
         any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size; train such a one under
         ``sdpa_kernel(SDPBackend.MATH)``, as this module trains itself, for the gradients of fused attention are wrong by the
-        rounding of large scores.  Value projections are trainable if the
-        layer's are; queries and keys share a tensor with them, and at full sharpness their gradients are exactly zero.
-        Training also changes entries that were zero (groups, positions in the values), after which it is no convolution.
+        rounding of large scores.  Value projections are trainable if the layer's are; queries and keys share a tensor with
+        them, and at full sharpness their gradients are exactly zero.  Training also changes entries that were zero (groups,
+        positions in the values), after which it is no convolution.
 
     Raises:
         UnsupportedLayer: (a ValueError) the layer is none of these, or the dtype cannot hold the scores on this grid.

@@ -296,6 +296,8 @@ def test_what_is_no_shape_of_an_input_is_said():
     for shape in ((2, 3, 16), (16, 16)):
         with pytest.raises(ValueError, match="2 sizes"):
             layer.explain(shape)
+    with pytest.raises(ValueError, match="no execution 'nope'"):
+        layer.products((1, 2, 16, 16), "nope")
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")  # torch's own

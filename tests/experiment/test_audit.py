@@ -747,6 +747,19 @@ def test_content_that_only_large_inputs_move_is_no_convolution():
     assert not found.is_convolution
 
 
+@pytest.mark.parametrize("bound", [1.5, 1e3])
+def test_an_output_that_is_not_finite_hides_no_other(bound: float):
+    conv = convolution(2, 3, padding=1).double()
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(conv(x))
+        y[:, :, 0, 0] = torch.where(x[:, 0, 0, 0] > bound, float("nan"), y[:, 0, 0, 0])[:, None]
+        return y
+
+    for seed in range(12):
+        assert not verify.audit(layer, (5, 5), in_channels=2, seed=seed).affine
+
+
 def test_complex_numbers_are_refused():
     conv = convolution(2, 3, padding=1)
     with pytest.raises(ValueError, match="complex"):

@@ -97,9 +97,9 @@ def audit(
     reads_padding = any(before > 0 or after > 0 for before, after in field.padding)
     modes = _matching_modes(residual, fit, linear, bool(inside.any())) if reads_padding else ("none",)
     best = modes[0] if modes and reads_padding else min(residual, key=lambda mode: residual[mode][2])
-    width, products = len(black_box.outputs), linear.matrix.shape[1] * linear.matrix.shape[3] + 8
-    responses = np.moveaxis(linear.matrix, 2, -1).reshape(-1, width)
-    sizes = np.maximum(sizes_by_channel(linear.constant, products), sizes_by_channel(responses, products))
+    sizes = np.maximum(
+        *(sizes_by_channel(v, linear.products) for v in (linear.constant, np.moveaxis(linear.matrix, 2, -1)))
+    )
     ranks, effective = _ranks(kernel, linear.rounding)
     heads, available = _heads(black_box, field, kernel, probabilities, random)
     return Audit(

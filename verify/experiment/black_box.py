@@ -201,13 +201,15 @@ class LinearMap:
     Attributes:
         superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs of several sizes, g = f − f(0), over the
             size of the channel's outputs.
-        rounding: n·ε relative, n = T·C + 8 products an output: the error that rounding alone can cause.
+        products: n = T·C + 8, the most products of an output.
+        rounding: n·ε relative: the error that rounding alone can cause.
         constant: f(0), (O, D).
         matrix: A, (O, T, D, C); of a layer that is not affine, its response to impulses of size 1.
         finite: bool (O,), which outputs were finite in every run.
     """
 
     superposition: float
+    products: int
     rounding: float
     constant: np.ndarray
     matrix: np.ndarray
@@ -242,12 +244,15 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
         return np.where(np.isfinite(y), y, 0.0)
 
     constant = run(np.zeros((1, channels, *black_box.grid)))[0]
-    rounding = (places * channels + 8) * float(torch.finfo(black_box.dtype).eps)
-    run(random.standard_normal((4, channels, *black_box.grid)))  # which tells the outputs that are finite
-    off = max(_superposition(black_box, size, constant, finite, random) or 0.0 for size in INPUT_SIZES)
-    large = _superposition(black_box, _AMPLITUDE[black_box.dtype], constant, finite, random)
-    off = max(off, large or 0.0)
-    amplitude = 1.0 if large is None or off > 8 * rounding else _AMPLITUDE[black_box.dtype]
+    products = places * channels + 8
+    rounding = products * float(torch.finfo(black_box.dtype).eps)
+    off, finite[:] = _superposition(black_box, INPUT_SIZES[0], constant, finite, products, random)
+    large = _AMPLITUDE[black_box.dtype]
+    for size in (*INPUT_SIZES[1:], large):
+        wrong, judged = _superposition(black_box, size, constant, finite, products, random)
+        off = max(off, wrong)
+    overflows = bool((judged < finite).any())
+    amplitude = 1.0 if overflows or off > 8 * rounding else large
     matrix = np.empty((outputs, places, width, channels))
     step = max(1, min(256, _BATCH_BYTES // (8 * max(places * channels, outputs * width))))
     for first in range(0, places * channels, step):
@@ -257,25 +262,31 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
         pulses = pulses.reshape(len(chosen), channels, *black_box.grid)
         answer = (run(pulses) - run(-pulses)) / (2 * amplitude)
         matrix[:, chosen % places, :, chosen // places] = answer
-    return LinearMap(off, rounding, constant, matrix, finite)
+    return LinearMap(off, products, rounding, constant, matrix, finite)
 
 
 def _superposition(
-    black_box: BlackBox, size: float, constant: np.ndarray, finite: np.ndarray, random: np.random.Generator
-) -> float | None:
-    """How far the layer is from affine on inputs of a size, as in :class:`LinearMap`; None where it overflows there."""
-    off = 0.0
+    black_box: BlackBox,
+    size: float,
+    constant: np.ndarray,
+    finite: np.ndarray,
+    products: int,
+    random: np.random.Generator,
+) -> tuple[float, np.ndarray]:
+    """How far the layer is from affine on inputs of a size, as in :class:`LinearMap`, and of which outputs, bool (O,).
+
+    An output is judged until a run makes it infinite or not a number.
+    """
+    off, judged = 0.0, finite.copy()
     for _ in range(3):
         x, y = size * random.standard_normal((2, 1, len(black_box.inputs), *black_box.grid))
         a, b = random.uniform(0.5, 2.0, 2)
-        fx, fy, both = (black_box(z)[0][finite] for z in (x, y, a * x + b * y))
-        if not all(np.isfinite(values).all() for values in (fx, fy, both)):
-            return None
-        f0 = constant[finite]
+        values = np.stack([constant, *(black_box(z)[0] for z in (x, y, a * x + b * y))])
+        judged &= np.isfinite(values).all(axis=(0, 2))
+        f0, fx, fy, both = values = values[:, judged]
         wrong = np.abs((both - f0) - a * (fx - f0) - b * (fy - f0))
-        sizes = sizes_by_channel(np.stack([fx, fy, both, f0]), x.size + 8)
-        off = max(off, float((wrong / sizes).max(initial=0.0)))
-    return off
+        off = max(off, float((wrong / sizes_by_channel(values, products)).max(initial=0.0)))
+    return off, judged
 
 
 def sizes_by_channel(values: np.ndarray, products: int) -> np.ndarray:
