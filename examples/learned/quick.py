@@ -3,7 +3,7 @@
 ``MHSA``'s own executions keep scores in float64 and look for sharp heads, as a converted convolution has them; heads that learn are
 soft, and do without.  Two kinds of layers have a quicker way:
 
-* where attention to positions factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product for each picture;
+* where attention to positions factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product;
 * the score of content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]) is a dot product, which torch's fused kernel takes:
 
       (X_q W_qry + u)·(X_k W_key) + Σ_i (X_q W_qry + v) Ŵ_key,i e_i[k_i − q_i],
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
 
 from construct import MHSA
+from construct.execution.axial import NEGLIGIBLE
 from construct.execution.head_matrices import merged
 from construct.tokens import TokenGrid
 
@@ -34,18 +35,22 @@ def quick(layer: MHSA) -> Callable[[MHSA, Tensor], Tensor] | None:
 
 
 def by_axes(layer: MHSA, x: Tensor) -> Tensor:
-    """Attention to positions alone: (B, D_in, rows, columns) → (B, D_out, rows, columns)."""
+    """Attention to positions alone: (B, D_in, rows, columns) → (B, D_out, rows, columns).
+
+    Pictures are the last axis but one until the end, so that every product is one of large matrices, and none is of a copy.
+    """
     grid, c, factors = TokenGrid.of(layer.geometry, tuple(x.shape[2:])), layer.position_vector(), []
     for axis, (n, (before, _)) in enumerate(zip(x.shape[2:], layer.geometry.pads, strict=True)):
         keys = torch.arange(grid.shape[axis], device=x.device, dtype=torch.float64)
         delta = keys - grid.queries[axis].to(keys)[:, None]
-        p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)
-        factors.append(p[..., before : before + n].to(x.dtype))  # tokens of the padding are zero
-    down, across = factors
-    values = torch.einsum("bdrc,hde->bhrce", x, merged(layer.w_val, layer.w_out)[:, 0])
-    seen = (across[:, None] @ values).flatten(1, 2).flatten(2)  # (B, heads · rows, columns · D_out)
-    y = down.movedim(0, 1).flatten(1) @ seen
-    return y.unflatten(2, (across.shape[1], -1)).movedim(3, 1) + layer.b_out[:, None, None]
+        p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)[..., before : before + n]  # padding is zero
+        factors.append(p.masked_fill(p < NEGLIGIBLE, 0).to(x.dtype))
+    down, across = factors  # (heads, queries, keys)
+    tokens = x.permute(2, 3, 0, 1).flatten(0, 2)
+    values = tokens @ merged(layer.w_val, layer.w_out)[:, 0]  # (heads, rows · columns · B, D_out)
+    seen = across[:, None] @ values.view(len(across), *x.shape[2:], -1)  # (heads, rows, columns, B · D_out)
+    y = down.movedim(0, 1).flatten(1) @ seen.flatten(0, 1).flatten(1)
+    return y.view(down.shape[1], across.shape[1], len(x), -1).permute(2, 3, 0, 1) + layer.b_out[:, None, None]
 
 
 def with_content(layer: MHSA, x: Tensor) -> Tensor:
