@@ -31,7 +31,6 @@ NEEDED = {
     "is_it_a_convolution",
     "formats",
     "claims",
-    "sharpness",
     "head_width",
     "nasty_inputs",
     "kernels",

@@ -1,4 +1,4 @@
-"""The leakage of torch's softmax against the sharpness α in every dtype, beside the bound: the table of docs/sharpness.md."""
+"""The leakage of torch's softmax against the sharpness α in every dtype, beside the bound: the table of docs/numerics.md."""
 
 from dataclasses import dataclass
 
