@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
 
 from construct import MHSA
-from construct.execution.axial import NEGLIGIBLE
 from construct.execution.head_matrices import merged
 from construct.tokens import TokenGrid
 
@@ -38,16 +37,19 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
     """Attention to positions alone: (B, D_in, rows, columns) → (B, D_out, rows, columns).
 
     Pictures are the last axis but one until the end, so that every product is one of large matrices, and none is of a copy.
+    Probabilities below ε² are lost beside the 1 of their row, and left out: they lead to subnormal numbers, with which some
+    processors multiply many times more slowly.
     """
     grid, c, factors = TokenGrid.of(layer.geometry, tuple(x.shape[2:])), layer.position_vector(), []
     for axis, (n, (before, _)) in enumerate(zip(x.shape[2:], layer.geometry.pads, strict=True)):
         keys = torch.arange(grid.shape[axis], device=x.device, dtype=torch.float64)
         delta = keys - grid.queries[axis].to(keys)[:, None]
         p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)[..., before : before + n]  # padding is zero
-        factors.append(p.masked_fill(p < NEGLIGIBLE, 0).to(x.dtype))
+        factors.append(p.masked_fill(p < torch.finfo(x.dtype).eps ** 2, 0).to(x.dtype))
     down, across = factors  # (heads, queries, keys)
     tokens = x.permute(2, 3, 0, 1).flatten(0, 2)
-    values = tokens @ merged(layer.w_val, layer.w_out)[:, 0]  # (heads, rows · columns · B, D_out)
+    weights = merged(layer.w_val, layer.w_out)[:, 0]
+    values = torch.bmm(tokens.expand(len(weights), -1, -1), weights)  # (heads, rows · columns · B, D_out)
     seen = across[:, None] @ values.view(len(across), *x.shape[2:], -1)  # (heads, rows, columns, B · D_out)
     y = down.movedim(0, 1).flatten(1) @ seen.flatten(0, 1).flatten(1)
     return y.view(down.shape[1], across.shape[1], len(x), -1).permute(2, 3, 0, 1) + layer.b_out[:, None, None]
