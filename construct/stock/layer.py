@@ -21,6 +21,7 @@ from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic as encoding
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
+from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
 from construct.heads import shift_of_number, shifts_are_distinct
 from construct.modules.convolutions import HOOKS
@@ -119,6 +120,7 @@ class StockAttention(nn.Module):
         # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
         numbers = 6 * (keys + queries) * self.attention.embed_dim
         learning = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
+        learning |= not torch.compiler.is_compiling() and transformed()
         if learning:  # attention, its scores, and the gradients of both
             numbers += 4 * self.attention.num_heads * keys * queries
         needed = numbers * len(x) * x.element_size()
@@ -126,7 +128,8 @@ class StockAttention(nn.Module):
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
-        # On the way back fused attention works P out again, as exp of a difference of rounded scores: no longer 0 and 1.
+        # On the way back fused attention works P out again, as exp of a difference of rounded scores: no longer 0 and 1.  Forward
+        # derivatives it has none.
         with sdpa_kernel(SDPBackend.MATH) if learning else nullcontext():
             y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()

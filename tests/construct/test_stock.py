@@ -209,6 +209,20 @@ def test_its_gradients_are_those_of_the_convolution():
     torch.testing.assert_close(out_bias[:3], pull.sum((0, 2, 3)), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated"
+)  # which torch itself calls for forward derivatives
+@pytest.mark.parametrize("frozen", [True, False])
+def test_transforms_of_functions_take_it(frozen: bool):
+    conv, layer = small()
+    module = construct.to_torch_mha(layer, (4, 4)).requires_grad_(not frozen)
+    x, along = normal(2, 2, 4, 4), normal(2, 2, 4, 4)
+    for transform in (torch.vmap, torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(module)(x), transform(conv)(x), rtol=1e-5, atol=1e-5)
+    derivatives = [torch.func.jvp(f, (x,), (along,))[1] for f in (module, conv)]
+    torch.testing.assert_close(*derivatives, rtol=1e-5, atol=1e-5)
+
+
 # ---- how large a grid ----------------------------------------------------------------------------------------------------
 
 
