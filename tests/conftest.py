@@ -19,7 +19,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 # CI runs every property on more examples, with the deep tests: HYPOTHESIS_PROFILE=more pytest -m "deep or hypothesis"
-settings.register_profile("more", settings.get_profile("deterministic"), max_examples=60)
+settings.register_profile("more", settings.get_profile("deterministic"), max_examples=40)
 # For looking for bugs: HYPOTHESIS_PROFILE=search pytest tests/construct/test_properties.py
 settings.register_profile("search", settings.get_profile("deterministic"), derandomize=False, max_examples=2000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
