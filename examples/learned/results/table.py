@@ -112,6 +112,6 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         started, ended = min(run["started"] for run in alike), max(run["ended"] for run in alike)
         total = sum(run["seconds"] for run in alike)
         lines.append(
-            f"- `{stated[0]}`: {len(alike)} runs, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
+            f"- `{stated[0]}`: {len(alike)} run{'s' * (len(alike) > 1)}, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
         )
     return "\n".join(lines) + "\n"
