@@ -110,8 +110,6 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     for stated in sorted({(run["command"], run["machine"]) for run in every}):
         alike = [run for run in every if (run["command"], run["machine"]) == stated]
         started, ended = min(run["started"] for run in alike), max(run["ended"] for run in alike)
-        total = sum(run["seconds"] for run in alike)
-        lines.append(
-            f"- `{stated[0]}`: {len(alike)} run{'s' * (len(alike) > 1)}, {started} to {ended}, {total:.0f} s of training; {stated[1]}."
-        )
+        total, count = sum(run["seconds"] for run in alike), f"{len(alike)} run{'s' * (len(alike) > 1)}"
+        lines.append(f"- `{stated[0]}`: {count}, {started} to {ended}, {total:.0f} s of training; {stated[1]}.")
     return "\n".join(lines) + "\n"
