@@ -513,6 +513,7 @@ def test_centres_are_those_of_the_attention():
 def test_the_table_says_what_the_runs_say():
     layers: list[dict[str, Any]] = [{"distance": 0.25, "interior": None, "content": 0.0}]
     layers[0] |= {"position": 1.0, "equivariance": 0.0, "by_size": [0.6] * 6, "middle": [0.3] * 6, "null": [1.0] * 6}
+    layers[0]["reach"] = 2.5  # "width" and "peak" are of no result before they were measured
     run = {
         "test_accuracy": 0.9,
         "seconds": 10.0,
@@ -528,6 +529,8 @@ def test_the_table_says_what_the_runs_say():
     text = table.markdown({"local": [run, other], "resnet18": [run | {"layers": []}]})
     assert "| quadratic, local start | 1,234 | 91.00 ± 1.41 | 10 | 0, 1 |" in text
     assert "| quadratic, local start | 0.50 ± 0.35 |" in text
+    assert "| quadratic, local start | 2.50 ± 0.00 |" in text
+    assert "| quadratic, local start | – |" in text
     assert "| quadratic, local start | – |" in text
     assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
     assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text

@@ -89,6 +89,15 @@ def test_the_share_of_position_is_that_of_the_variance():
     assert ruler.position_share(np.full((2, 3, 4, 4), 0.25)) == 1
 
 
+def test_where_heads_look_is_counted_in_tokens():
+    """One head looks at one key 3 down and 4 to the left of the query; one at four keys around the query alike."""
+    p = np.zeros((2, 81, 9, 9))
+    p[0, 40, 7, 0] = 1
+    p[1, 40, [2, 6, 4, 4], [4, 4, 2, 6]] = 0.25
+    found = ruler.where_heads_look(p)
+    assert found == pytest.approx({"reach": (5 + 0) / 2, "width": (0 + 2) / 2, "peak": (1 + 0.25) / 2})
+
+
 def test_equivariance_is_lost_with_positions_of_the_image_alone():
     errors = {name: max(ruler.equivariance(network(name), torch.randn(3, 1, 20, 20))) for name in ("local", "absolute")}
     assert errors["local"] < 1e-5

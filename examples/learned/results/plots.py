@@ -19,7 +19,7 @@ def accuracy(summary: Summary) -> "Figure":
     """Accuracy by epoch, on the pictures held back: the mean over seeds, and a band from the least to the greatest."""
     with style():
         figure = new_figure(8.0, 3.8)
-        ax, least = figure.subplots(), 100.0
+        ax, least, most = figure.subplots(), 100.0, 0.0
         palette = colours(len(summary["variants"]))
         for colour, (variant, results) in zip(palette, summary["variants"].items(), strict=True):
             shortest = min(map(len, results["accuracy"]))
@@ -27,9 +27,9 @@ def accuracy(summary: Summary) -> "Figure":
             epochs = np.arange(1, shortest + 1)
             ax.plot(epochs, percent.mean(0), label=VARIANTS[variant].label, color=colour, lw=1.3)
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
-            least = min(least, percent[:, shortest // 4 :].min())
+            least, most = min(least, percent[:, shortest // 4 :].min()), max(most, percent.max())
         # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
-        ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 100.5))
+        ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 5 * (most // 5) + 5.5))
         ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
         return figure

@@ -1,4 +1,4 @@
-"""A ruler for attention layers: how far from a convolution by kernel size, how much of attention is position, how equivariant.
+"""A ruler for attention layers: how far from a convolution by kernel size, where heads look, how equivariant.
 
 Averaged over inputs, a layer maps token i to token o by the matrix A[o, i] = Σ_h P̄^h[o, i] W_h.  The nearest convolution with a
 window of shifts takes for each shift δ the mean of A[o, o + δ] over all o, and the distance is what it leaves,
@@ -17,7 +17,7 @@ import torch
 
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
-from examples.learned.results.measuring import maps_of
+from examples.learned.results.measuring import centres_of, maps_of
 
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""
@@ -34,7 +34,7 @@ def measured(network: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
 
     Returns:
         For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of
-        ``SIZES``; ``position``; ``equivariance``.
+        ``SIZES``; ``position``; ``equivariance``; and what :func:`where_heads_look` gives.
     """
     errors, rows = equivariance(network, x), []
     for layer, p, error in zip(network.attentions(), maps_of(network, x), errors, strict=True):
@@ -47,6 +47,7 @@ def measured(network: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
                 "null": null(mean, w, network.grid),
                 "position": position_share(p),
                 "equivariance": error,
+                **where_heads_look(mean.reshape(*mean.shape[:2], *network.grid)),
             }
         )
     return rows
@@ -96,6 +97,26 @@ def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
         orders = [(random.permutation(p.shape[1]), random.permutation(p.shape[2])) for _ in p]
         drawn.append(by_size(np.stack([q[np.ix_(*order)] for q, order in zip(p, orders, strict=True)]), w, grid))
     return np.mean(drawn, axis=0).tolist()
+
+
+def where_heads_look(attention: np.ndarray) -> dict[str, float]:
+    """Where the heads of a layer look from the middle query, each the mean of all heads.
+
+    Args:
+        attention: averaged over pictures, (heads, queries, rows, columns).
+
+    Returns:
+        ``reach``, how far a head's mean key is from the query; ``width``, how far its keys are from that mean, the root of the
+        mean square; both in tokens; ``peak``, the weight of its greatest key.
+
+    >>> where_heads_look(np.eye(9).reshape(1, 9, 3, 3))  # one head, which looks at its own token
+    {'reach': 0.0, 'width': 0.0, 'peak': 1.0}
+    """
+    mean, covariance = centres_of(attention)
+    rows, columns = attention.shape[2:]
+    peaks = attention[:, (rows // 2) * columns + columns // 2].max((1, 2))
+    parts = {"reach": np.linalg.norm(mean, axis=1), "width": np.sqrt(covariance.trace(0, 1, 2)), "peak": peaks}
+    return {name: float(numbers.mean()) for name, numbers in parts.items()}
 
 
 def position_share(p: np.ndarray) -> float:

@@ -27,6 +27,12 @@ MEASURED = (
     ("layers", "position", "Share of the variance of attention that positions explain (1: no content):"),
     ("layers", "equivariance", "How far what the network makes of moved pictures is from what it made of them, moved:"),
     ("untrained", "equivariance", "The same before training:"),
+    ("layers", "reach", "How far from the middle query its heads look, in tokens, the mean of all heads:"),
+    ("untrained", "reach", "The same before training:"),
+    ("layers", "width", "How far about there, the root of the mean square, in tokens:"),
+    ("untrained", "width", "The same before training:"),
+    ("layers", "peak", "The weight of the key that a head looks at most, the mean of all heads:"),
+    ("untrained", "peak", "The same before training:"),
 )
 """The tables by layer: when, which figure, and the heading."""
 BY_SIZE = (
@@ -93,7 +99,7 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
                 continue
             cells = []
             for layer in range(layers):
-                numbers = [run[when][layer][key] for run in runs]
+                numbers = [run[when][layer].get(key) for run in runs]  # None: not measured
                 cells.append("–" if any(n is None for n in numbers) else spread(numbers))
             lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
     for when, key, heading in BY_SIZE:
