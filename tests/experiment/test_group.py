@@ -95,8 +95,14 @@ def test_two_processes_have_the_numbers_of_one_and_go_on_for_each_other(tmp_path
             assert (tmp_path / name / variant / METRICS).read_text(encoding="utf-8").count("\n") == 2
 
 
+def rank_of(pid: int) -> int:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(int(line.removeprefix(b"RANK=")) for line in variables if line.startswith(b"RANK="))
+
+
 @pytest.mark.deep
-def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(tmp_path: Path):
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(killed: int, tmp_path: Path):
     words = "--variants quadratic --seeds 0 --layers 1 --heads 4 --width 8 --batch 500 --no-plots".split()
     words += ["--out", str(tmp_path), "--checkpoint-every", "1", "--epochs"]
     process = torchrun("-m", "examples.learned", *words, "5000")
@@ -104,14 +110,14 @@ def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(tmp_path:
     while not file.exists() and time.monotonic() < until:
         time.sleep(0.1)
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
-    workers = [int(number) for number in listed.split()]
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
+    workers = {rank_of(int(number)): int(number) for number in listed.split()}
+    assert sorted(workers) == [0, 1]
+    os.kill(workers[killed], signal.SIGKILL)
     told, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     errors = re.findall("^error: .*", told, re.MULTILINE)
-    assert [line.partition(" (")[0] for line in errors] == ["error: a process of this run was killed or stopped"]
-    assert not any(Path(f"/proc/{number}").exists() for number in workers)
+    assert [line.partition(" (")[0] for line in errors] == ["error: a process of this run was killed or stopped"], told
+    assert not any(Path(f"/proc/{number}").exists() for number in workers.values())
     state = checkpoints.read(file)
     assert state is not None
     assert state["epoch"] or state["position"]

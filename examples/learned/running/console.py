@@ -46,6 +46,7 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         text = work(console)
     except KeyboardInterrupt:
         if first_to_end():
+            console.quiet = False  # as it is in all processes but one
             console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
@@ -53,6 +54,7 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         if reason is None:  # a bug of this program, not an error of torch
             raise
         if first_to_end():
+            console.quiet = False
             console.print(f"error: {' '.join(str(reason).split())}", markup=False, highlight=False, soft_wrap=True)
         return 1 if isinstance(error, Diverged) else 2
     print(text, end="")
