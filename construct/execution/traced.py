@@ -7,7 +7,6 @@ they lie in the input, so that nothing has to be turned on the way in or out.
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -26,7 +25,7 @@ from construct.tokens import TokenGrid, output_size
 log = logging.getLogger(__name__)
 
 FROZEN = "frozen"
-"""The attribute in which the copy of a layer that is to be exported carries what is frozen; no other layer has it."""
+"""The child in which the copy of a layer that is to be exported carries its :class:`FrozenHeads`; no other layer has it."""
 FEW = ((12, 2), (32, 10))
 """Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""
 MANY = 9
@@ -40,21 +39,29 @@ Starts = tuple[tuple[int, ...], ...]
 """For each head, the token that output 0 sees, an axis each."""
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """What a trace has to know of a layer beforehand.
+class FrozenHeads(nn.Module):
+    """What an exported program has to know of a layer beforehand.
 
     Attributes:
-        starts: where the heads look.
-        whole: the factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the identity; or "".
+        start_1, …: on each axis the token that output 0 sees, (heads, 1, …); in no state dict, which has the eight tensors.
+        whole: as :func:`freeze` has it.
+
+    Raises:
+        ValueError: as :func:`freeze`.
     """
 
-    starts: Starts
-    whole: str
+    def __init__(self, layer: Layer):
+        super().__init__()
+        starts, self.whole = freeze(layer)
+        for axis, start in enumerate(_by_axis(starts, layer.v.device), start=1):
+            self.register_buffer(f"start_{axis}", start, persistent=False)
 
 
-def freeze(layer: Layer) -> Frozen:
-    """Read off where every head looks and which factor is the identity.
+def freeze(layer: Layer) -> tuple[Starts, str]:
+    """Read off where every head looks, and which factor is a head's whole matrix.
+
+    Returns:
+        The starts; and "w_val" or "w_out", because the other one is the identity, or "".
 
     Raises:
         ValueError: some head is no shift that stays on the grid for every size of input.
@@ -75,7 +82,7 @@ def freeze(layer: Layer) -> Frozen:
     if plan.soft or not inside:
         raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
     whole = "w_val" if is_identity(layer.w_out) else "w_out" if is_identity(layer.w_val) else ""
-    return Frozen(starts, whole)
+    return starts, whole
 
 
 def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
@@ -86,7 +93,7 @@ def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
         log.warning("not compiled, run as it is: %s", error)
         return None
     _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
-    return frozen.starts, frozen.whole
+    return frozen
 
 
 # What torch.compiler.assume_constant_result does: the compiler calls it while it traces, and takes the answer for a constant.
@@ -105,9 +112,10 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     Raises:
         NotImplementedError: torch.export traces tensors without numbers, from which no one knows where heads look.
     """
-    frozen = layer.__dict__.get(FROZEN)
-    exported = frozen is not None
-    if frozen is None:
+    frozen, starts = layer._modules.get(FROZEN), ()
+    if frozen is not None:
+        whole = frozen.whole
+    else:
         if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
             raise NotImplementedError(
                 "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
@@ -117,36 +125,34 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
             now = _frozen_now(layer)
         if now is None:
             return None
-        frozen = Frozen(*now)
+        starts, whole = now
     dtype = working_dtype(x.dtype)
-    if frozen.whole and not (torch.is_grad_enabled() and getattr(layer, _other(frozen.whole)).requires_grad):
-        w = _of(dtype, getattr(layer, frozen.whole))
+    if whole and not (torch.is_grad_enabled() and getattr(layer, _other(whole)).requires_grad):
+        w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
     with eagerly() if jit_traced() else nullcontext():
         heads, groups, channels, width = w.shape
     tokens = padded(_of(dtype, x), geometry)
-    bias = _of(dtype, layer.b_out).view(-1, *(1,) * geometry.dims)
+    bias = _of(dtype, layer.b_out)
     first = memory_format(x) == torch.contiguous_format
-    if exported and first:  # as many nodes whatever the number of heads
-        y = _gathered(tokens, w, frozen.starts, geometry) + bias
-    elif exported and heads > 1:
-        y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
+    if frozen is not None:  # as many operations whatever the number of heads
+        y = _gathered(tokens, w, list(frozen.buffers()), bias, geometry)
     elif channels == width == 1:
-        y = _by_channel(tokens, w, frozen.starts, geometry, bias)
+        y = _by_channel(tokens, w, starts, geometry, bias)
     elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
-        y = _products_first(tokens, w, frozen.starts, geometry, bias)
+        y = _products_first(tokens, w, starts, geometry, bias)
     elif (
         first
-        and heads > (MANY if _is_static(x) else 1)
+        and heads > (MANY if _is_static(x) else 0)
         and groups == 1
         and not (torch.is_grad_enabled() and tokens.requires_grad)
     ):
-        y = _gathered(tokens, w, frozen.starts, geometry) + bias
+        y = _gathered(tokens, w, _by_axis(starts, x.device), bias, geometry)
     elif first:
-        y = _channels_as_rows(tokens, w, frozen.starts, geometry) + bias
+        y = _channels_as_rows(tokens, w, starts, geometry, bias)
     else:
-        y = _tokens_as_rows(tokens, w, frozen.starts, geometry) + bias
+        y = _tokens_as_rows(tokens, w, starts, geometry, bias)
     return _of(x.dtype, y)
 
 
@@ -175,31 +181,39 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
     return y
 
 
-def _gathered(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+def _by_axis(starts: Starts, device: torch.device) -> list[Tensor]:
+    """On each axis the token that output 0 sees, (heads, 1, …)."""
+    dims = len(starts[0])
+    return [torch.tensor(along, device=device).view(-1, *(1,) * dims) for along in zip(*starts, strict=True)]
+
+
+def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geometry: ConvGeometry) -> Tensor:
     """Channels first in memory: one gather of what all heads see, by position on each axis, and one product.
 
-    The size of every tensor is an expression that a program keeps: so few tensors, and axes flattened late.
+    The size of every tensor is an expression that a program keeps, and works with: so few tensors; and sizes in the form
+    (n − span − 1)//step + 1, in which a stride of a stride is one division, not two, and is known to be at least 1.
     """
-    heads, groups, _, _ = w.shape
-    if heads == 1:
-        seen = _seen(tokens, starts[0], geometry)
-        rows = seen.flatten(2)
+    if len(starts[0]) == 1 and not any(geometry.span) and set(geometry.query_stride) == {1}:
+        seen, rows = tokens, tokens.flatten(2)
     else:
         places = []
         for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
-            queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
-            ahead = torch.tensor([start[axis] for start in starts], device=tokens.device)
+            count = tokens.shape[axis + 2] - span
+            queries = torch.arange((count - 1) // step + 1 if step > 1 else count, device=tokens.device)
+            if step > 1:
+                queries = step * queries
             if later := geometry.dims - 1 - axis:
                 queries = queries.view(-1, *(1,) * later)
-            places.append(ahead.view(-1, *(1,) * geometry.dims) + queries)  # (heads, …, o, …)
+            places.append(starts[axis] + queries)  # (heads, …, o, …)
         seen = tokens[(..., *places)]  # (B, g·C, heads, *o)
         rows = seen.flatten(1, 2).flatten(2)
-    matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
+    groups = w.shape[1]
     if groups > 1:
+        matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
         y = torch.matmul(matrix, rows.unflatten(1, (groups, -1))).flatten(1, 2)
     else:
-        y = torch.matmul(matrix[0], rows)
-    return y.unflatten(2, seen.shape[-geometry.dims :])
+        y = torch.matmul(w.permute(3, 2, 0, 1).flatten(1), rows)
+    return (y + bias[:, None]).unflatten(2, seen.shape[-geometry.dims :])
 
 
 def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
@@ -207,11 +221,15 @@ def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
+def _as_output(bias: Tensor, geometry: ConvGeometry) -> Tensor:
+    return bias.view(-1, *(1,) * geometry.dims)
+
+
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
     seen = (_seen(tokens, start, geometry) for start in starts)
     factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w.unbind())
-    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=bias)
+    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=_as_output(bias, geometry))
 
 
 def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -223,20 +241,21 @@ def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
     else:
         made = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
     parts = made.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
-    return sum((_seen(part, start, geometry) for part, start in zip(parts, starts, strict=True)), start=bias)
+    seen = (_seen(part, start, geometry) for part, start in zip(parts, starts, strict=True))
+    return sum(seen, start=_as_output(bias, geometry))
 
 
-def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """Channels first in memory: one product of all heads, from the left, comes out with channels first."""
     _, groups, channels, _ = w.shape
     seen = [_seen(tokens, start, geometry) for start in starts]
     parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in seen]
     rows = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]  # (B, g, heads·C, T)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    return torch.matmul(matrix, rows).flatten(1, 2).unflatten(2, seen[0].shape[2:])
+    return (torch.matmul(matrix, rows).flatten(1, 2) + bias[:, None]).unflatten(2, seen[0].shape[2:])
 
 
-def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
+def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """Channels last in memory: one product of all heads, from the right, comes out with channels last."""
     _, groups, channels, width = w.shape
     learning = torch.is_grad_enabled() and tokens.requires_grad
@@ -245,7 +264,7 @@ def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
     rows = seen.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
     matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
     y = torch.bmm(rows.flatten(-2).flatten(1, -2), matrix)  # (g, B·T, D)
-    return y.movedim(0, 1).reshape(*seen.shape[:-2], groups * width).movedim(-1, 1)
+    return (y.movedim(0, 1).reshape(*seen.shape[:-2], groups * width) + bias).movedim(-1, 1)
 
 
 def _sliced(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:

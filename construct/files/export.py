@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.errors import one_line
-from construct.execution.traced import FROZEN, freeze
+from construct.execution.traced import FROZEN, FrozenHeads
 from construct.modules.traversal import every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode in which the shifts of every attention layer are constants.
+    """A copy in eval mode in which every attention layer has a child that says where its heads look.
 
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
@@ -33,9 +33,10 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     for path, module in every_module(network):
         if isinstance(module, MHSA):
             try:
-                setattr(module, FROZEN, freeze(module))
+                frozen = FrozenHeads(module)
             except ValueError as error:
                 raise ValueError(f"{path or 'the layer'}: {error}") from None
+            module.add_module(FROZEN, frozen)
     return network
 
 
