@@ -112,7 +112,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     Raises:
         NotImplementedError: torch.export traces tensors without numbers, from which no one knows where heads look.
     """
-    frozen, starts = layer._modules.get(FROZEN), ()
+    frozen, starts = getattr(layer, FROZEN, None), ()
     if frozen is not None:
         whole = frozen.whole
     else:

@@ -134,6 +134,7 @@ def test_what_is_traced_computes_the_convolution(case: Case):
         return
     layer = conv_to_mhsa(case.conv)
     for program in (layer, frozen_copy(layer)):  # as torch.compile and as torch.export trace it
+        assert isinstance(program, MHSA)
         with torch.no_grad():
             y = traced.run_traced(program, case.x, layer.geometry)
         assert y is not None
