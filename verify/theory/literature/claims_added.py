@@ -116,6 +116,22 @@ def rounding_alone() -> Judgement:
 
 
 @added(
+    "torch-exponential",
+    "torch's exp is 0 from −1024 down, and 1 at 0, in every format: what one-hot heads rest on.",
+    "E.g. for Float32, set",
+    "talk, Lemma 2: Summary",
+)
+def torch_exponential() -> Judgement:
+    """Sampled: what the Coq theorems assume of exp."""
+    inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
+    wrong = sum(
+        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
+    )
+    samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
+    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
+
+
+@added(
     "borders-replicate",
     "On the image as it is, the layer tends to the convolution with replicate padding, not with zeros.",
     "",
@@ -269,33 +285,3 @@ def key_width() -> Judgement:
 def axis_factorisation() -> Judgement:
     """In Coq; and by sympy for the code's encoding."""
     return proved(by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2)))
-
-
-@added(
-    "torch-exponential",
-    "torch's exp is 0 from −1024 down, and 1 at 0, in every format: what one-hot heads rest on.",
-    "E.g. for Float32, set",
-    "talk, Lemma 2: Summary",
-)
-def torch_exponential() -> Judgement:
-    """Sampled: what the Coq theorems assume of exp."""
-    inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
-    wrong = sum(
-        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
-    )
-    samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
-    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
-
-
-CLAIMS = (
-    finite_never_exact,
-    finite_error,
-    rounding_alone,
-    torch_exponential,
-    borders_replicate,
-    two_components,
-    one_component_spread,
-    absolute_encoding,
-    key_width,
-    axis_factorisation,
-)

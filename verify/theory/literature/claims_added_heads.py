@@ -145,6 +145,3 @@ def _not_a_unit_steps() -> list[ProofStep]:
         argued("the lowest and the highest term of a product of polynomials are products of theirs, and not 0", apart),
         from_assumptions("m and m + L + 2R are two taps, not one", sympy.Gt(apart, 0, evaluate=False)),
     ]
-
-
-CLAIMS = (head_count, head_width, narrow_spread, blurred_windows)

@@ -223,16 +223,3 @@ def less_restrictive() -> Judgement:
 def requirements() -> Judgement:
     """We have the sentence without its list."""
     return undecided_here("its two items are not at hand; on heads see multiple-heads, on positions absolute-encoding")
-
-
-CLAIMS = (
-    three_sufficient,
-    relative_sufficient,
-    last_term,
-    four_terms,
-    scores_and_shift,
-    slip_eq_5,
-    slip_eq_6,
-    less_restrictive,
-    requirements,
-)

@@ -274,18 +274,3 @@ def _gaussian_head_steps() -> list[ProofStep]:
         "on an unbounded or wrapped grid Σ_k e^score runs over all k − q for every q, so it does not depend on q"
     )
     return [*unmoved_steps(reals), argued(normaliser, sympy.Symbol("Z")), *_profile_steps()]
-
-
-CLAIMS = (
-    heads_sufficient,
-    multiple_heads,
-    heads_add_up,
-    channels_sufficient,
-    channels_limit,
-    width_shapes,
-    width_best,
-    factoring,
-    translates,
-    mixture,
-    gaussians,
-)

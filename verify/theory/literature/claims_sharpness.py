@@ -195,6 +195,3 @@ def lemma_2_sum() -> Judgement:
             ),
         ),
     )
-
-
-CLAIMS = (hard_in_floats, alpha_46, exponential_decay, centre_and_width, lemma_2_sum)

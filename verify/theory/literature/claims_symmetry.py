@@ -319,18 +319,3 @@ def quadratic_cost() -> Judgement:
     listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
     squares = all(count == t * t for t, count in counts.items())
     return proved(Check(f"a weight for every query and key: {listed}", squares, "counted"))
-
-
-CLAIMS = (
-    permutation_equivariance,
-    permutation_invariance,
-    translation_equivariance,
-    convolution_equivariance,
-    convolution_associative,
-    convolution_commutative,
-    convolution_fourier,
-    receptive_field,
-    generalisation,
-    content,
-    quadratic_cost,
-)

@@ -320,20 +320,3 @@ def slip_quantifiers() -> Judgement:
               same.holds and not other.holds),
         stands="for any kernel there are such W_val: the words stand in another order than they are meant",
     )  # fmt: skip
-
-
-CLAIMS = (
-    theorem_limit,
-    lemma_1,
-    lemma_2,
-    lemma_2_border,
-    any_dimension,
-    one_dimension,
-    even_kernel,
-    flipped_kernel,
-    sparse,
-    pad_and_crop,
-    stride,
-    dilation,
-    slip_quantifiers,
-)
