@@ -21,7 +21,7 @@ from verify.theory.literature.judgement import (
 )
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity, lt
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
 
@@ -147,7 +147,7 @@ def width_shapes() -> Judgement:
 
 def _wider_steps() -> list[ProofStep]:
     more, width = sympy.Symbol("n", integer=True, nonnegative=True), sympy.Symbol("D_h", integer=True, positive=True)
-    return [from_assumptions("D_h < (2 + n)·D_h", sympy.Lt(width, (2 + more) * width, evaluate=False))]
+    return [from_assumptions("D_h < (2 + n)·D_h", lt(width, (2 + more) * width))]
 
 
 def _shape_steps() -> list[ProofStep]:

@@ -56,10 +56,7 @@ def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
                 [(x, sympy.exp(own)) for x, own in zip(delta, axis_scores, strict=True)],
             ),
         ),
-        Proof(
-            f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1",
-            tuple(factors),
-        ),
+        Proof(f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1", tuple(factors)),
     ]
 
 
@@ -76,8 +73,7 @@ def no_factorisation_steps() -> list[ProofStep]:
             (_row(lambda d: -alpha * (d[0] ** 2 + d[0] * d[1] + d[1] ** 2)), 2),
         ),
         ranks(
-            "nor is the parabola's, on that grid: its rank is 2",
-            (_row(lambda d: parabola_score(d, here, (2, 2))), 2),
+            "nor is the parabola's, on that grid: its rank is 2", (_row(lambda d: parabola_score(d, here, (2, 2))), 2)
         ),
     ]
 

@@ -10,7 +10,7 @@ from itertools import product
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, ge, identity, le
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, on_grid, plus, symbols
 
@@ -160,8 +160,8 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
         ),
         from_assumptions(
             "that is a token of the padded grid, for every output o and every tap j",
-            sympy.Ge(query + shift, 0, evaluate=False),
-            sympy.Le(query + shift, last, evaluate=False),
+            ge(query + shift, 0),
+            le(query + shift, last),
         ),
     ]
     return [
