@@ -5,7 +5,7 @@ activations that reach it inside the network, or on generated inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,10 +200,21 @@ def called(model: nn.Module, x: Any) -> Any:
 
 
 @contextmanager
+def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """While active, ``see`` gets the path and the input of these layers, before each of their calls."""
+    with ExitStack() as stack:
+        for path, layer in layers.items():
+
+            def hook(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                see(path, args[0] if args else kwargs["input"])
+
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
 def comparing(
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
-    what: str,
-    progress: Callable[[str], None] = lambda path: None,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]], what: str, progress: Callable[[str], None] = lambda path: None
 ) -> Iterator[dict[str, LayerCheck]]:
     """While active, every call of a convolution is also made of its attention layer, on the same activations, and compared.
 
@@ -232,16 +243,12 @@ def comparing(
 
         return compared
 
-    # Before any other hook: what is compared is what the convolution itself returned.
-    handles = [
-        conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
-        for path, (conv, layer) in pairs.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for path, (conv, layer) in pairs.items():
+            # Before any other hook: what is compared is what the convolution itself returned.
+            handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+            stack.callback(handle.remove)
         yield checks
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def check_on_activations(

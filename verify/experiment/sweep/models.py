@@ -28,7 +28,7 @@ from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
-from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape
+from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[tuple[int, ...], float]
 """The largest grid that a layer was given, and the power of two above its inputs."""
@@ -192,29 +192,19 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
     given: dict[str, Given] = {}
     inputs = inputs_for(model, options)
     if inputs is not None:
-        handles = []
 
-        def hook_for(path: str, dims: int) -> Any:
-            def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-                x = args[0] if args else kwargs["input"]
-                grid, bound = given.get(path, ((0,) * dims, 0.0))
-                largest = float(x.abs().max()) if x.numel() else 0.0
-                given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
+        def note(path: str, x: torch.Tensor) -> None:
+            dims = survey.convertible[path].weight.dim() - 2  # type: ignore[operator]
+            grid, bound = given.get(path, ((0,) * dims, 0.0))
+            largest = float(x.abs().max()) if x.numel() else 0.0
+            given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
 
-            return note
-
-        for path, conv in survey.convertible.items():
-            hook = hook_for(path, conv.weight.dim() - 2)  # type: ignore[operator]
-            handles.append(conv.register_forward_pre_hook(hook, with_kwargs=True))
         try:
-            with evaluating(model), torch.no_grad():
+            with evaluating(model), torch.no_grad(), watching(survey.convertible, note):
                 for x in inputs[0]:
                     called(model, x)
         except Exception as error:  # a network may raise anything on an input that it does not take
             raise BadModelFile(f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}") from error
-        finally:
-            for handle in handles:
-                handle.remove()
     for path, conv in survey.convertible.items():
         if path not in given:
             given[path] = generated_shape(conv, 1)[2:], 0.0
