@@ -100,17 +100,8 @@ def errors_figure(path: str | os.PathLike[str]) -> "Figure":
         ):
             points = [(getattr(row, gid), y) for y, row in enumerate(rows) if _drawable(getattr(row, gid))]
             x, y = zip(*points, strict=True) if points else ((), ())
-            ax.plot(
-                x,
-                y,
-                marker=marker,
-                ms=size,
-                mew=1.8 if marker == "|" else 0.5,
-                color=colour,
-                ls="none",
-                label=label,
-                gid=gid,
-            )
+            edge = 1.8 if marker == "|" else 0.5
+            ax.plot(x, y, marker=marker, ms=size, mew=edge, color=colour, ls="none", label=label, gid=gid)
         ax.set_xlim(low, high)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_yticks(range(len(rows)), [plain(row.name) for row in rows], parse_math=False)
@@ -119,11 +110,10 @@ def errors_figure(path: str | os.PathLike[str]) -> "Figure":
         right.tick_params(length=0)
         right.spines["right"].set_visible(False)
         ax.set_xlabel("difference between attention and convolution (units of the layer’s output)")
-        ax.grid(axis="x", color="#e4e4e4", lw=0.6)
-        ax.set_axisbelow(True)
+        ax.grid(axis="x")
         handles, labels = ax.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=3)
-        figure.suptitle("Observed and bounded, layer by layer", fontsize=11)
+        figure.suptitle("Observed and bounded, layer by layer")
     return figure
 
 

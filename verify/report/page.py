@@ -86,13 +86,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     text = template.render(
-        title=facts.title,
-        lede=facts.lede,
-        network=facts.network,
-        input_caption=facts.input_caption,
-        recheck=facts.recheck,
-        hindered=facts.hindered,
-        notes=facts.notes,
+        **vars(facts),
         layers=views,
         limits=limits,
         drawn=bool(pictures),

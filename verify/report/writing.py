@@ -127,15 +127,11 @@ def pictured(
         return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
     wanting = has_photograph(size)
     if x is not None:
-        inputs, caption = (
-            activations(original, x, convolutions),
-            "What reaches this layer from the first input of the check.",
-        )
+        inputs = activations(original, x, convolutions)
+        caption = "What reaches this layer from the first input of the check."
     else:
-        inputs, caption = (
-            {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()},
-            "The input is random.",
-        )
+        inputs = {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()}
+        caption = "The input is random."
         if list(convolutions) == [""]:
             conv = convolutions[""]
             shape = (int(conv.in_channels), 64, 64) if conv.weight.dim() == 4 else None

@@ -209,4 +209,5 @@ def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     if rank(matrix) < len(matrix):
         raise ValueError(f"the matrix of {len(matrix)} rows has not full rank")
     y = sympy.Matrix(matrix).LUsolve(sympy.Matrix(right))
-    return np.frompyfunc(lambda x: Fraction(int(x.p), int(x.q)), 1, 1)(np.array(y))
+    fraction: Any = np.frompyfunc(lambda x: Fraction(int(x.p), int(x.q)), 1, 1)
+    return fraction(np.array(y))
