@@ -119,10 +119,10 @@ def check_outputs(
     elif not ratio <= 1:  # written so that a NaN fails
         fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
         both = Outputs(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
-        odd = both.deviation(~(ratios <= 1))
-        at = f"{soft}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
-        at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
-        verdict, convolution_off = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
+        worst = both.deviation(~(ratios <= 1))
+        at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
+        at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
+        verdict, convolution_off = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at), worst.convolution_off
     elif soft:
         most = from_above(difference.max_abs)
         verdict = Verdict("UNDECIDED", f"{soft}the outputs differ by at most {most} on {what}, as rounding may")
@@ -252,11 +252,7 @@ def comparing(
 
 
 def check_on_activations(
-    model: nn.Module,
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
-    inputs: Iterable[Any],
-    what: str,
-    progress: Callable[[str], None] = lambda path: None,
+    model: nn.Module, pairs: Mapping[str, tuple[nn.Module, nn.Module]], inputs: Iterable[Any], what: str
 ) -> dict[str, LayerCheck]:
     """Run a network, and at every call of a convolution run its attention layer on the same activations.
 
@@ -265,13 +261,12 @@ def check_on_activations(
         pairs: path → (convolution inside ``model``, its attention layer).
         inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
-        progress: called with the path of a layer whenever a call of it has been compared.
 
     Returns:
         One record for every layer that the network called; a layer that it never called has none.
     """
     layers = (layer for _, layer in pairs.values())
-    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what, progress) as checks:
+    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what) as checks:
         for x in inputs:
             called(model, x)
     return checks

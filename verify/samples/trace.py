@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
-from verify.samples.calls import RELATIVES
+from verify.samples.calls import RELATIVES, DispatchMode
 
 
 @dataclass(frozen=True)
@@ -340,17 +340,12 @@ class _Functions(TorchFunctionMode):
         return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(DispatchMode):
     """Dispatch mode: counts convolution operators, and records the operators that no function of torch has called."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
         self.tracer = tracer
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; to make sure of that, torch would import its compiler, which takes seconds."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""

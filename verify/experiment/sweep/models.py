@@ -25,7 +25,7 @@ from construct.errors import BadModelFile, one_line
 from construct.files.reading import read
 from construct.network import Survey, unwrapped
 from verify.argument.verdicts import certify_layer, power_of_two_above
-from verify.experiment.sweep.random_layers import facts_of
+from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
@@ -149,13 +149,10 @@ class NetworkLayer:
             key=self.key,
             model=self.network.name,
             layer=self.path,
-            kind=type(conv).__name__,
-            geometry=f"{conv} on {'x'.join(map(str, check.grid))}",
-            dtype=str(conv.weight.dtype).removeprefix("torch."),
             alpha=float(layer.centres()[0].min()),
-            digest=self.digest,
             seconds=time.perf_counter() - start,
             error="" if verdict.name == "PROVED" else one_line(verdict.sentence),
+            **described(conv, check.grid),
             **facts,
         )
 

@@ -85,9 +85,9 @@ class Sweep:
         try:
             with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(total) as show:
 
-                def receive(task: Task, found: list[Any], worker: str) -> list[Task]:
-                    rows = [replace(one, worker=worker) for one in found if isinstance(one, Row)]
-                    layers = [one for one in found if not isinstance(one, Row)]
+                def receive(task: Task, results: list[Any], worker: str) -> list[Task]:
+                    rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
+                    layers = [one for one in results if not isinstance(one, Row)]
                     self._results.add(rows)
                     self._new += len(rows)
                     self._keys.update(one.key for one in (*rows, *layers))

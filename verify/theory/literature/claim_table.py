@@ -148,9 +148,9 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
     >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["even-kernel", "theorem-limit"])]
     [('theorem-limit', 'PROVED', 'Coq: theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
     """
-    wanted = None if only is None else {str(name) for name in only}
+    chosen = None if only is None else {str(name) for name in only}
     known = {name for number, claim in enumerate(ALL, 1) for name in (str(number), claim.id)}
-    unknown = (wanted or set()) - known
+    unknown = (chosen or set()) - known
     if unknown:
         names = ", ".join(claim.id for claim in ALL)
         raise ValueError(
@@ -158,7 +158,7 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
         )
     rows = []
     for number, claim in enumerate(ALL, 1):
-        if wanted is None or wanted & {str(number), claim.id}:
+        if chosen is None or chosen & {str(number), claim.id}:
             rows.append(JudgedClaim(number=number, **vars(claim), **vars(claim.judge())))
     return ClaimTable(tuple(rows))
 

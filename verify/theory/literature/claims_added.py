@@ -135,8 +135,8 @@ def borders_replicate() -> Judgement:
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
     output = equations.mix(list(read), x.reshape(2, -1).T, equations.tap_matrices(weight)).T.reshape(3, *IMAGE.size)
     convolution = IMAGE.convolution(weight)
-    wanted = convolution(x[None])[0]
-    error, inside = np.abs(output - wanted).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
+    expected = convolution(x[None])[0]
+    error, inside = np.abs(output - expected).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
     interior, border = int(error[inside].max()), int(error[~inside].max())
     apart, near = int((read != zeros).sum()), int((read != replicate).sum())
     return proved(
@@ -144,7 +144,7 @@ def borders_replicate() -> Judgement:
         Check(f"of {zeros.size} entries of the attention {near} differ from replicate padding, {apart} from zeros",
               near == 0 and apart > 0),
         Check(f"beside zeros: error {interior} in the interior, {border} at the border, of outputs up to "
-              f"{int(np.abs(wanted).max())}", interior == 0 and border > 0),
+              f"{int(np.abs(expected).max())}", interior == 0 and border > 0),
     )  # fmt: skip
 
 
@@ -242,8 +242,8 @@ def _stock_attention() -> Check:
         query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
         attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
         total += attended[0] @ torch.tensor(tap.astype(np.float32))
-    wanted = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
-    error = float((total - torch.tensor(wanted)).abs().max())
+    expected = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
+    error = float((total - torch.tensor(expected)).abs().max())
     return Check(
         f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}", error == 0
     )

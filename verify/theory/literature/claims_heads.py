@@ -216,9 +216,9 @@ def _on_a_wrapped_grid() -> Check:
     read = equations.read_by_taps(PLANE, "circular").astype(object)
     output = equations.mix(list(np.tensordot(profiles, read, axes=1)), x.reshape(2, -1).T, list(w))
     kernel = np.tensordot(profiles.T, w, axes=1).transpose(2, 1, 0).reshape(2, 2, 3, 3)
-    wanted = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
-    differing = int(np.not_equal(output, wanted).sum())
-    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {wanted.size} outputs differ", differing == 0)
+    expected = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
+    differing = int(np.not_equal(output, expected).sum())
+    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {expected.size} outputs differ", differing == 0)
 
 
 def _renormalised() -> Check:

@@ -179,8 +179,8 @@ def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list
 def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
     """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
     keys, queries = setting.keys, setting.queries
-    wanted = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
-    return [hit.all(axis=2).astype(int) for hit in wanted]
+    matches = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
+    return [match.all(axis=2).astype(int) for match in matches]
 
 
 def integers(seed: int, *shape: int) -> np.ndarray:

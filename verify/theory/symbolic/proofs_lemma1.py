@@ -202,18 +202,18 @@ def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """Both factorisations; the second with the heads in another order."""
     w, shifts = case.w, case.shifts
     eye_in, eye_out = (sympy.eye(c) for c in case.channels)
-    wanted = convolution(case, w)
+    expected = convolution(case, w)
     given = [one_hot(case, shift) for shift in shifts]
     order = list(range(1, len(w), 2)) + list(range(0, len(w), 2))[::-1]
     moved = attention(case, [given[h] for h in order], [eye_in] * len(w), [w[h] for h in order])
     return [
         identity(
             f"{case}: with W_val = W_j and W_out = I, one-hot attention (given) is the convolution, entry by entry",
-            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), wanted.flat(), strict=True),
+            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), expected.flat(), strict=True),
         ),
         identity(
             f"{case}: the same with W_val = I and W_out = W_j, heads in the order {order}",
-            *zip(moved.flat(), wanted.flat(), strict=True),
+            *zip(moved.flat(), expected.flat(), strict=True),
         ),
     ]
 
@@ -223,10 +223,10 @@ def _factored_step(case: SymbolicConvolution) -> ProofStep:
     val = [sympy.Matrix(symbols(f"val_{j}", case.channels[0])) for j in range(len(case.taps))]
     out = [sympy.Matrix([symbols(f"out_{j}", case.channels[1])]) for j in range(len(case.taps))]
     given = [one_hot(case, shift) for shift in case.shifts]
-    wanted = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
+    expected = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
     return identity(
         "any other factors W_val W_out = W_j do as well, here with head dimension 1",
-        *zip(attention(case, given, val, out).flat(), wanted.flat(), strict=True),
+        *zip(attention(case, given, val, out).flat(), expected.flat(), strict=True),
     )
 
 
