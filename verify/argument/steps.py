@@ -184,10 +184,7 @@ class Argument:
 def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
     """Go through steps 0 to 5; step 0, 1 or 2 ends the argument where it fails.
 
-    Args:
-        problem: of what.
-        may_leak: whether the claim allows heads to leak.
-        may_differ: whether the claim allows taps to differ.
+    ``may_leak`` and ``may_differ`` say whether the claim allows heads to leak, and taps to differ.
 
     Raises:
         ValueError: an intermediate may overflow the layers' type.

@@ -65,9 +65,6 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
         path: ``model.mhsa.pt``, a safetensors file of this project, or a stock attention written by ``torch.save``.
         name: the layer's path in the network; only needed if the file holds several layers.
 
-    Returns:
-        The layer, with the numbers of the file.
-
     Raises:
         ValueError: the file is malformed or holds no such layer, or several and no name was given.
         OSError: it cannot be read.

@@ -37,11 +37,7 @@ SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 
 
 def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
-    """The data of a layer's attention maps, in JSON's types.
-
-    Args:
-        layer: the layer.
-        share: the byte budget for given probabilities.
+    """The data of a layer's attention maps, in JSON's types; ``share`` is the byte budget for given probabilities.
 
     Raises:
         NoPicture: there is nothing to draw, or too much.

@@ -52,12 +52,7 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
 
 @np.errstate(all="ignore")  # what is not finite is refused at the end
 def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
-    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop.
-
-    Args:
-        layer: with both layers.
-        part: the crop, (1, C, *n).
-        keys: the tokens of the padded crop.
+    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
 
     Raises:
         NoPicture: the page cannot compute this layer; the message says why.

@@ -68,10 +68,6 @@ class Facts:
 def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     """One self-contained HTML document in UTF-8.
 
-    Args:
-        layers: in page order.
-        facts: the rest.
-
     Raises:
         ImportError: jinja2 is missing.
         ValueError: given attention is no probabilities.

@@ -112,13 +112,8 @@ def pictured(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """An input to draw for each layer, and a caption.
 
-    The network is run once: on a photograph if it takes one, else on ``x``.  Without ``x`` every layer gets seeded random inputs.
-
-    Args:
-        original: the network.
-        convolutions: its layers, by path.
-        x: an input of the network, or None.
-        size: (channels, height, width) if a photograph may take the place of ``x``.
+    The network is run once: on a photograph if it takes one of ``size``, (channels, height, width), else on ``x``.
+    Without ``x`` every layer gets seeded random inputs.
     """
     convolutions = dict(islice(convolutions.items(), MOST_DRAWN))
     dtype = next(conv.weight.dtype for conv in convolutions.values())

@@ -71,14 +71,10 @@ class LayerCheck:
 
 
 def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
-    """Compare one call of a convolution and its attention layer, and judge it.
+    """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge it.
 
-    Args:
-        conv: the convolution.
-        layer: the attention layer.
-        x: the input, batched or not.
-        what: where the input comes from, for the sentence of the verdict.
-        call: further arguments of the call (``output_size``).
+    ``what`` says where the input comes from, in the sentence of the verdict; ``call`` holds further arguments
+    (``output_size``).
 
     >>> import construct
     >>> conv = nn.Conv1d(2, 3, 5)
@@ -141,11 +137,7 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
 def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] = ()) -> torch.Tensor:
     """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
-    Args:
-        conv: a torch convolution.
-        samples: the batch size.
-        seed: of the generator.
-        size: the least spatial size.
+    ``size`` is the least spatial size.
     """
     generator = torch.Generator().manual_seed(seed)
     count, channels, *least = generated_shape(conv, samples)
@@ -259,11 +251,11 @@ def check_on_activations(
     Args:
         model: the original network; it is run in eval mode and left as it was.
         pairs: path → (convolution inside ``model``, its attention layer).
-        inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        inputs: one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
 
     Returns:
-        One record for every layer that the network called; a layer that it never called has none.
+        One record for every layer that the network called.
     """
     layers = (layer for _, layer in pairs.values())
     with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what) as checks:

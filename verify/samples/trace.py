@@ -128,9 +128,6 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
         inputs: a tensor, or tensors in tuples, lists and dicts; the floating-point ones are activations.
         layers: convolutions, or the attention layers in their place → the path that names them; each call of one counts as one,
             and so does that of any other attention layer.
-
-    Raises:
-        Exception: whatever the network raises.
     """
     record = Trace(frozenset(layers.values()))
     tracer = _Tracer(record, network, inputs, layers)

@@ -57,11 +57,7 @@ class Network:
         return self
 
     def options(self) -> Namespace:
-        """The words as the command reads them.
-
-        Raises:
-            BadModelFile: they are wrong.
-        """
+        """The words as the command reads them; `BadModelFile` if they are wrong."""
         return parse(self.words)
 
     def run(self) -> Iterator["Row | NetworkLayer"]:

@@ -113,11 +113,7 @@ def checked(samples: str, *checks: Check) -> Judgement:
 def refuted(*checks: Check, stands: str, instead: Judgement | None = None, statement: str = "") -> Judgement:
     """The claim as printed is contradicted by these checks: REFUTED if all hold.
 
-    Args:
-        checks: what contradicts it.
-        stands: the part of it that is true.
-        instead: the judgement of the true statement.
-        statement: the true statement.
+    ``stands`` is the part of it that is true; ``statement`` the true statement, and ``instead`` the judgement of that.
     """
     correction = instead and Correction(**vars(instead), statement=statement)
     return Judgement(*_verdict(REFUTED, "as printed", checks), stands, correction)
@@ -146,13 +142,7 @@ def by_proof(run: Callable[[], Proof]) -> Check:
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
-    """Some steps of a symbolic proof as a check.
-
-    Args:
-        what: what the steps show together.
-        run: computes the steps.
-        within: the sizes for which alone they show it; empty for all.
-    """
+    """Some steps of a symbolic proof as a check: ``what`` they show together, for the sizes ``within`` (empty for all)."""
     try:
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:

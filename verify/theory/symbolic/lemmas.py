@@ -195,15 +195,7 @@ def prove_head_count() -> Proof:
 
 
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
-    """Every proof in the order of the argument, each computed when iterated.
-
-    Args:
-        dims: the dimensions, for proofs that take one.
-
-    Raises:
-        ValueError: there are no dims, or one is no integer ≥ 1.
-        ProofFailed: a step of some proof does not hold; raised while iterating.
-    """
+    """Every proof in the order of the argument, each computed when iterated: those that take a dimension for all of ``dims``."""
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]
