@@ -48,7 +48,8 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
 
 def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
-    p = [sympy.Matrix(len(case.queries), len(case.tokens), _probabilities(case, h)) for h in range(len(case.taps))]
+    queries, tokens = len(case.queries), len(case.tokens)
+    p = [sympy.Matrix(queries, tokens, lambda q, k, h=h: sympy.Symbol(f"P_{h}_{q}_{k}")) for h in range(len(case.taps))]
     w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
     hot = [one_hot(case, shift) for shift in case.shifts]
     difference = attention(case, p, w, [eye] * len(w)) - convolution(case, w)
@@ -118,7 +119,3 @@ def _finite_steps(leak: Any, bound: Any) -> list[ProofStep]:
             ),
         ),
     ]
-
-
-def _probabilities(case: SymbolicConvolution, head: int) -> list[sympy.Symbol]:
-    return [sympy.Symbol(f"P_{head}_{q}_{k}") for q in range(len(case.queries)) for k in range(len(case.tokens))]
