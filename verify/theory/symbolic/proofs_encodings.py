@@ -15,10 +15,9 @@ from verify.theory.symbolic.proof import (
     ge,
     identity,
     le,
-    limits,
 )
 from verify.theory.symbolic.proof_algebra import ranks
-from verify.theory.symbolic.proofs_lemma2 import integer_step, weights_tend
+from verify.theory.symbolic.proofs_lemma2 import grid_limits, integer_step, weights_tend
 from verify.theory.symbolic.proofs_scores import (
     absolute_score,
     alpha,
@@ -163,13 +162,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
 def _parabola_limits(dims: int) -> ProofStep:
     """The keys of one query differ by less than the grid's own sides, so these sides will do for the radix."""
     shape = {1: (4,), 2: (2, 3), 3: (2, 1, 3)}[min(dims, 3)] + (1,) * (dims - 3)
-    positions = list(product(*map(range, shape)))
-    expected = []
-    for query, target in product(positions, positions):
-        tau = minus(target, query)
-        soft = weights([parabola_score(minus(key, query), tau, shape) for key in positions])
-        expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
-    return limits(f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0", expected, alpha)
+    return grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape))
 
 
 def one_component_steps() -> list[ProofStep]:

@@ -3,7 +3,7 @@
 First in d = dims dimensions, then for a vector of symbolic length d at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -169,19 +169,20 @@ def weights_tend(top: Any) -> Proof:
 
 
 def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly: the limits of all softmax weights, over all keys of one small grid.
+    """Lemma 2, third part, directly, on one small grid."""
+    return [grid_limits(small_grid(dims), score)]
 
-    Beyond three dimensions the further axes have one key each, so that the grid stays small.
-    """
-    shape = small_grid(dims)
-    positions = list(product(*(range(size) for size in shape)))
+
+def grid_limits(shape: Sequence[int], scored: Callable[[Sequence[Any], Sequence[Any]], Any]) -> ProofStep:
+    """The limits of all softmax weights of the scores (δ, τ), over all keys of a grid."""
+    positions = list(product(*map(range, shape)))
     expected = []
     for query, target in product(positions, positions):
         tau = minus(target, query)
-        scores = [score(minus(key, query), tau) for key in positions]
-        expected += [(weight, int(key == target)) for key, weight in zip(positions, weights(scores), strict=True)]
+        soft = weights([scored(minus(key, query), tau) for key in positions])
+        expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
     statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
-    return [limits(statement, expected, alpha)]
+    return limits(statement, expected, alpha)
 
 
 class SymbolicVector:
