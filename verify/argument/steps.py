@@ -47,14 +47,7 @@ from verify.verdict import from_above
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the argument.
-
-    Attributes:
-        number: as in the list of steps.
-        name: what it shows.
-        holds: whether it could be shown.
-        sentence: how, or why not.
-    """
+    """One step of the argument, by its number in the list of steps: whether it could be shown, and how, or why not."""
 
     number: int
     name: str
@@ -67,10 +60,8 @@ class Problem:
     """What is to be compared, as it was read: a convolution and an attention layer, for all |x| ≤ bound on inputs up to a grid.
 
     Attributes:
-        conv_module: the torch convolution.
-        layer: the attention layer.
-        conv: the convolution's fields.
-        geometry: the convolution's geometry.
+        conv_module, layer: the modules of both.
+        conv, geometry: the fields and the geometry of the convolution.
         attention: the attention layer's fields, with a geometry of its own.
         grid: the input's spatial size.
         outputs: the output's, of the convolution.

@@ -20,10 +20,7 @@ from verify.plots.stored_layer import layer_in
 class StoredStock(nn.Module):
     """Stands in for `construct.stock.layer.StockAttention`: runs the tensors and tokens of the file.
 
-    Attributes:
-        geometry: of the convolution, for the input's channels and the output's size.
-        grid: the spatial size of the input.
-        attention: the nn.MultiheadAttention.
+    ``geometry`` is of the convolution, ``grid`` the spatial size of the input.
     """
 
     geometry: Any

@@ -32,13 +32,7 @@ SECONDS, PAIRS = 2.0, 2**26
 
 @dataclass(frozen=True)
 class Series:
-    """Measured times of one execution against the number of tokens.
-
-    Attributes:
-        name: for the legend.
-        tokens: of the padded grid, increasing.
-        seconds: of one call.
-    """
+    """Measured times of one call of one execution, by the increasing number of tokens of the padded grid."""
 
     name: str
     tokens: tuple[int, ...]

@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """One layer of a certificate file.
+    """One layer of a certificate file; of each number the greatest of any channel.
 
-    Attributes:
-        name: its path.
-        verdict: of the certificate.
-        observed: the greatest observed difference of any channel; may be infinite or NaN.
-        bound: the greatest bound of any channel; may be infinite.
-        rounding: the rounding part of that bound.
+    ``observed`` may be infinite or NaN, ``bound`` infinite; ``rounding`` is the part of the bound that comes from
+    rounding.
     """
 
     name: str

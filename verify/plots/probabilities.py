@@ -25,8 +25,7 @@ class LayerAttention:
 
     Attributes:
         probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
-        outputs: the spatial size of the output, one query a position.
-        tokens: the size of the padded grid.
+        outputs, tokens: the spatial size of the output, one query a position, and of the padded grid.
         places: by axis, the query token of each output.
         inside: by axis, the first and the last token that are not padding.
         content: whether the attention depends on the input.

@@ -27,14 +27,7 @@ BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60
 
 @dataclass(frozen=True)
 class Image:
-    """One image with its texts.
-
-    Attributes:
-        title: the heading.
-        uri: the PNG as a data URI.
-        alt: the text for screen readers.
-        scale: the values of the lightest and the darkest shade.
-    """
+    """One image: its heading, the PNG as a data URI, text for screen readers, and the values of the lightest and darkest shade."""
 
     title: str
     uri: str

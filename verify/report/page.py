@@ -46,14 +46,9 @@ MEANINGS = {
 class Facts:
     """The content of a page besides its layers.
 
-    Attributes:
-        title: the heading.
-        lede: the paragraph below it.
-        network: sentences on the network as a whole.
-        input_caption: a description of the drawn input.
-        recheck: the command that rechecks the certificates.
-        hindered: the reasons why there is no such command.
-        notes: further remarks.
+    ``lede`` is the paragraph below the heading, ``network`` what is said of the network as a whole, ``input_caption`` a
+    description of the drawn input, ``recheck`` the command that rechecks the certificates, and ``hindered`` why there
+    is none.
     """
 
     title: str

@@ -95,14 +95,9 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A layer of a network: a task that certifies it.
+    """A layer of a network: a task that certifies it, on the largest grid that it is given there, for inputs up to a bound.
 
-    Attributes:
-        network: that has it.
-        path: of the layer.
-        grid: the largest that it is given there.
-        bound: the power of two above its inputs.
-        digest: of the convolution.
+    ``bound`` is the power of two above its inputs, ``digest`` that of the convolution.
     """
 
     network: Network

@@ -57,11 +57,9 @@ OFF = "an execution off in one output"
 
 @dataclass
 class RandomLayer:
-    """A convolution and its attention layer, and what is claimed of them.
+    """A convolution and its attention layer, and what is claimed of them; all of it follows from the seed.
 
     Attributes:
-        seed: from which it follows.
-        conv: the convolution.
         alpha: the sharpness of all heads.
         encoding: of positions.
         grid: the spatial size of inputs.

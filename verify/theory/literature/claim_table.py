@@ -77,11 +77,7 @@ class JudgedClaim(Claim, Judgement):
 
 @dataclass(frozen=True)
 class ClaimTable(Sequence[JudgedClaim]):
-    """The judged claims: a sequence, readable as a table of two lines a row; printing a row shows its evidence.
-
-    Attributes:
-        rows: the claims in order.
-    """
+    """The judged claims in order, readable as a table of two lines a row; printing a row shows its evidence."""
 
     rows: tuple[JudgedClaim, ...]
 

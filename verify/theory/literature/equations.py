@@ -66,12 +66,8 @@ def mix(
 class Setting:
     """A convolution's geometry on an input of fixed size, with the token grid of the attention.
 
-    Attributes:
-        kernel: K_1, …, K_d.
-        size: of the input.
-        padding: zeros before and after each axis; None for 0.
-        stride: one number an axis; None for 1.
-        dilation: one number an axis; None for 1.
+    ``padding`` is of zeros before and after each axis, ``stride`` and ``dilation`` one number an axis; None for 0 and
+    1.
     """
 
     kernel: Vector

@@ -19,14 +19,9 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SymbolicConvolution:
-    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
+    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j, with ``grid`` the sides of the padded input X̃.
 
-    Attributes:
-        kernel: its sides.
-        grid: the sides of the padded input X̃.
-        stride: s.
-        dilation: dil.
-        channels: D_in and D_out.
+    ``channels`` are D_in and D_out.
     """
 
     kernel: Vector
