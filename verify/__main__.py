@@ -15,11 +15,7 @@ from verify.experiment.sweep import command as sweep_command
 from verify.plots import command as plot_command
 
 EXAMPLES = {
-    "": (
-        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
-        "claims --why 3",
-        "audit layer.pt --grid 8 8",
-    ),
+    "": ("check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt", "claims --why 3", "audit layer.pt --grid 8 8"),
     "check": (
         "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
         "check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt --verified",

@@ -22,18 +22,13 @@ NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "ci
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution as raw fields, in torch's words and layouts.
+    """A convolution as raw fields, in torch's words and layouts; geometry has one number an axis.
 
     Attributes:
         weight: (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
         bias: (D_out,) or None.
-        stride: an axis each.
         padding: an axis each, or "same" or "valid".
-        dilation: an axis each.
-        groups: blocks of channels.
-        padding_mode: as in torch.
-        transposed: as in torch.
-        output_padding: an axis each.
+        stride, dilation, groups, padding_mode, transposed, output_padding: as in torch.
     """
 
     weight: np.ndarray

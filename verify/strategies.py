@@ -158,47 +158,24 @@ def inputs_for(
 def cases(
     draw: st.DrawFn,
     *,
-    dims: Sequence[int] = (1, 2, 3),
-    transposed: Sequence[bool] = (False, True),
-    dtypes: Sequence[torch.dtype] = DTYPES,
-    padding_modes: Sequence[str] = PADDING_MODES,
-    paddings: Sequence[str] = PADDINGS,
-    channels: Sequence[str] = CHANNELS,
-    bias: Sequence[bool] = (False, True),
     integers: Sequence[bool] = (False, True),
     batches: Sequence[int | None] = BATCHES,
     layouts: Sequence[str] = LAYOUTS,
     tokens: int | None = None,
+    **geometry: Any,
 ) -> Case:
     """A convolution with an input that it accepts.
 
     Args:
         draw: given by hypothesis.
-        dims: numbers of spatial dimensions, as all up to ``bias`` in :func:`convolutions`.
-        transposed: whether nn.ConvTransposeNd is wanted.
-        dtypes: of weights and inputs.
-        padding_modes: as in torch.
-        paddings: "none", "numbers", "same", "valid".
-        channels: "one", "dense", "grouped", "depthwise", "multiplier".
-        bias: with or without.
         integers: whether all numbers are small integers, so that a correct layer is equal bit for bit.
         batches: batch sizes to choose from, as the rest in :func:`inputs_for`; None stands for an unbatched input.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
+        geometry: ``dims`` to ``bias``, as in :func:`convolutions`.
     """
     whole = draw(st.sampled_from(integers))
-    conv: Any = draw(
-        convolutions(
-            dims=dims,
-            transposed=transposed,
-            dtypes=dtypes,
-            padding_modes=padding_modes,
-            paddings=paddings,
-            channels=channels,
-            bias=bias,
-            integers=[whole],
-        )
-    )
+    conv: Any = draw(convolutions(integers=[whole], **geometry))
     x = draw(inputs_for(conv, integers=whole, batches=batches, layouts=layouts, tokens=tokens))
     kind = "small integers" if whole else "normal numbers"
     layout = "" if x.is_contiguous() else f" with strides {x.stride()}"

@@ -128,8 +128,8 @@ def test_every_verdict_says_by_what(table: ClaimTable) -> None:
 def test_every_row_quotes_its_source_with_its_place() -> None:
     for one in ALL:
         assert len(one.quote.split()) <= 25, one.id
-        assert bool(one.quote) == (one.place != NOT_AT_HAND), one.id
-        assert one.place == NOT_AT_HAND or re.match(r"(talk|blog|slides|review), \S", one.place), one.place
+        assert bool(one.quote) == (one.source != NOT_AT_HAND), one.id
+        assert one.source == NOT_AT_HAND or re.match(r"(talk|blog|slides|review), \S", one.source), one.source
 
 
 def test_the_known_figures_are_in_it(table: ClaimTable) -> None:

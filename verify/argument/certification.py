@@ -26,12 +26,7 @@ from verify.verdict import Verdict, exactly, from_above
 
 
 def certify(
-    conv: Any,
-    mhsa: Any,
-    *,
-    grid: Iterable[int],
-    input_bound: float = 1.0,
-    within: float | None = None,
+    conv: Any, mhsa: Any, *, grid: Iterable[int], input_bound: float = 1.0, within: float | None = None
 ) -> Certificate:
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
@@ -69,12 +64,7 @@ def certify(
 
 
 def certified(
-    conv: Any,
-    mhsa: Any,
-    grid: Iterable[int],
-    input_bound: float,
-    within: float | None,
-    leaking: bool = False,
+    conv: Any, mhsa: Any, grid: Iterable[int], input_bound: float, within: float | None, leaking: bool = False
 ) -> Certificate:
     """:func:`certify`; with ``leaking``, where heads leak and no ``within`` says otherwise, the derived bound is claimed."""
     grid = _sizes(grid)

@@ -36,7 +36,6 @@ def write_document(
     layers: Iterable[tuple[str, "Certificate"]],
     conv_file: str | os.PathLike[str] | None = None,
     mhsa_file: str | os.PathLike[str] | None = None,
-    network: dict[str, Any] | None = None,
 ) -> None:
     """Write certificates to a file atomically: an earlier file is replaced whole or not at all.
 
@@ -45,13 +44,12 @@ def write_document(
         layers: the path of each layer in the network, and its certificate.
         conv_file: the weight file with the convolutions, already written; its digest goes into the document.
         mhsa_file: the weight file with the attention layers.
-        network: what runs of both networks showed, as the command writes it; the checker looks at its form alone.
 
     Raises:
         ValueError: two layers have one name.
         OSError: a file cannot be read or written.
     """
-    replace_file(Path(path), document(layers, conv_file, mhsa_file, network))
+    replace_file(Path(path), document(layers, conv_file, mhsa_file))
 
 
 def document(
@@ -66,10 +64,10 @@ def document(
     """The content of a certificate file, for callers that write it together with another file.
 
     Args:
-        layers: as of :func:`write_document`, like the rest.
+        layers: as of :func:`write_document`.
         conv_file: already written.
         mhsa_file: already written, perhaps not in its place yet.
-        network: as of :func:`write_document`.
+        network: what runs of both networks showed, as the command writes it; the checker looks at its form alone.
         mhsa_name: the final name of the file with the attention layers.
         conv_sha256: of the file with the convolutions when they were read; without it, the file is hashed now.
     """
@@ -164,6 +162,6 @@ def replace_file(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
         if (
             isinstance(error, OSError) and error.errno is not None
-        ):  # of the file that was asked for: nobody knows the other name
+        ):  # name the file that was asked for, not the temporary
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise

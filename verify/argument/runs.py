@@ -66,12 +66,7 @@ class Probe:
 
 
 def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
-    """Step 6: run every execution, and hold each run against the bound.
-
-    Args:
-        argument: steps 0 to 5.
-        total: the bound, (D_out,).
-    """
+    """Step 6: run every execution, and hold each run against the bound ``total``, (D_out,)."""
     problem = argument.problem
     module, layer, conv, bound = problem.conv_module, problem.layer, problem.conv, problem.bound
     if not isinstance(layer, MHSA):
@@ -202,13 +197,8 @@ def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
 def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
 
-    That is ``grid`` itself if it is small enough, else a little more than the small one: with a stride, inputs at the far end
-    may then be left over, or fewer of them.
-
-    Args:
-        g: the convolution's geometry.
-        grid: the grid of the claim.
-        attention: the attention layer's fields, whose sizes say what a run costs.
+    That is ``grid`` itself where a run of the attention layer on it is cheap, else a little more than the small one:
+    with a stride, inputs at the far end may then be left over, or fewer of them.
     """
     small = probe_grid(g, grid)
     longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
@@ -255,13 +245,13 @@ def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator
     return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
 
 
-def impulses(conv: Convolution, grid: tuple[int, ...], bound: float, seed: int = 0) -> np.ndarray:
+def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarray:
     """Inputs with one position that is not zero, ±bound in all channels: float64 (N, D_in, *grid); of light layers, zero too.
 
     Most outputs then meet one tap or none, so that little rounding is allowed for, and a head or a bias that some execution
     leaves out shows also in half precision.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     d_in = conv.in_channels
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
     if conv.weight.size < HEAVY:

@@ -47,14 +47,7 @@ from verify.verdict import from_above
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the argument.
-
-    Attributes:
-        number: as in the list of steps.
-        name: what it shows.
-        holds: whether it could be shown.
-        sentence: how, or why not.
-    """
+    """One step of the argument, by its number in the list of steps: whether it could be shown, and how, or why not."""
 
     number: int
     name: str
@@ -67,10 +60,8 @@ class Problem:
     """What is to be compared, as it was read: a convolution and an attention layer, for all |x| ≤ bound on inputs up to a grid.
 
     Attributes:
-        conv_module: the torch convolution.
-        layer: the attention layer.
-        conv: the convolution's fields.
-        geometry: the convolution's geometry.
+        conv_module, layer: the modules of both.
+        conv, geometry: the fields and the geometry of the convolution.
         attention: the attention layer's fields, with a geometry of its own.
         grid: the input's spatial size.
         outputs: the output's, of the convolution.
@@ -184,10 +175,7 @@ class Argument:
 def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
     """Go through steps 0 to 5; step 0, 1 or 2 ends the argument where it fails.
 
-    Args:
-        problem: of what.
-        may_leak: whether the claim allows heads to leak.
-        may_differ: whether the claim allows taps to differ.
+    ``may_leak`` and ``may_differ`` say whether the claim allows heads to leak, and taps to differ.
 
     Raises:
         ValueError: an intermediate may overflow the layers' type.

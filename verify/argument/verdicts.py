@@ -71,13 +71,8 @@ def same_expression(
 ) -> bool:
     """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
 
-    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was given, and
-    all other calls agree.
-
-    Args:
-        calls: of both networks.
-        certificates: of the layers, by path.
-        checks: what the layers were given.
+    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was
+    given, and all other calls agree.
     """
     if calls.difference is not None or calls.unseen or calls.left:
         return False

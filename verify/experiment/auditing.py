@@ -14,14 +14,7 @@ import numpy as np
 import torch
 
 from verify.experiment.audit_record import Audit
-from verify.experiment.black_box import (
-    BUDGET,
-    INPUT_SIZES,
-    BlackBox,
-    LinearMap,
-    impulse_response,
-    sizes_by_channel,
-)
+from verify.experiment.black_box import BUDGET, INPUT_SIZES, BlackBox, LinearMap, impulse_response, sizes_by_channel
 from verify.experiment.head_maps import summarise_heads
 from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
 from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of

@@ -102,13 +102,7 @@ def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: n
 
 
 class _Shifted:
-    """Attention by shift, δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S).
-
-    Args:
-        mean: (heads, queries, keys).
-        keys: their positions, (keys, d).
-        queries: their positions, (queries, d).
-    """
+    """Attention by shift, δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S), of a mean (heads, queries, keys)."""
 
     def __init__(self, mean: np.ndarray, keys: np.ndarray, queries: np.ndarray):
         delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])

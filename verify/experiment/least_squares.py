@@ -135,15 +135,9 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
 
 
 def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel and bias by linear regression of outputs on inputs, over the interior (over all outputs without one).
+    """Kernel (D, C, *K) and bias (D,) by linear regression of outputs (B, O, D) on inputs (B, C, *grid).
 
-    Args:
-        field: the receptive field.
-        x: inputs (B, C, *grid).
-        y: outputs (B, O, D).
-
-    Returns:
-        The kernel (D, C, *K) and the bias (D,).
+    Over the interior; over all outputs without one.
     """
     interior = field.interior() if field.interior().any() else np.ones(y.shape[1], dtype=bool)
     rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)

@@ -62,8 +62,7 @@ class ReceptiveField:
     def sources(self, mode: str) -> np.ndarray:
         """The flat input index that each tap reads for each output, −1 for a zero: int (taps, O).
 
-        Args:
-            mode: a padding mode of ``MODES``, or one an axis joined by ``BETWEEN``.
+        ``mode`` is one of ``MODES``, or one an axis joined by ``BETWEEN``.
         """
         flat, real, dims = np.zeros((), dtype=int), np.ones((), dtype=bool), len(self.grid)
         modes = mode.split(BETWEEN) if BETWEEN in mode else [mode] * dims

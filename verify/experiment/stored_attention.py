@@ -20,10 +20,7 @@ from verify.plots.stored_layer import layer_in
 class StoredStock(nn.Module):
     """Stands in for `construct.stock.layer.StockAttention`: runs the tensors and tokens of the file.
 
-    Attributes:
-        geometry: of the convolution, for the input's channels and the output's size.
-        grid: the spatial size of the input.
-        attention: the nn.MultiheadAttention.
+    ``geometry`` is of the convolution, ``grid`` the spatial size of the input.
     """
 
     geometry: Any
@@ -64,9 +61,6 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
     Args:
         path: ``model.mhsa.pt``, a safetensors file of this project, or a stock attention written by ``torch.save``.
         name: the layer's path in the network; only needed if the file holds several layers.
-
-    Returns:
-        The layer, with the numbers of the file.
 
     Raises:
         ValueError: the file is malformed or holds no such layer, or several and no name was given.

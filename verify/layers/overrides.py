@@ -84,11 +84,7 @@ def is_parametrized(layer: nn.Module, name: str) -> bool:
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too.
-
-    Raises:
-        Unreadable: with the reason.
-    """
+    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too."""
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
         # Whatever the rule: it may ask whether the layer is in training.
@@ -109,11 +105,7 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
 
 
 def require_known_encoding(layer: object) -> None:
-    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): nothing is known of its scores.
-
-    Raises:
-        Unreadable: with the reason.
-    """
+    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): nothing is known of its scores."""
     kind = getattr(getattr(layer, "encoding", None), "name", None)
     if kind not in (None, "quadratic", "parabola"):
         raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")

@@ -159,11 +159,7 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
 
 
 def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
-    """Refuse a grid whose axes are too long to be enumerated.
-
-    Raises:
-        ValueError: naming the axis.
-    """
+    """Raise a ValueError for a grid with an axis too long to be enumerated."""
     for axis, n in enumerate(grid):
         length = token_length(g, axis, n)
         if length > LONGEST:
@@ -175,14 +171,7 @@ def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
 
 
 def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -> Fraction:
-    """One output of the convolution, exactly.
-
-    Args:
-        conv: the convolution's fields.
-        g: its geometry.
-        x: (D_in, *grid).
-        output: (channel, *position).
-    """
+    """One output (channel, *position) of the convolution of x (D_in, *grid), exactly."""
     channel, *place = output
     d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
     group, o = divmod(channel, d_out)

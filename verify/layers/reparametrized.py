@@ -60,11 +60,7 @@ def _tensor_name(hook: Any) -> str:
 
 
 def base_of(conv: object) -> type[nn.Module]:
-    """Which of torch's convolutions this is.
-
-    Raises:
-        Unreadable: none of them.
-    """
+    """Which of torch's convolutions this is; `Unreadable` if none of them."""
     base = next((base for base in CONVOLUTIONS if isinstance(conv, base)), None)
     if base is None:
         raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")

@@ -46,8 +46,8 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
         b: (groups, e, o).
 
     Returns:
-        (groups, i, o) float64, exact, and not to be written to (it may be a factor itself); or None if neither factor has that
-        form or a product would leave the safe range.
+        (groups, i, o), not to be written to (it may be a factor itself); None if neither factor has that form or a product would
+        leave the safe range.
     """
     if _identity(a):
         return b

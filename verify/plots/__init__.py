@@ -24,14 +24,7 @@ _HOMES = {
     "write_figure": "drawing",
 }
 
-__all__ = [
-    "attention_figure",
-    "centres_figure",
-    "cost_figure",
-    "errors_figure",
-    "leakage_figure",
-    "write_figure",
-]
+__all__ = ["attention_figure", "centres_figure", "cost_figure", "errors_figure", "leakage_figure", "write_figure"]
 
 
 def __getattr__(name: str) -> Any:

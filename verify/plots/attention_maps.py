@@ -68,8 +68,7 @@ def attention_figure(
                 if head >= heads:
                     ax.set_axis_off()
                     continue
-                title = _draw(ax, attention, head, position, most)
-                ax.set_title(title, fontsize=9, pad=3)
+                ax.set_title(_draw(ax, attention, head, position, most), fontsize=9, pad=3)
                 if head == 0:
                     asked = ", ".join(map(str, position))
                     ax.set_ylabel(f"output\n({asked})", rotation=0, ha="right", va="center")
@@ -77,7 +76,7 @@ def attention_figure(
         bar = figure.colorbar(drawn[0].images[0], ax=[*axes.flat], fraction=0.03, pad=0.02)
         bar.set_label("attention probability")
         omitted = f"; the first {heads} of {layer.heads} heads" if heads < layer.heads else ""
-        figure.suptitle(f"Where each head looks, {attention.scope}{omitted}", fontsize=11)
+        figure.suptitle(f"Where each head looks, {attention.scope}{omitted}")
         figure.supxlabel("tokens; orange: the query; within the dashed frame: the input, outside: padding", fontsize=9)
     return figure
 
@@ -85,35 +84,21 @@ def attention_figure(
 def _draw(ax: "Axes", attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
     """One panel; returns its title."""
     weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
-    inside = attention.inside
+    inside, query_on_plane = attention.inside, True
     if weights.ndim == 3:
         plane = int(weights.sum(axis=(1, 2)).argmax())
-        title += f", plane {plane - query[0]:+d}" if plane != query[0] else ""
         query_on_plane = plane == query[0]
+        title += "" if query_on_plane else f", plane {plane - query[0]:+d}"
         weights, query, inside = weights[plane], query[1:], inside[1:]
-    else:
-        query_on_plane = True
     if weights.ndim == 1:
         weights, query, inside = weights[None], (0, *query), ((0, 0), *inside)
     ax.imshow(weights, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest", aspect="equal")
     Rectangle = import_module("matplotlib.patches").Rectangle
     (top, bottom), (left, right) = inside
-    ax.add_patch(
-        Rectangle(
-            (left - 0.5, top - 0.5), right - left + 1, bottom - top + 1, fill=False, edgecolor=FAINT, ls="--", lw=0.9
-        )
-    )
-    ax.add_patch(
-        Rectangle(
-            (query[1] - 0.5, query[0] - 0.5),
-            1,
-            1,
-            fill=False,
-            edgecolor=ORANGE,
-            lw=1.8,
-            ls="-" if query_on_plane else ":",
-        )
-    )
+    look = {"fill": False, "edgecolor": FAINT, "ls": "--", "lw": 0.9}
+    ax.add_patch(Rectangle((left - 0.5, top - 0.5), right - left + 1, bottom - top + 1, **look))
+    look = {"fill": False, "edgecolor": ORANGE, "ls": "-" if query_on_plane else ":", "lw": 1.8}
+    ax.add_patch(Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, **look))
     ax.set_xticks([])
     ax.set_yticks([])
     for spine in ax.spines.values():

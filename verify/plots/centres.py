@@ -37,9 +37,7 @@ class Centres:
 def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
     """Mean and standard deviation of the attention of every head, from the probabilities alone."""
     query, heads = attention.query(position), len(attention.probabilities)
-    row = attention.probabilities[:, np.ravel_multi_index(position, attention.outputs)].reshape(
-        heads, *attention.tokens
-    )
+    row = np.stack([attention.map(head, position) for head in range(heads)])
     centre, spread = np.zeros((2, heads, len(attention.tokens)))
     for axis, (n, q) in enumerate(zip(attention.tokens, query, strict=True)):
         others = tuple(a + 1 for a in range(len(attention.tokens)) if a != axis)
@@ -97,12 +95,11 @@ def centres_figure(
     position = attention.middle() if query is None else tuple(query)
     attention.require_query(position)
     measured = centres_of(attention, position)
-    planes = (
-        np.rint(measured.centre[:, 0]).astype(int) if len(attention.tokens) == 3 else np.zeros(layer.heads, dtype=int)
-    )
+    dims = len(attention.tokens)
+    planes = np.rint(measured.centre[:, 0]).astype(int) if dims == 3 else np.zeros(layer.heads, dtype=int)
     wanted = np.unique(planes)
     with style():
-        if len(attention.tokens) == 1:
+        if dims == 1:
             figure = new_figure(6.0, min(12.0, 1.5 + 0.3 * layer.heads))
             _intervals(figure.subplots(), measured)
         else:
@@ -110,13 +107,13 @@ def centres_figure(
             panels = figure.subplots(1, len(wanted), squeeze=False, sharex=True, sharey=True)[0]
             for ax, plane in zip(panels, wanted, strict=True):
                 _circles(ax, measured, np.flatnonzero(planes == plane))
-                if len(attention.tokens) == 3:
+                if dims == 3:
                     ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
-            first = len(attention.tokens) - 2  # as torch counts them, from 0
+            first = dims - 2  # as torch counts them, from 0
             panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
             for ax in panels:
                 ax.set_xlabel(f"shift from the query along axis {first + 1} (tokens)")
-        figure.suptitle(f"Centres of attention, {attention.scope}", fontsize=11)
+        figure.suptitle(f"Centres of attention, {attention.scope}")
     return figure
 
 
@@ -142,8 +139,7 @@ def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
     ax.set_ylim(reach, -reach)  # rows are counted downwards
     ax.set_aspect("equal")
     ax.locator_params(integer=True)
-    ax.grid(color="#e4e4e4", lw=0.6)
-    ax.set_axisbelow(True)
+    ax.grid()
     handles = [Line2D([], [], marker="s", ms=8, mfc="none", mec=INK, ls="none", label="query")]
     handles += [
         Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in zip(SHARES, ("-", ":"), strict=True)

@@ -1,7 +1,6 @@
 """``python -m verify plot``: its arguments and its run, importing torch only when a figure is drawn."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -70,43 +69,27 @@ def run(options: argparse.Namespace) -> Path:
         require_matplotlib()
     except ImportError as error:
         raise ValueError(str(error)) from error
-    figures: dict[str, Callable[[argparse.Namespace], Figure]] = {
-        "attention": _attention,
-        "centres": _centres,
-        "leakage": _leakage,
-        "errors": _errors,
-        "cost": _cost,
-    }
-    write_figure(figures[options.name](options), target)
+    write_figure(_figure(options), target)
     return target
 
 
-def _attention(options: argparse.Namespace) -> "Figure":
-    from verify.plots.attention_maps import attention_figure
+def _figure(options: argparse.Namespace) -> "Figure":
+    """Draw the figure that the options name."""
+    from verify import plots
 
-    return attention_figure(_layer(options), grid=_grid(options), queries=_queries(options), alpha=options.alpha)
-
-
-def _centres(options: argparse.Namespace) -> "Figure":
-    from verify.plots.centres import centres_figure
-
-    queries = _queries(options)
+    if options.name == "leakage":
+        return plots.leakage_figure(2 if options.dims is None else options.dims)
+    if options.name == "errors":
+        return plots.errors_figure(options.file)
+    if options.name == "cost":
+        return _cost(options)
+    queries, grid = _queries(options), None if options.grid is None else tuple(options.grid)
+    if options.name == "attention":
+        return plots.attention_figure(_layer(options), grid=grid, queries=queries, alpha=options.alpha)
     if queries is not None and len(queries) > 1:
         raise ValueError("plot centres takes one query")
     query = None if queries is None else queries[0]
-    return centres_figure(_layer(options), grid=_grid(options), query=query, alpha=options.alpha)
-
-
-def _leakage(options: argparse.Namespace) -> "Figure":
-    from verify.plots.leakage import leakage_figure
-
-    return leakage_figure(2 if options.dims is None else options.dims)
-
-
-def _errors(options: argparse.Namespace) -> "Figure":
-    from verify.plots.errors import errors_figure
-
-    return errors_figure(options.file)
+    return plots.centres_figure(_layer(options), grid=grid, query=query, alpha=options.alpha)
 
 
 def _cost(options: argparse.Namespace) -> "Figure":
@@ -127,10 +110,6 @@ def _layer(options: argparse.Namespace) -> "MHSA":
     from verify.plots.stored_layer import layer_in
 
     return layer_in(options.file, options.layer)
-
-
-def _grid(options: argparse.Namespace) -> tuple[int, ...] | None:
-    return None if options.grid is None else tuple(options.grid)
 
 
 def _queries(options: argparse.Namespace) -> list[tuple[int, ...]] | None:

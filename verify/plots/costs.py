@@ -32,13 +32,7 @@ SECONDS, PAIRS = 2.0, 2**26
 
 @dataclass(frozen=True)
 class Series:
-    """Measured times of one execution against the number of tokens.
-
-    Attributes:
-        name: for the legend.
-        tokens: of the padded grid, increasing.
-        seconds: of one call.
-    """
+    """Measured times of one call of one execution, by the increasing number of tokens of the padded grid."""
 
     name: str
     tokens: tuple[int, ...]
@@ -158,25 +152,16 @@ def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
             colour, marker = LOOKS[number % len(LOOKS)]
             power, factor = s.fit
             label = f"{plain(s.name)}: tokens^{power:.2f}"
-            ax.plot(
-                s.tokens,
-                [1e3 * t for t in s.seconds],
-                marker=marker,
-                ms=6,
-                ls="none",
-                color=colour,
-                label=label,
-                gid=s.name,
-            )
+            milliseconds = [1e3 * t for t in s.seconds]
+            ax.plot(s.tokens, milliseconds, marker=marker, ms=6, ls="none", color=colour, label=label, gid=s.name)
             ends = (s.tokens[s.fitted_from], s.tokens[-1])
             ax.plot(ends, [1e3 * factor * t**power for t in ends], color=colour, lw=1.3, gid=f"fit {s.name}")
         ax.set_xlabel("tokens of the padded grid")
         ax.set_ylabel("time of one call (ms)")
-        ax.grid(color="#e4e4e4", lw=0.6)
-        ax.set_axisbelow(True)
+        ax.grid()
         legend = figure.legend(loc="outside lower center", ncols=2, title="fitted to the larger half of the points")
         for text in legend.get_texts():
             text.set_parse_math(False)
         ax.set_title(plain(what, 110), fontsize=8.5, parse_math=False)
-        figure.suptitle("Cost against tokens", fontsize=11)
+        figure.suptitle("Cost against tokens")
     return figure

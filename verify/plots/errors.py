@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """One layer of a certificate file.
+    """One layer of a certificate file; of each number the greatest of any channel.
 
-    Attributes:
-        name: its path.
-        verdict: of the certificate.
-        observed: the greatest observed difference of any channel; may be infinite or NaN.
-        bound: the greatest bound of any channel; may be infinite.
-        rounding: the rounding part of that bound.
+    ``observed`` may be infinite or NaN, ``bound`` infinite; ``rounding`` is the part of the bound that comes from
+    rounding.
     """
 
     name: str
@@ -100,17 +96,8 @@ def errors_figure(path: str | os.PathLike[str]) -> "Figure":
         ):
             points = [(getattr(row, gid), y) for y, row in enumerate(rows) if _drawable(getattr(row, gid))]
             x, y = zip(*points, strict=True) if points else ((), ())
-            ax.plot(
-                x,
-                y,
-                marker=marker,
-                ms=size,
-                mew=1.8 if marker == "|" else 0.5,
-                color=colour,
-                ls="none",
-                label=label,
-                gid=gid,
-            )
+            edge = 1.8 if marker == "|" else 0.5
+            ax.plot(x, y, marker=marker, ms=size, mew=edge, color=colour, ls="none", label=label, gid=gid)
         ax.set_xlim(low, high)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_yticks(range(len(rows)), [plain(row.name) for row in rows], parse_math=False)
@@ -119,11 +106,10 @@ def errors_figure(path: str | os.PathLike[str]) -> "Figure":
         right.tick_params(length=0)
         right.spines["right"].set_visible(False)
         ax.set_xlabel("difference between attention and convolution (units of the layer’s output)")
-        ax.grid(axis="x", color="#e4e4e4", lw=0.6)
-        ax.set_axisbelow(True)
+        ax.grid(axis="x")
         handles, labels = ax.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=3)
-        figure.suptitle("Observed and bounded, layer by layer", fontsize=11)
+        figure.suptitle("Observed and bounded, layer by layer")
     return figure
 
 

@@ -21,9 +21,7 @@ SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
 
 def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
     """The sum of all softmax weights but the largest, by torch in that dtype."""
-    weights = softmax_row(alpha, dtype, dims, SIDES[dims]).double()
-    top = int(weights.argmax())
-    return float(torch.cat([weights[:top], weights[top + 1 :]]).sum())
+    return float(softmax_row(alpha, dtype, dims, SIDES[dims]).double().sort().values[:-1].sum())
 
 
 def threshold(dtype: torch.dtype) -> float:
@@ -53,8 +51,8 @@ def leakage_figure(dims: int = 2) -> "Figure":
     with style():
         figure = new_figure(9.6, 4.4)
         near, far = figure.subplots(1, 2)
-        _panel(near, dims, np.linspace(1.0, 121.0, 49), DTYPES, (-52, 1))
-        _panel(far, dims, np.linspace(5.0, 805.0, 81), DTYPES, (-345, 8))
+        _panel(near, dims, np.linspace(1.0, 121.0, 49), (-52, 1))
+        _panel(far, dims, np.linspace(5.0, 805.0, 81), (-345, 8))
         at = 46.0
         y = math.log10(leaked(at, torch.float32, dims))
         near.annotate(
@@ -66,7 +64,7 @@ def leakage_figure(dims: int = 2) -> "Figure":
         far.set_title("to float64's threshold")
         handles, labels = near.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
-        figure.suptitle(f"Leakage in {dims} dimension{'s' if dims > 1 else ''}, measured and bounded", fontsize=11)
+        figure.suptitle(f"Leakage in {dims} dimension{'s' if dims > 1 else ''}, measured and bounded")
     return figure
 
 
@@ -76,37 +74,28 @@ def _exponent_of_bound(alpha: float, dims: int) -> float:
     return math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
 
 
-def _panel(
-    ax: "Axes", dims: int, alphas: np.ndarray, dtypes: tuple[torch.dtype, ...], limits: tuple[float, float]
-) -> None:
+def _panel(ax: "Axes", dims: int, alphas: np.ndarray, limits: tuple[float, float]) -> None:
     bound = [_exponent_of_bound(float(a), dims) for a in alphas]
     ax.plot(
         alphas, bound, color=FAINT, lw=5, alpha=0.55, label=f"bound 1 − ϑ(α){_raised(-dims)}", solid_capstyle="butt"
     )
-    for number, dtype in enumerate(dtypes):
+    for number, dtype in enumerate(DTYPES):
         colour, marker = LOOKS[dtype]
         name = str(dtype).removeprefix("torch.")
         values = [leaked(float(a), dtype, dims) for a in alphas]
         ax.plot(
             alphas,
             [math.log10(v) if v > 0 else math.nan for v in values],
-            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(dtypes)), label=name, gid=name,
+            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(DTYPES)), label=name, gid=name,
         )  # fmt: skip
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
-            low = edge < 0.5 * alphas[-1]  # written where the curve is not
+            height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")  # where the curve is not
             ax.axvline(edge, color=colour, ls=":", lw=1.2)
             ax.text(
-                edge,
-                0.02 if low else 0.985,
-                f"{name}: 0 from {math.ceil(10 * edge) / 10}",
-                rotation=90,
-                fontsize=8.5,
-                color=colour,
-                ha="right",
-                va="bottom" if low else "top",
-                transform=ax.get_xaxis_transform(),
-            )
+                edge, height, f"{name}: 0 from {math.ceil(10 * edge) / 10}", rotation=90, fontsize=8.5, color=colour,
+                ha="right", va=side, transform=ax.get_xaxis_transform(),
+            )  # fmt: skip
     ax.set_ylim(*limits)
     ax.set_xlim(0, float(alphas[-1]))
     ax.set_xlabel("sharpness α (score per squared token)")

@@ -11,7 +11,7 @@ import torch
 from construct.attention import MHSA
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, query_places, token_count, token_length
-from verify.report.attention import drawn_size, tokens_before
+from verify.report.attention import drawn_size, input_span
 
 MOST_NUMBERS = 2**25
 """The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
@@ -25,8 +25,7 @@ class LayerAttention:
 
     Attributes:
         probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
-        outputs: the spatial size of the output, one query a position.
-        tokens: the size of the padded grid.
+        outputs, tokens: the spatial size of the output, one query a position, and of the padded grid.
         places: by axis, the query token of each output.
         inside: by axis, the first and the last token that are not padding.
         content: whether the attention depends on the input.
@@ -49,9 +48,7 @@ class LayerAttention:
 
     def require_query(self, position: tuple[int, ...]) -> None:
         """Raise a ValueError unless the output has this position."""
-        if len(position) != len(self.outputs) or not all(
-            0 <= q < o for q, o in zip(position, self.outputs, strict=True)
-        ):
+        if position not in np.ndindex(*self.outputs):
             raise ValueError(f"the query {position} is no position of an output of size {self.outputs}")
 
     @property
@@ -89,13 +86,10 @@ def attention_of(
     g = Geometry.read(layer)
     if g.dims not in TOKENS:
         raise ValueError(f"attention in {g.dims} dimensions is not drawn")
-    size = (
-        tuple(x.shape[2:])
-        if x is not None
-        else grid
-        if grid is not None
-        else drawn_size(g, larger * TOKENS[g.dims], None)
-    )
+    if x is not None:
+        size = tuple(x.shape[2:])
+    else:
+        size = drawn_size(g, larger * TOKENS[g.dims], None) if grid is None else grid
     outputs, tokens = output_size(g, size), token_count(g, size)
     if layer.heads * prod(outputs) * tokens > MOST_NUMBERS:
         raise ValueError(f"{layer.heads} heads, {prod(outputs)} queries and {tokens} tokens are too many to draw")
@@ -106,13 +100,12 @@ def attention_of(
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
-    before, spacing = [tokens_before(g, axis) for axis in range(g.dims)], g.stride if g.transposed else (1,) * g.dims
     return LayerAttention(
         probabilities,
         outputs,
         tuple(token_length(g, axis, n) for axis, n in enumerate(size)),
         tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
-        tuple((b, b + s * (n - 1)) for b, s, n in zip(before, spacing, size, strict=True)),
+        tuple(input_span(g, axis, n) for axis, n in enumerate(size)),
         content,
     )
 

@@ -18,9 +18,6 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
         path: ``model.mhsa.pt``, a network or a state dict, or a safetensors file of this project.
         name: the layer's path in the network; only needed if the file holds several layers.
 
-    Returns:
-        The layer, with the numbers of the file.
-
     Raises:
         ValueError: the file is malformed or holds no such layer, or several and no name was given.
         OSError: it cannot be read.

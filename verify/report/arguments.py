@@ -13,12 +13,7 @@ from verify.layers.fields import TENSORS, digest
 
 
 def models(original: Any, converted: Any) -> None:
-    """Check that both are networks or both are missing.
-
-    Raises:
-        TypeError: one is no ``nn.Module``.
-        ValueError: only one is given.
-    """
+    """Raise a TypeError unless both are networks or missing, and a ValueError if one alone is given."""
     for what, model in (("the original", original), ("the converted network", converted)):
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"write_report: {what} is a {type(model).__name__}, no torch.nn.Module")
@@ -27,11 +22,7 @@ def models(original: Any, converted: Any) -> None:
 
 
 def batch(x: Any) -> None:
-    """Check that a network can be called with this input.
-
-    Raises:
-        TypeError: it is no tensor, tuple or mapping.
-    """
+    """Raise a TypeError unless a network can be called with this input: a tensor, tuple or mapping."""
     if x is not None and not isinstance(x, torch.Tensor | tuple | Mapping):
         raise TypeError(f"write_report: x is a {type(x).__name__}, no tensor (nor a tuple or mapping of arguments)")
 
@@ -70,11 +61,7 @@ def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]
 
 
 def probabilities_by_name(given: Any) -> dict[str, np.ndarray]:
-    """The attention to show as float64 arrays by name.
-
-    Raises:
-        TypeError: it is no mapping of arrays.
-    """
+    """The attention to show as float64 arrays by name; a TypeError unless it is a mapping of arrays."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -37,11 +37,7 @@ SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 
 
 def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
-    """The data of a layer's attention maps, in JSON's types.
-
-    Args:
-        layer: the layer.
-        share: the byte budget for given probabilities.
+    """The data of a layer's attention maps, in JSON's types; ``share`` is the byte budget for given probabilities.
 
     Raises:
         NoPicture: there is nothing to draw, or too much.
@@ -70,10 +66,9 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
         raise NoPicture(f"{mhsa.heads} heads over {times(data['shape'])} tokens are too many to draw")
     if content:
         with torch.no_grad():
-            data["maps"] = packed(
-                mhsa.attention_probabilities(_content_input(mhsa, part, size))[0, : len(centres)].cpu().numpy()
-            )
-            data["bits"] = 16
+            probabilities = mhsa.attention_probabilities(_content_input(mhsa, part, size))
+        data["maps"] = packed(probabilities[0, : len(centres)].cpu().numpy())
+        data["bits"] = 16
         data["caption"] = "Where these heads look depends on the image, so the slider does not move them."
         centres = [None] * len(centres)
     else:
@@ -93,18 +88,21 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
     except GridRefused as error:
         raise NoPicture(str(error)) from error
     sources = [tokens_along(g, axis, n).tolist() for axis, n in enumerate(size)]
-    spacing = g.stride if g.transposed else (1,) * g.dims
-    before = [tokens_before(g, axis) for axis in range(g.dims)]
     return {
         "input": list(size),
         "shape": [len(axis) for axis in sources],
         "queries": [query_places(g, axis, o).tolist() for axis, o in enumerate(outputs)],
         "sources": sources,
-        # Tokens from the first to the last of these are the input; tokens outside are padding.
-        "inside": [[first, first + s * (n - 1)] for first, s, n in zip(before, spacing, size, strict=True)],
+        "inside": [list(input_span(g, axis, n)) for axis, n in enumerate(size)],
         "mode": g.padding_mode,
         "transposed": g.transposed,
     }
+
+
+def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
+    """The first and the last token of an axis that are not padding, for ``n`` inputs."""
+    first = tokens_before(g, axis)
+    return first, first + (g.stride[axis] if g.transposed else 1) * (n - 1)
 
 
 def tokens_before(g: Geometry, axis: int) -> int:

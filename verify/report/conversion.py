@@ -93,15 +93,11 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
         )
     else:
         calls_sentence = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
+    counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
+    unseen = (f"Not seen by this comparison: {what}." for what in calls["unseen"])
     sentences: list[Sentence] = [
-        (calls_sentence,),
-        *((f"Not seen by this comparison: {what}.",) for what in calls["unseen"]),
+        (text,) for text in (calls_sentence, *unseen, f"A run of the original executes {counts}.")
     ]
-    sentences.append(
-        (
-            f"A run of the original executes {operators['original']} convolutions, of the converted {operators['converted']}.",
-        )
-    )
     if numbers is None:
         sentences.append(("The networks return different sizes, so that their numbers cannot be compared.",))
     elif numbers["original"] is not None:

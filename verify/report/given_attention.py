@@ -15,13 +15,9 @@ MOST_EXACT = 200_000
 
 
 def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: int) -> dict[str, Any]:
-    """The data of probabilities (heads, *positions, *positions).
+    """The data of probabilities (heads, *positions, *positions), a row for each query.
 
-    Args:
-        name: of the layer, for errors.
-        probabilities: a row for each query; every row sums to 1.
-        share: the byte budget; if all queries exceed it, evenly spaced ones are kept.
-        most_heads: the number of heads to draw at most.
+    If all queries exceed the byte budget ``share``, evenly spaced ones are kept.
 
     Raises:
         ValueError: the shape is another one, or the values are no probabilities.

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from verify.report.layer import NoPicture, ReportLayer
-from verify.samples.sampling import called, evaluating
+from verify.report.layer import NoPicture, ReportLayer, most_varied
+from verify.samples.sampling import called, evaluating, watching
 
 LARGEST = 96
 """The most pixels along a side; larger images are drawn in blocks."""
@@ -27,14 +27,7 @@ BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60
 
 @dataclass(frozen=True)
 class Image:
-    """One image with its texts.
-
-    Attributes:
-        title: the heading.
-        uri: the PNG as a data URI.
-        alt: the text for screen readers.
-        scale: the values of the lightest and the darkest shade.
-    """
+    """One image: its heading, the PNG as a data URI, text for screen readers, and the values of the lightest and darkest shade."""
 
     title: str
     uri: str
@@ -77,19 +70,20 @@ def strip(layer: ReportLayer) -> Strip | None:
         if not np.isfinite(values).all():
             raise NoPicture(f"the {what} is not finite everywhere")
     difference = after - before
-    channel = int(before.reshape(len(before), -1).var(axis=1).argmax())
-    worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
-    plane = before if before.ndim == 2 else before[channel]
-    low, high = float(plane.min()), float(plane.max())
     most = float(np.abs(difference).max())
-    of = "all channels, one a row" if before.ndim == 2 else f"channel {channel} of {len(before)}"
-    of_worst = of if before.ndim == 2 else f"channel {worst}, where it is greatest"
-    apart = f"the attention's output minus the convolution's, {of_worst}"
+    of = of_worst = "all channels, one a row"
+    planes = before, after, difference
+    if before.ndim > 2:
+        channel = most_varied(before)
+        worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
+        planes = before[channel], after[channel], difference[worst]
+        of, of_worst = f"channel {channel} of {len(before)}", f"channel {worst}, where it is greatest"
+    low, high = float(planes[0].min()), float(planes[0].max())
     images = [
         _input_image(x),
-        _image("Convolution", before if before.ndim == 2 else before[channel], low, high, of),
-        _image("Attention", after if after.ndim == 2 else after[channel], low, high, f"{of}, on the same scale"),
-        _difference(difference if difference.ndim == 2 else difference[worst], most, apart),
+        _image("Convolution", planes[0], low, high, of),
+        _image("Attention", planes[1], low, high, f"{of}, on the same scale"),
+        _difference(planes[2], most, f"the attention's output minus the convolution's, {of_worst}"),
     ]
     remarks = []
     if before.ndim == 4:
@@ -107,7 +101,7 @@ def _input_image(x: np.ndarray) -> Image:
         return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale)
     if x.ndim == 2:
         return _image("Input", x, float(x.min()), float(x.max()), "all channels, one a row")
-    channel = int(x.reshape(len(x), -1).var(axis=1).argmax())
+    channel = most_varied(x)
     plane = x[channel]
     return _image("Input", plane, float(plane.min()), float(plane.max()), f"channel {channel} of {len(x)}")
 
@@ -203,19 +197,10 @@ def activations(model: nn.Module, x: Any, convolutions: dict[str, Any]) -> dict[
     """Run a network once and record the first input of each convolution by a forward pre-hook."""
     kept: dict[str, torch.Tensor] = {}
 
-    def hook(path: str) -> Any:
-        def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
-            given = args[0] if args else kwargs["input"]
-            dims = convolutions[path].weight.dim() - 2
-            kept.setdefault(path, (given if given.dim() == dims + 2 else given[None]).detach()[:1].clone())
+    def keep(path: str, given: torch.Tensor) -> None:
+        batched = given.dim() == convolutions[path].weight.dim()
+        kept.setdefault(path, (given if batched else given[None]).detach()[:1].clone())
 
-        return keep
-
-    handles = [conv.register_forward_pre_hook(hook(path), with_kwargs=True) for path, conv in convolutions.items()]
-    try:
-        with evaluating(model), torch.no_grad():
-            called(model, x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), torch.no_grad(), watching(convolutions, keep):
+        called(model, x)
     return kept

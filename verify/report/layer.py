@@ -46,8 +46,7 @@ class ReportLayer:
 def in_words(g: Geometry) -> str:
     """``3 × 3 convolution, 16 → 24 channels, every 2nd position, padded by 1 with zeros``."""
     kind = "transposed convolution" if g.transposed else "convolution"
-    shape = f"{times(g.kernel_size)} {kind}" if g.dims > 1 else f"1-D {kind} of {g.kernel_size[0]} taps"
-    words = [shape]
+    words = [f"{times(g.kernel_size)} {kind}" if g.dims > 1 else f"1-D {kind} of {g.kernel_size[0]} taps"]
     words.append(f"{g.in_channels} → {g.out_channels} channels")
     if g.groups == g.in_channels > 1:
         words.append("each channel on its own")
@@ -76,6 +75,11 @@ def _padding(g: Geometry) -> str:
         "circular": "around the circle",
     }
     return f"padded by {sides} {what[g.padding_mode]}"
+
+
+def most_varied(values: np.ndarray) -> int:
+    """The channel of (channels, *positions) that varies most: the one to draw."""
+    return int(values.reshape(len(values), -1).var(axis=1).argmax())
 
 
 def times(numbers: Sequence[Any]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from verify.oracle import Convolution, float64
-from verify.report.layer import NoPicture, ReportLayer, times
+from verify.report.layer import NoPicture, ReportLayer, most_varied, times
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
@@ -43,7 +43,7 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
     if len(values) == 3 and values.ndim == 3:
         plane, of = np.tensordot([0.299, 0.587, 0.114], values, 1), "its three channels as one grey"
     else:
-        channel = int(values.reshape(len(values), -1).var(axis=1).argmax())
+        channel = most_varied(values)
         plane, of = values[channel], f"channel {channel} of {len(values)}"
     low, high = float(plane.min()), float(plane.max())
     shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
@@ -52,12 +52,7 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
 
 @np.errstate(all="ignore")  # what is not finite is refused at the end
 def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
-    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop.
-
-    Args:
-        layer: with both layers.
-        part: the crop, (1, C, *n).
-        keys: the tokens of the padded crop.
+    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
 
     Raises:
         NoPicture: the page cannot compute this layer; the message says why.
@@ -70,7 +65,7 @@ def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
     expected = Convolution.read(layer.conv)(x)[0]
     if mhsa.heads * keys * prod(expected.shape[1:]) > MOST_PRODUCTS:
         raise NoPicture("it has too many attention probabilities to compute anew in the page")
-    channel = int(expected.reshape(len(expected), -1).var(axis=1).argmax())
+    channel = most_varied(expected)
     group, inner = divmod(channel, mhsa.out_channels // mhsa.groups)
     own = np.split(x[0].reshape(x.shape[1], -1), mhsa.groups)[group]  # (D_in/g, positions)
     taps = np.einsum("hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner])

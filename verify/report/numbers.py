@@ -98,15 +98,14 @@ def _sampled(layer: ReportLayer) -> list[Quantity]:
     check = layer.check
     if check is None:
         return []
-    kinds = _kinds(layer.conv, check.grid)
-    named_rows = (
-        ("interior", "greatest difference on samples, where no padding is read", kinds[0]),
-        ("border", "the same, where some is", kinds[1]),
-    )
+    inner, outer = _kinds(layer.conv, check.grid)
     rows = []
-    for key, name, any_there in named_rows:
+    for key, name, exists in (
+        ("interior", "greatest difference on samples, where no padding is read", inner),
+        ("border", "the same, where some is", outer),
+    ):
         value = getattr(check, key)
-        missing = value == 0 and not any_there
+        missing = value == 0 and not exists
         rows.append(Quantity(key, name, "–" if missing else rounded_up(value), "" if missing else repr(value)))
     return rows
 

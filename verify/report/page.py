@@ -46,14 +46,9 @@ MEANINGS = {
 class Facts:
     """The content of a page besides its layers.
 
-    Attributes:
-        title: the heading.
-        lede: the paragraph below it.
-        network: sentences on the network as a whole.
-        input_caption: a description of the drawn input.
-        recheck: the command that rechecks the certificates.
-        hindered: the reasons why there is no such command.
-        notes: further remarks.
+    ``lede`` is the paragraph below the heading, ``network`` what is said of the network as a whole, ``input_caption`` a
+    description of the drawn input, ``recheck`` the command that rechecks the certificates, and ``hindered`` why there
+    is none.
     """
 
     title: str
@@ -67,10 +62,6 @@ class Facts:
 
 def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     """One self-contained HTML document in UTF-8.
-
-    Args:
-        layers: in page order.
-        facts: the rest.
 
     Raises:
         ImportError: jinja2 is missing.
@@ -86,13 +77,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     text = template.render(
-        title=facts.title,
-        lede=facts.lede,
-        network=facts.network,
-        input_caption=facts.input_caption,
-        recheck=facts.recheck,
-        hindered=facts.hindered,
-        notes=facts.notes,
+        **vars(facts),
         layers=views,
         limits=limits,
         drawn=bool(pictures),

@@ -112,13 +112,8 @@ def pictured(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """An input to draw for each layer, and a caption.
 
-    The network is run once: on a photograph if it takes one, else on ``x``.  Without ``x`` every layer gets seeded random inputs.
-
-    Args:
-        original: the network.
-        convolutions: its layers, by path.
-        x: an input of the network, or None.
-        size: (channels, height, width) if a photograph may take the place of ``x``.
+    The network is run once: on a photograph if it takes one of ``size``, (channels, height, width), else on ``x``.
+    Without ``x`` every layer gets seeded random inputs.
     """
     convolutions = dict(islice(convolutions.items(), MOST_DRAWN))
     dtype = next(conv.weight.dtype for conv in convolutions.values())
@@ -127,15 +122,11 @@ def pictured(
         return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
     wanting = has_photograph(size)
     if x is not None:
-        inputs, caption = (
-            activations(original, x, convolutions),
-            "What reaches this layer from the first input of the check.",
-        )
+        inputs = activations(original, x, convolutions)
+        caption = "What reaches this layer from the first input of the check."
     else:
-        inputs, caption = (
-            {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()},
-            "The input is random.",
-        )
+        inputs = {name: generated_inputs(conv, 1, 0) for name, conv in convolutions.items()}
+        caption = "The input is random."
         if list(convolutions) == [""]:
             conv = convolutions[""]
             shape = (int(conv.in_channels), 64, 64) if conv.weight.dim() == 4 else None

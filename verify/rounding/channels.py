@@ -32,13 +32,7 @@ def rounding_part(
 ) -> np.ndarray:
     """Rounding of both layers and the η of the softmax, float64 (D_out,).
 
-    Args:
-        conv: the convolution's fields.
-        attention: the attention layer's fields.
-        bound: B.
-        fmt: the format of both layers.
-        tokens: T.
-        soft: whether attention weights other than 0 and 1 occur; they then carry rounding of their own.
+    ``soft`` says whether attention weights other than 0 and 1 occur; they then carry rounding of their own.
     """
     bias = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
     attended = attention_size(attention, bound).sum(axis=0)
@@ -59,14 +53,8 @@ def working_rounding(
 ) -> np.ndarray:
     """Rounding of both layers in the working format; by output channel first, then anything.
 
-    Args:
-        conv: the convolution's fields.
-        attention: the attention layer's fields.
-        size_c: Σ|W||x| + |b|, (D_out, …).
-        size_a: Σ|W_val||W_out||x| + |b_out|, (D_out, …).
-        fmt: the format of both layers.
-        bound: the greatest |x|.
-        soft_tokens: T, where attention weights other than 0 and 1 occur.
+    ``size_c`` is Σ|W||x| + |b| and ``size_a`` Σ|W_val||W_out||x| + |b_out|, (D_out, …) each, with |x| ≤ bound;
+    ``soft_tokens`` is T, where attention weights other than 0 and 1 occur.
     """
     theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
     with np.errstate(over="ignore", invalid="ignore"):

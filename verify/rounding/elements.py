@@ -51,25 +51,16 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
 def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
     """Elementwise: how far one-hot attention may be from its exact value on inputs ``x`` (B, D_in, *size).
 
-    Args:
-        attention: the attention layer's fields.
-        x: the inputs.
-        size: Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more.
+    ``size`` is Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more.
     """
     return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
 
 
 def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
-    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp.
+    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp; float64.
 
-    Args:
-        conv: a torch convolution.
-        layer: the attention layer.
-        x: finite, (B, D_in, *size).
-        output: the spatial size of the output, where a transposed layer was asked for one.
-
-    Returns:
-        float64, of the shape of the output.
+    ``x`` is finite, (B, D_in, *size); ``output`` is the spatial size of the output, where a transposed layer was asked
+    for one.
 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
@@ -156,9 +147,7 @@ def carried_kernel(attention: Attention, absolute: bool = False) -> np.ndarray:
 def carried_matrices(attention: Attention, absolute: bool) -> np.ndarray:
     """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks: float64 (*K, groups, in, out).
 
-    Args:
-        attention: the attention layer's fields.
-        absolute: use |W_val| |W_out|, the size of what the attention adds up.
+    With ``absolute`` of |W_val| |W_out|, the size of what the attention adds up.
 
     Raises:
         OffTheKernel: a head looks elsewhere, or nowhere in particular.

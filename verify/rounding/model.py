@@ -138,13 +138,9 @@ def convolution_rounding(conv: Convolution, fmt: Format) -> Rounding:
 
 
 def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tokens: int = 0) -> Rounding:
-    """Of an attention layer, in the working format.
+    """Of an attention layer, in the working format, for |x| ≤ bound.
 
-    Args:
-        attention: its fields.
-        bound: the greatest |x|.
-        fmt: its format.
-        soft_tokens: T, where attention weights other than 0 and 1 occur; 0 for one-hot attention.
+    ``soft_tokens`` is T, where attention weights other than 0 and 1 occur; 0 for one-hot attention.
     """
     heads, _, d_in, head_dim = attention.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1

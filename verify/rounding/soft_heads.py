@@ -38,11 +38,8 @@ def one_hot(layer: Any) -> bool:
 def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals; float64, perhaps infinite.
 
-    Args:
-        layer: the attention layer (raw fields), on any grid.
-        conv: the convolution.
-        x: finite, (B, D_in, *size).
-        output: the spatial size of the output, where a transposed layer was asked for one.
+    ``x`` is finite, (B, D_in, *size), on any grid; ``output`` is as of
+    :func:`verify.rounding.elements.difference_bound`.
 
     Raises:
         Unreadable: the layer cannot be read.

@@ -66,9 +66,9 @@ class _Distances:
 
     @property
     def excess(self) -> float:
-        if self.converted <= self.limit:
-            return self.converted / self.limit if self.limit else 0.0
-        return float("inf") if not self.limit else self.converted / self.limit
+        if not self.limit:
+            return float("inf") if self.converted else 0.0
+        return self.converted / self.limit
 
 
 def accuracy(
@@ -140,9 +140,8 @@ def accuracy(
 def _distances(a: Tensor, b: Tensor, reference: Tensor | None) -> _Distances:
     epsilon = torch.finfo(a.dtype).eps
     a, b = (_flat(t) for t in (a, b))
-    here, there = a.isfinite(), b.isfinite()
-    broken = int((~(here & there) & (a != b) & ~(a.isnan() & b.isnan())).sum())
-    both = here & there
+    both = a.isfinite() & b.isfinite()
+    broken = int((~both & (a != b) & ~(a.isnan() & b.isnan())).sum())
     exact = None if reference is None else _flat(reference)
     if exact is not None:
         both &= exact.isfinite()

@@ -11,17 +11,21 @@ RELATIVES = re.compile(r"conv(?!ert)|fft")
 """Names of operators that are a convolution, part of one, or a way around one (but not ``convert``)."""
 
 
-class _ConvolutionCounter(TorchDispatchMode):
-    """Dispatch mode that counts every executed convolution or FFT; ``calls`` holds the counts by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that does not make torch import its compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing here is compiled; to make sure of that, torch would import its compiler, which takes seconds."""
         return False
+
+
+class _ConvolutionCounter(DispatchMode):
+    """Dispatch mode that counts every executed convolution or FFT; ``calls`` holds the counts by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count and pass on."""

@@ -45,11 +45,11 @@ class Calls:
 
 
 def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module, str], seed: int = 0) -> list[Trace]:
-    """Run a network on each input, always with the same random numbers, and record its calls.
+    """Run a network in eval mode on each input, always with the same random numbers, and record its calls.
 
     Args:
-        network: in eval mode.
-        inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments each; the network gets copies.
+        network: gets copies of the inputs.
+        inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments each.
         layers: the convolutions, or attention layers in their place → their path.
         seed: of torch's, numpy's and Python's random numbers.
     """

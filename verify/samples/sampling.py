@@ -5,7 +5,7 @@ activations that reach it inside the network, or on generated inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,14 +71,10 @@ class LayerCheck:
 
 
 def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
-    """Compare one call of a convolution and its attention layer, and judge it.
+    """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge it.
 
-    Args:
-        conv: the convolution.
-        layer: the attention layer.
-        x: the input, batched or not.
-        what: where the input comes from, for the sentence of the verdict.
-        call: further arguments of the call (``output_size``).
+    ``what`` says where the input comes from, in the sentence of the verdict; ``call`` holds further arguments
+    (``output_size``).
 
     >>> import construct
     >>> conv = nn.Conv1d(2, 3, 5)
@@ -119,10 +115,10 @@ def check_outputs(
     elif not ratio <= 1:  # written so that a NaN fails
         fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
         both = Outputs(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
-        odd = both.deviation(~(ratios <= 1))
-        at = f"{soft}at {odd.index} the convolution gives {odd.convolution!r} and the attention {odd.attention!r} on {what}: "
-        at += f"a difference of {error[odd.index]:.3g} where rounding explains {bound[odd.index]:.3g}; {odd.sentence}"
-        verdict, convolution_off = Verdict("REFUTED" if odd.refutes else "UNDECIDED", at), odd.convolution_off
+        worst = both.deviation(~(ratios <= 1))
+        at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
+        at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
+        verdict, convolution_off = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at), worst.convolution_off
     elif soft:
         most = from_above(difference.max_abs)
         verdict = Verdict("UNDECIDED", f"{soft}the outputs differ by at most {most} on {what}, as rounding may")
@@ -141,11 +137,7 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
 def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] = ()) -> torch.Tensor:
     """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
-    Args:
-        conv: a torch convolution.
-        samples: the batch size.
-        seed: of the generator.
-        size: the least spatial size.
+    ``size`` is the least spatial size.
     """
     generator = torch.Generator().manual_seed(seed)
     count, channels, *least = generated_shape(conv, samples)
@@ -200,10 +192,21 @@ def called(model: nn.Module, x: Any) -> Any:
 
 
 @contextmanager
+def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """While active, ``see`` gets the path and the input of these layers, before each of their calls."""
+    with ExitStack() as stack:
+        for path, layer in layers.items():
+
+            def hook(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                see(path, args[0] if args else kwargs["input"])
+
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
 def comparing(
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
-    what: str,
-    progress: Callable[[str], None] = lambda path: None,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]], what: str, progress: Callable[[str], None] = lambda path: None
 ) -> Iterator[dict[str, LayerCheck]]:
     """While active, every call of a convolution is also made of its attention layer, on the same activations, and compared.
 
@@ -232,39 +235,30 @@ def comparing(
 
         return compared
 
-    # Before any other hook: what is compared is what the convolution itself returned.
-    handles = [
-        conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
-        for path, (conv, layer) in pairs.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for path, (conv, layer) in pairs.items():
+            # Before any other hook: what is compared is what the convolution itself returned.
+            handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+            stack.callback(handle.remove)
         yield checks
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def check_on_activations(
-    model: nn.Module,
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
-    inputs: Iterable[Any],
-    what: str,
-    progress: Callable[[str], None] = lambda path: None,
+    model: nn.Module, pairs: Mapping[str, tuple[nn.Module, nn.Module]], inputs: Iterable[Any], what: str
 ) -> dict[str, LayerCheck]:
     """Run a network, and at every call of a convolution run its attention layer on the same activations.
 
     Args:
         model: the original network; it is run in eval mode and left as it was.
         pairs: path → (convolution inside ``model``, its attention layer).
-        inputs: of the network, one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        inputs: one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
-        progress: called with the path of a layer whenever a call of it has been compared.
 
     Returns:
-        One record for every layer that the network called; a layer that it never called has none.
+        One record for every layer that the network called.
     """
     layers = (layer for _, layer in pairs.values())
-    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what, progress) as checks:
+    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what) as checks:
         for x in inputs:
             called(model, x)
     return checks

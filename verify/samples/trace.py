@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
-from verify.samples.calls import RELATIVES
+from verify.samples.calls import RELATIVES, DispatchMode
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,6 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
         inputs: a tensor, or tensors in tuples, lists and dicts; the floating-point ones are activations.
         layers: convolutions, or the attention layers in their place → the path that names them; each call of one counts as one,
             and so does that of any other attention layer.
-
-    Raises:
-        Exception: whatever the network raises.
     """
     record = Trace(frozenset(layers.values()))
     tracer = _Tracer(record, network, inputs, layers)
@@ -340,17 +337,12 @@ class _Functions(TorchFunctionMode):
         return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(DispatchMode):
     """Dispatch mode: counts convolution operators, and records the operators that no function of torch has called."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
         self.tracer = tracer
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; to make sure of that, torch would import its compiler, which takes seconds."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""

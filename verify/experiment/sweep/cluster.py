@@ -129,14 +129,9 @@ def addresses_of(client: Any) -> set[str]:
 def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
     """Run tasks, and those that follow from them, and hand over the results of each as they come.
 
-    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in its smallest parts; after
-    three tries its rows say so.
-
-    Args:
-        client: of the cluster.
-        tasks: taken one by one, as places become free.
-        seconds: that a task may take.
-        receive: called with a task, its results and the worker's name; returns further tasks.
+    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in its smallest
+    parts; after three tries its rows say so.  ``receive`` gets a task, its results and the worker's name, and returns
+    further tasks.
 
     Raises:
         SchedulerLost: the scheduler has gone.

@@ -4,6 +4,7 @@ The attention is evaluated as Eq. 3 with α → ∞: each head takes the one key
 key, scores being exact integers.  Nothing of ``construct`` and nothing of the certifier is used but the raw fields.
 """
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -40,17 +41,7 @@ def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
     """The convolution of x (D_in, *size), by the definition, as fractions (D_out, *output)."""
     fields = Convolution.read(conv)
     (w, p), (xs, q) = whole(fields.weight), whole(x)
-    y = Convolution(
-        w,
-        None,
-        fields.stride,
-        fields.padding,
-        fields.dilation,
-        fields.groups,
-        fields.padding_mode,
-        fields.transposed,
-        fields.output_padding,
-    )(xs[None])[0]
+    y = replace(fields, weight=w, bias=None)(xs[None])[0]
     bias = np.zeros(len(y)) if fields.bias is None else fields.bias
     return fractions(y, p * q) + fractions(*whole(bias)).reshape(-1, *(1,) * (y.ndim - 1))
 
@@ -69,9 +60,9 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
     d_in, d_out = w_val.shape[2], w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
     for head, source in enumerate(sources):
-        seen = tokens[:, source].reshape(layer.groups, d_in, -1)
+        values = tokens[:, source].reshape(layer.groups, d_in, -1)
         for g in range(layer.groups):
-            total[g] = total[g] + (seen[g].T @ w_val[head, g] @ w_out[head, g]).T
+            total[g] = total[g] + (values[g].T @ w_val[head, g] @ w_out[head, g]).T
     y = fractions(total.reshape(-1, *output), q * r * s)
     return y + fractions(*whole(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
 

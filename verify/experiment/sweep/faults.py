@@ -73,27 +73,30 @@ FAULTS: dict[str, Fault] = {}
 FIELDS = ("built", "shown_on", "soft", "more")
 
 
-def _entering(name: str, in_code: bool, settings: dict[str, Any]) -> Callable[[Callable], Callable]:
+def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[str, Any]) -> None:
     """Enter a fault into the table; settings that are no field of it are options of the convolutions."""
+    assert name not in FAULTS, name
     fields = {key: value for key, value in settings.items() if key in FIELDS}
     options = {key: value for key, value in settings.items() if key not in FIELDS}
+    FAULTS[name] = Fault(plant, in_code, **fields, options=options)
 
-    def enter(plant: Callable) -> Callable:
-        assert name not in FAULTS, name
-        FAULTS[name] = Fault(plant, in_code, **fields, options=options)
-        return plant
+
+def weights(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
+    """Decorator: enter a fault in a layer's numbers or geometry; a change that returns None was made in place."""
+
+    def enter(change: Callable[..., Any]) -> None:
+        def plant(conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
+            other = change(conv, layer, rng)
+            return layer if other is None else other
+
+        _enter(name, plant, False, settings)
 
     return enter
 
 
-def weights(name: str, **settings: Any) -> Callable[[Callable], Callable]:
-    """Enter a fault in a layer's numbers or geometry."""
-    return _entering(name, False, settings)
-
-
-def code(name: str, **settings: Any) -> Callable[[Callable], Callable]:
-    """Enter a fault in the code."""
-    return _entering(name, True, settings)
+def code(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
+    """Decorator: enter a fault in the code."""
+    return lambda plant: _enter(name, plant, True, settings)
 
 
 def problem(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:

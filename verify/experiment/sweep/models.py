@@ -25,10 +25,10 @@ from construct.errors import BadModelFile, one_line
 from construct.files.reading import read
 from construct.network import Survey, unwrapped
 from verify.argument.verdicts import certify_layer, power_of_two_above
-from verify.experiment.sweep.random_layers import facts_of
+from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
-from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape
+from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[tuple[int, ...], float]
 """The largest grid that a layer was given, and the power of two above its inputs."""
@@ -57,11 +57,7 @@ class Network:
         return self
 
     def options(self) -> Namespace:
-        """The words as the command reads them.
-
-        Raises:
-            BadModelFile: they are wrong.
-        """
+        """The words as the command reads them; `BadModelFile` if they are wrong."""
         return parse(self.words)
 
     def run(self) -> Iterator["Row | NetworkLayer"]:
@@ -99,14 +95,9 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A layer of a network: a task that certifies it.
+    """A layer of a network: a task that certifies it, on the largest grid that it is given there, for inputs up to a bound.
 
-    Attributes:
-        network: that has it.
-        path: of the layer.
-        grid: the largest that it is given there.
-        bound: the power of two above its inputs.
-        digest: of the convolution.
+    ``bound`` is the power of two above its inputs, ``digest`` that of the convolution.
     """
 
     network: Network
@@ -149,13 +140,10 @@ class NetworkLayer:
             key=self.key,
             model=self.network.name,
             layer=self.path,
-            kind=type(conv).__name__,
-            geometry=f"{conv} on {'x'.join(map(str, check.grid))}",
-            dtype=str(conv.weight.dtype).removeprefix("torch."),
             alpha=float(layer.centres()[0].min()),
-            digest=self.digest,
             seconds=time.perf_counter() - start,
             error="" if verdict.name == "PROVED" else one_line(verdict.sentence),
+            **described(conv, check.grid),
             **facts,
         )
 
@@ -192,29 +180,19 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
     given: dict[str, Given] = {}
     inputs = inputs_for(model, options)
     if inputs is not None:
-        handles = []
 
-        def hook_for(path: str, dims: int) -> Any:
-            def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-                x = args[0] if args else kwargs["input"]
-                grid, bound = given.get(path, ((0,) * dims, 0.0))
-                largest = float(x.abs().max()) if x.numel() else 0.0
-                given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
+        def note(path: str, x: torch.Tensor) -> None:
+            dims = survey.convertible[path].weight.dim() - 2  # type: ignore[operator]
+            grid, bound = given.get(path, ((0,) * dims, 0.0))
+            largest = float(x.abs().max()) if x.numel() else 0.0
+            given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
 
-            return note
-
-        for path, conv in survey.convertible.items():
-            hook = hook_for(path, conv.weight.dim() - 2)  # type: ignore[operator]
-            handles.append(conv.register_forward_pre_hook(hook, with_kwargs=True))
         try:
-            with evaluating(model), torch.no_grad():
+            with evaluating(model), torch.no_grad(), watching(survey.convertible, note):
                 for x in inputs[0]:
                     called(model, x)
         except Exception as error:  # a network may raise anything on an input that it does not take
             raise BadModelFile(f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}") from error
-        finally:
-            for handle in handles:
-                handle.remove()
     for path, conv in survey.convertible.items():
         if path not in given:
             given[path] = generated_shape(conv, 1)[2:], 0.0

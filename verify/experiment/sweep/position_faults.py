@@ -34,20 +34,17 @@ def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tup
 @weights("one head looks one further")
 def _(conv, layer, rng):
     layer.v.data[one(layer, rng), 1 + int(rng.integers(layer.v.shape[1] - 1))] += 2 * 1024.0 * int(rng.choice([1, -1]))
-    return layer
 
 
 @weights("two heads at one shift", shown_on=ALL)
 def _(conv, layer, rng):
     first, second = two(layer, rng)
     layer.v.data[first] = layer.v.data[second]
-    return layer
 
 
 @weights("all heads look one further")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] += 2 * 1024.0
-    return layer
 
 
 @weights("heads one anchor off")
@@ -55,25 +52,21 @@ def _(conv, layer, rng):
     """Every head looks one position further, as from another query; those of the last tap look off the kernel."""
     steps = 1.0 if layer.radix is None else float(layer.radix[-1])
     layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
-    return layer
 
 
 @weights("the dilation forgotten")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] *= 2
-    return layer
 
 
 @weights("shifts negated", shown_on=SYMMETRIC)
 def _(conv, layer, rng):
     layer.v.data[:, 1:] *= -1
-    return layer
 
 
 @weights("shifts mirrored on one axis", more=2)
 def _(conv, layer, rng):
     layer.v.data[:, 1 + int(rng.integers(layer.v.shape[1] - 1))] *= -1
-    return layer
 
 
 @weights("axes of the shifts swapped", dims=[2, 3])
@@ -81,13 +74,11 @@ def _(conv, layer, rng):
     if layer.v.shape[1] < 3:
         raise Inapplicable
     layer.v.data[:, [1, 2]] = layer.v.data[:, [2, 1]]
-    return layer
 
 
 @weights("halfway between two keys", soft=True)
 def _(conv, layer, rng):
     layer.v.data[one(layer, rng), 1] += 1024.0
-    return layer
 
 
 @weights("softly off the lattice", soft=True)
@@ -95,62 +86,52 @@ def _(conv, layer, rng):
     layer.v.data[one(layer, rng), 1:] *= 1 + 0.3 / 1024
     layer.v.data /= 64
     layer.v.data[one(layer, rng), 1] += 2 * 16 * 0.4
-    return layer
 
 
 @weights("α negative", soft=True)
 def _(conv, layer, rng):
     layer.v.data[one(layer, rng)] *= -1
-    return layer
 
 
 @weights("α negative, τ kept", soft=True)
 def _(conv, layer, rng):
     layer.v.data[:, 0] *= -1
-    return layer
 
 
 @weights("one head soft", soft=True)
 def _(conv, layer, rng):
     layer.v.data[one(layer, rng)] *= 2.0**-9
-    return layer
 
 
 @weights("all heads soft", soft=True, shown_on=ALL)
 def _(conv, layer, rng):
     layer.v.data *= 2.0**-8
-    return layer
 
 
 @weights("α tiny", soft=True)
 def _(conv, layer, rng):
     layer.v.data *= 1e-9
-    return layer
 
 
 @weights("no positions", soft=True)
 def _(conv, layer, rng):
     getattr(layer, str(rng.choice(["v", "w_key_pos"]))).data.zero_()
-    return layer
 
 
 @weights("encoding of the keys swapped", soft=True)
 def _(conv, layer, rng):
     layer.w_key_pos.data = layer.w_key_pos.data.roll(1, 1)
-    return layer
 
 
 @weights("encoding of the keys negated", more=2, soft=True)
 def _(conv, layer, rng):
     layer.w_key_pos.data[one(layer, rng), :, int(rng.integers(1, layer.v.shape[1]))] *= -1
-    return layer
 
 
 @weights("positions of two heads swapped")
 def _(conv, layer, rng):
     first, second = two(layer, rng)
     layer.v.data[[first, second]] = layer.v.data[[second, first]]
-    return layer
 
 
 @weights("a radix that aliases", soft=True, more=2, dims=[2, 3])

@@ -57,11 +57,9 @@ OFF = "an execution off in one output"
 
 @dataclass
 class RandomLayer:
-    """A convolution and its attention layer, and what is claimed of them.
+    """A convolution and its attention layer, and what is claimed of them; all of it follows from the seed.
 
     Attributes:
-        seed: from which it follows.
-        conv: the convolution.
         alpha: the sharpness of all heads.
         encoding: of positions.
         grid: the spatial size of inputs.
@@ -169,11 +167,8 @@ def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, C
         model="random",
         layer=f"seed {one.seed}",
         fault=fault,
-        kind=type(one.conv).__name__,
-        geometry=f"{one.conv} on {'x'.join(map(str, one.grid))}",
-        dtype=str(one.conv.weight.dtype).removeprefix("torch."),
         alpha=one.alpha,
-        digest=digest(one.conv, ("weight", "bias")),
+        **described(one.conv, one.grid),
     )
     start = time.perf_counter()
     try:
@@ -183,6 +178,16 @@ def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, C
             raise
         return replace(row, verdict="refused", claim=str(error)), None
     return replace(row, **facts_of(certificate), seconds=time.perf_counter() - start), certificate
+
+
+def described(conv: Any, grid: tuple[int, ...]) -> dict[str, Any]:
+    """What a row says of a convolution."""
+    return {
+        "kind": type(conv).__name__,
+        "geometry": f"{conv} on {'x'.join(map(str, grid))}",
+        "dtype": str(conv.weight.dtype).removeprefix("torch."),
+        "digest": digest(conv, ("weight", "bias")),
+    }
 
 
 def facts_of(certificate: Certificate) -> dict[str, Any]:

@@ -66,11 +66,7 @@ def key_of(*content: Any) -> str:
 
 
 class Results:
-    """The SQLite file of a sweep.
-
-    Args:
-        path: of the file; it is made if there is none.
-        new: whether it may be made.
+    """The SQLite file of a sweep; where there is none it is made, if ``new`` allows.
 
     Raises:
         ValueError: the file is something else, or there is none.

@@ -50,12 +50,7 @@ class Random:
 
 
 class Sweep:
-    """A sweep.
-
-    Args:
-        what: random layers, or networks.
-        results: where the rows go, and where those of an earlier run are.
-    """
+    """A sweep over random layers or networks, whose rows go where those of an earlier run are."""
 
     def __init__(self, what: Random | list[Network], results: Results):
         self._what, self._results, self._done = what, results, results.keys()
@@ -63,13 +58,7 @@ class Sweep:
         self._new = 0
 
     def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> tuple[str, int]:
-        """Run what is left.
-
-        Args:
-            workers: processes of a local cluster; by default one a core.
-            scheduler: the address of another cluster.
-            seconds: that a task may take.
-            dashboard: whether a local cluster serves Dask's.
+        """Run what is left, on a local cluster of so many workers (by default one a core) or on the scheduler at an address.
 
         Returns:
             What it came to, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is
@@ -85,9 +74,9 @@ class Sweep:
         try:
             with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(total) as show:
 
-                def receive(task: Task, found: list[Any], worker: str) -> list[Task]:
-                    rows = [replace(one, worker=worker) for one in found if isinstance(one, Row)]
-                    layers = [one for one in found if not isinstance(one, Row)]
+                def receive(task: Task, results: list[Any], worker: str) -> list[Task]:
+                    rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
+                    layers = [one for one in results if not isinstance(one, Row)]
                     self._results.add(rows)
                     self._new += len(rows)
                     self._keys.update(one.key for one in (*rows, *layers))

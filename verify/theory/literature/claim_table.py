@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import overload
 
 from verify.theory.literature import (
@@ -19,52 +20,34 @@ from verify.theory.literature import (
     claims_symmetry,
     claims_theorem,
 )
-from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Correction
+from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Judgement
+
+
+def _claims_in(module: ModuleType) -> list[Claim]:
+    """The claims that a module defines, in its order."""
+    return [value for value in vars(module).values() if isinstance(value, Claim)]
+
 
 ALL: tuple[Claim, ...] = (
-    *claims_theorem.CLAIMS,
-    *claims_sharpness.CLAIMS,
-    *claims_encoding.CLAIMS,
-    *claims_heads.CLAIMS,
-    *claims_symmetry.CLAIMS,
+    *_claims_in(claims_theorem),
+    *_claims_in(claims_sharpness),
+    *_claims_in(claims_encoding),
+    *_claims_in(claims_heads),
+    *_claims_in(claims_symmetry),
     *claims_experiments.CLAIMS,
-    *claims_added.CLAIMS,
-    *claims_added_heads.CLAIMS,
+    *_claims_in(claims_added),
+    *_claims_in(claims_added_heads),
 )
 """Every claim, in the order of the table; what we add comes last."""
 
 _WIDTH = 120
 
 
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim with the verdict of this run.
-
-    Attributes:
-        number: its row in the table, from 1.
-        id: a short name.
-        wording: the statement, in our own words.
-        quote: the sentence of the source, word for word; empty where the source is not at hand.
-        source: the source, and where in it.
-        ours: whether the statement is ours, and the quotation only what it stands beside.
-        verdict: PROVED, CHECKED (on samples), REFUTED, OPEN (nothing here decides it), or UNDECIDED if a check fails.
-        by: the method of the proof, the samples, or "as printed".
-        evidence: the findings of the checks, with the numbers of this run.
-        stands: of a claim that is refuted as printed, the part that is true.
-        correction: of such a claim, the true statement with its own verdict and evidence.
-    """
+@dataclass(frozen=True, kw_only=True)
+class JudgedClaim(Claim, Judgement):
+    """A claim with its judgement of this run, and its row in the table, from 1."""
 
     number: int
-    id: str
-    wording: str
-    quote: str
-    source: str
-    ours: bool
-    verdict: str
-    by: str
-    evidence: str
-    stands: str
-    correction: Correction | None
 
     @property
     def quotation(self) -> str:
@@ -94,11 +77,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True)
 class ClaimTable(Sequence[JudgedClaim]):
-    """The judged claims: a sequence, readable as a table of two lines a row; printing a row shows its evidence.
-
-    Attributes:
-        rows: the claims in order.
-    """
+    """The judged claims in order, readable as a table of two lines a row; printing a row shows its evidence."""
 
     rows: tuple[JudgedClaim, ...]
 
@@ -165,9 +144,9 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
     >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["even-kernel", "theorem-limit"])]
     [('theorem-limit', 'PROVED', 'Coq: theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
     """
-    wanted = None if only is None else {str(name) for name in only}
+    chosen = None if only is None else {str(name) for name in only}
     known = {name for number, claim in enumerate(ALL, 1) for name in (str(number), claim.id)}
-    unknown = (wanted or set()) - known
+    unknown = (chosen or set()) - known
     if unknown:
         names = ", ".join(claim.id for claim in ALL)
         raise ValueError(
@@ -175,23 +154,8 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
         )
     rows = []
     for number, claim in enumerate(ALL, 1):
-        if wanted is None or wanted & {str(number), claim.id}:
-            judged = claim.judge()
-            rows.append(
-                JudgedClaim(
-                    number=number,
-                    id=claim.id,
-                    wording=claim.wording,
-                    quote=claim.quote,
-                    source=claim.place,
-                    ours=claim.ours,
-                    verdict=judged.verdict,
-                    by=judged.by,
-                    evidence=judged.evidence,
-                    stands=judged.stands,
-                    correction=judged.correction,
-                )
-            )
+        if chosen is None or chosen & {str(number), claim.id}:
+            rows.append(JudgedClaim(number=number, **vars(claim), **vars(claim.judge())))
     return ClaimTable(tuple(rows))
 
 

@@ -9,20 +9,11 @@ import torch
 from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
 from verify.theory.literature import equations
-from verify.theory.literature.claims_sharpness import DTYPES
 from verify.theory.literature.claims_theorem import IMAGE
 from verify.theory.literature.equations import Setting
-from verify.theory.literature.judgement import (
-    NOT_AT_HAND,
-    Check,
-    Judgement,
-    added,
-    by_coq,
-    by_proof,
-    checked,
-    proved,
-)
+from verify.theory.literature.judgement import NOT_AT_HAND, Check, Judgement, added, by_coq, by_proof, checked, proved
 from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
+from verify.theory.literature.sharpness_table import DTYPES
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
 
@@ -116,6 +107,22 @@ def rounding_alone() -> Judgement:
 
 
 @added(
+    "torch-exponential",
+    "torch's exp is 0 from −1024 down, and 1 at 0, in every format: what one-hot heads rest on.",
+    "E.g. for Float32, set",
+    "talk, Lemma 2: Summary",
+)
+def torch_exponential() -> Judgement:
+    """Sampled: what the Coq theorems assume of exp."""
+    inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
+    wrong = sum(
+        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
+    )
+    samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
+    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
+
+
+@added(
     "borders-replicate",
     "On the image as it is, the layer tends to the convolution with replicate padding, not with zeros.",
     "",
@@ -128,8 +135,8 @@ def borders_replicate() -> Judgement:
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
     output = equations.mix(list(read), x.reshape(2, -1).T, equations.tap_matrices(weight)).T.reshape(3, *IMAGE.size)
     convolution = IMAGE.convolution(weight)
-    wanted = convolution(x[None])[0]
-    error, inside = np.abs(output - wanted).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
+    expected = convolution(x[None])[0]
+    error, inside = np.abs(output - expected).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
     interior, border = int(error[inside].max()), int(error[~inside].max())
     apart, near = int((read != zeros).sum()), int((read != replicate).sum())
     return proved(
@@ -137,7 +144,7 @@ def borders_replicate() -> Judgement:
         Check(f"of {zeros.size} entries of the attention {near} differ from replicate padding, {apart} from zeros",
               near == 0 and apart > 0),
         Check(f"beside zeros: error {interior} in the interior, {border} at the border, of outputs up to "
-              f"{int(np.abs(wanted).max())}", interior == 0 and border > 0),
+              f"{int(np.abs(expected).max())}", interior == 0 and border > 0),
     )  # fmt: skip
 
 
@@ -235,8 +242,8 @@ def _stock_attention() -> Check:
         query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
         attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
         total += attended[0] @ torch.tensor(tap.astype(np.float32))
-    wanted = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
-    error = float((total - torch.tensor(wanted)).abs().max())
+    expected = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
+    error = float((total - torch.tensor(expected)).abs().max())
     return Check(
         f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}", error == 0
     )
@@ -269,33 +276,3 @@ def key_width() -> Judgement:
 def axis_factorisation() -> Judgement:
     """In Coq; and by sympy for the code's encoding."""
     return proved(by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2)))
-
-
-@added(
-    "torch-exponential",
-    "torch's exp is 0 from −1024 down, and 1 at 0, in every format: what one-hot heads rest on.",
-    "E.g. for Float32, set",
-    "talk, Lemma 2: Summary",
-)
-def torch_exponential() -> Judgement:
-    """Sampled: what the Coq theorems assume of exp."""
-    inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
-    wrong = sum(
-        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
-    )
-    samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
-    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
-
-
-CLAIMS = (
-    finite_never_exact,
-    finite_error,
-    rounding_alone,
-    torch_exponential,
-    borders_replicate,
-    two_components,
-    one_component_spread,
-    absolute_encoding,
-    key_width,
-    axis_factorisation,
-)

@@ -11,7 +11,7 @@ from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, proved
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proofs_heads
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt
 
 LINE = Setting((2,), (6,))
 
@@ -63,12 +63,7 @@ def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
     return sum((Fraction(s, total) * hit for s, hit in zip(shares, hits, strict=True)), start=0 * hits[0])
 
 
-@added(
-    "head-width",
-    "D_h = min(D_in, D_out) is enough for every kernel.",
-    WIDTHS,
-    "talk, Lemma 1: Summary",
-)
+@added("head-width", "D_h = min(D_in, D_out) is enough for every kernel.", WIDTHS, "talk, Lemma 1: Summary")
 def head_width() -> Judgement:
     """In Coq: the tap in W_val or in W_out, the layer is the same."""
     layers = []
@@ -143,8 +138,5 @@ def _not_a_unit_steps() -> list[ProofStep]:
     apart = (low + length + 2 * radius) - low
     return [
         argued("the lowest and the highest term of a product of polynomials are products of theirs, and not 0", apart),
-        from_assumptions("m and m + L + 2R are two taps, not one", sympy.Gt(apart, 0, evaluate=False)),
+        from_assumptions("m and m + L + 2R are two taps, not one", gt(apart, 0)),
     ]
-
-
-CLAIMS = (head_count, head_width, narrow_spread, blurred_windows)

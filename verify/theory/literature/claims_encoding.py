@@ -114,8 +114,10 @@ def four_terms() -> Judgement:
     """Symbolically; and the layer with all four terms against Eq. 6 written out."""
     layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     attention = layer.attention_probabilities(x)[0].detach().numpy()
-    wanted = np.array([equations.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)])
-    error = float(np.abs(attention - wanted).max())
+    expected = np.array(
+        [equations.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)]
+    )
+    error = float(np.abs(attention - expected).max())
     content = float(np.abs(attention - layer.attention_probabilities(-x)[0].detach().numpy()).max())
     symbolic = by_proof(lemmas.prove_relative_from_absolute)
     return proved(
@@ -223,16 +225,3 @@ def less_restrictive() -> Judgement:
 def requirements() -> Judgement:
     """We have the sentence without its list."""
     return undecided_here("its two items are not at hand; on heads see multiple-heads, on positions absolute-encoding")
-
-
-CLAIMS = (
-    three_sufficient,
-    relative_sufficient,
-    last_term,
-    four_terms,
-    scores_and_shift,
-    slip_eq_5,
-    slip_eq_6,
-    less_restrictive,
-    requirements,
-)

@@ -1,6 +1,6 @@
 """Claims about the results of training, which nothing here decides."""
 
-from verify.theory.literature.judgement import Claim, undecided_here
+from verify.theory.literature.judgement import claim, undecided_here
 
 QUESTION = "talk, Do Self-Attention Layers Actually Learn Convolutions?"
 PATTERNS = "blog, Learned Attention Patterns"
@@ -112,6 +112,6 @@ _ROWS = (
 )
 
 CLAIMS = tuple(
-    Claim(id, wording, quote, place, lambda reason=reason: undecided_here(reason))
-    for id, wording, quote, place, reason in _ROWS
+    claim(id, wording, quote, source)(lambda reason=reason: undecided_here(reason))
+    for id, wording, quote, source, reason in _ROWS
 )

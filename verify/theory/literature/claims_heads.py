@@ -21,7 +21,7 @@ from verify.theory.literature.judgement import (
 )
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity, lt
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
 
@@ -147,7 +147,7 @@ def width_shapes() -> Judgement:
 
 def _wider_steps() -> list[ProofStep]:
     more, width = sympy.Symbol("n", integer=True, nonnegative=True), sympy.Symbol("D_h", integer=True, positive=True)
-    return [from_assumptions("D_h < (2 + n)·D_h", sympy.Lt(width, (2 + more) * width, evaluate=False))]
+    return [from_assumptions("D_h < (2 + n)·D_h", lt(width, (2 + more) * width))]
 
 
 def _shape_steps() -> list[ProofStep]:
@@ -216,9 +216,9 @@ def _on_a_wrapped_grid() -> Check:
     read = equations.read_by_taps(PLANE, "circular").astype(object)
     output = equations.mix(list(np.tensordot(profiles, read, axes=1)), x.reshape(2, -1).T, list(w))
     kernel = np.tensordot(profiles.T, w, axes=1).transpose(2, 1, 0).reshape(2, 2, 3, 3)
-    wanted = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
-    differing = int(np.not_equal(output, wanted).sum())
-    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {wanted.size} outputs differ", differing == 0)
+    expected = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
+    differing = int(np.not_equal(output, expected).sum())
+    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {expected.size} outputs differ", differing == 0)
 
 
 def _renormalised() -> Check:
@@ -274,18 +274,3 @@ def _gaussian_head_steps() -> list[ProofStep]:
         "on an unbounded or wrapped grid Σ_k e^score runs over all k − q for every q, so it does not depend on q"
     )
     return [*unmoved_steps(reals), argued(normaliser, sympy.Symbol("Z")), *_profile_steps()]
-
-
-CLAIMS = (
-    heads_sufficient,
-    multiple_heads,
-    heads_add_up,
-    channels_sufficient,
-    channels_limit,
-    width_shapes,
-    width_best,
-    factoring,
-    translates,
-    mixture,
-    gaussians,
-)

@@ -9,24 +9,13 @@ import torch
 
 from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import (
-    NOT_AT_HAND,
-    Check,
-    Judgement,
-    by_coq,
-    by_steps,
-    claim,
-    proved,
-    refuted,
-)
+from verify.theory.literature.judgement import NOT_AT_HAND, Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.sharpness_table import DTYPES, SIDE
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import proof_positions, proofs_lemma2
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SIDE = 9
 
 
 def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray:
@@ -195,6 +184,3 @@ def lemma_2_sum() -> Judgement:
             ),
         ),
     )
-
-
-CLAIMS = (hard_in_floats, alpha_46, exponential_decay, centre_and_width, lemma_2_sum)

@@ -13,7 +13,7 @@ from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
-from verify.theory.symbolic.proof import ProofStep, from_assumptions
+from verify.theory.symbolic.proof import ProofStep, from_assumptions, gt
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
 
@@ -259,7 +259,7 @@ def receptive_field() -> Judgement:
 def _positive_steps() -> list[ProofStep]:
     own, others = sympy.Symbol("s", real=True), sympy.Symbol("S", nonnegative=True)
     weight = sympy.exp(own) / (sympy.exp(own) + others)
-    return [from_assumptions("e^s/(e^s + S) > 0", sympy.Gt(weight, 0, evaluate=False))]
+    return [from_assumptions("e^s/(e^s + S) > 0", gt(weight, 0))]
 
 
 @claim(
@@ -319,18 +319,3 @@ def quadratic_cost() -> Judgement:
     listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
     squares = all(count == t * t for t, count in counts.items())
     return proved(Check(f"a weight for every query and key: {listed}", squares, "counted"))
-
-
-CLAIMS = (
-    permutation_equivariance,
-    permutation_invariance,
-    translation_equivariance,
-    convolution_equivariance,
-    convolution_associative,
-    convolution_commutative,
-    convolution_fourier,
-    receptive_field,
-    generalisation,
-    content,
-    quadratic_cost,
-)

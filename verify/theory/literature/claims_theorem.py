@@ -56,17 +56,17 @@ def lemma_1() -> Judgement:
     """Symbolically; and three bijections on random integers, the attention taken as given."""
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
     weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
-    wanted = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
+    expected = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(9)
         heads = equations.given_heads(setting, [setting.shifts[j] for j in order])
         taps = equations.tap_matrices(weight)
         output = equations.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
-        differing += int(np.not_equal(output, wanted).sum())
+        differing += int(np.not_equal(output, expected).sum())
     return proved(
         by_proof(lambda: lemmas.prove_lemma1(2)),
         reads_the_same(setting, heads=equations.given_heads(setting, setting.shifts)),
-        Check(f"3 bijections on random integers: {differing} of {3 * wanted.size} outputs differ", differing == 0),
+        Check(f"3 bijections on random integers: {differing} of {3 * expected.size} outputs differ", differing == 0),
     )
 
 
@@ -320,20 +320,3 @@ def slip_quantifiers() -> Judgement:
               same.holds and not other.holds),
         stands="for any kernel there are such W_val: the words stand in another order than they are meant",
     )  # fmt: skip
-
-
-CLAIMS = (
-    theorem_limit,
-    lemma_1,
-    lemma_2,
-    lemma_2_border,
-    any_dimension,
-    one_dimension,
-    even_kernel,
-    flipped_kernel,
-    sparse,
-    pad_and_crop,
-    stride,
-    dilation,
-    slip_quantifiers,
-)

@@ -6,7 +6,7 @@ agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` i
 the attention's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -15,6 +15,8 @@ from typing import Any
 
 import mpmath
 import numpy as np
+import sympy
+from sympy.polys.matrices import DomainMatrix
 
 from verify import oracle
 from verify.theory.symbolic.proof_positions import positions, quadratic_scores
@@ -64,12 +66,8 @@ def mix(
 class Setting:
     """A convolution's geometry on an input of fixed size, with the token grid of the attention.
 
-    Attributes:
-        kernel: K_1, …, K_d.
-        size: of the input.
-        padding: zeros before and after each axis; None for 0.
-        stride: one number an axis; None for 1.
-        dilation: one number an axis; None for 1.
+    ``padding`` is of zeros before and after each axis, ``stride`` and ``dilation`` one number an axis; None for 0 and
+    1.
     """
 
     kernel: Vector
@@ -177,8 +175,8 @@ def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list
 def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
     """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
     keys, queries = setting.keys, setting.queries
-    wanted = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
-    return [hit.all(axis=2).astype(int) for hit in wanted]
+    matches = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
+    return [match.all(axis=2).astype(int) for match in matches]
 
 
 def integers(seed: int, *shape: int) -> np.ndarray:
@@ -193,41 +191,19 @@ def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
     return [flat[:, :, tap].T for tap in range(flat.shape[2])]
 
 
-def rank(rows: Iterable[Iterable[Any]]) -> int:
-    """The rank of a matrix of rationals, by elimination without rounding."""
-    matrix = [[Fraction(x) for x in row] for row in rows]
-    count = 0
-    for column in range(len(matrix[0]) if matrix else 0):
-        pivot = next((i for i in range(count, len(matrix)) if matrix[i][column]), None)
-        if pivot is None:
-            continue
-        matrix[count], matrix[pivot] = matrix[pivot], matrix[count]
-        head = matrix[count]
-        for i in range(count + 1, len(matrix)):
-            factor = matrix[i][column] / head[column]
-            if factor:
-                matrix[i] = [x - factor * y for x, y in zip(matrix[i], head, strict=True)]
-        count += 1
-    return count
+def rank(rows: Any) -> int:
+    """The rank of a matrix of rationals, without rounding."""
+    return DomainMatrix.from_Matrix(sympy.Matrix(rows)).to_field().rank()
 
 
 def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, by elimination.
+    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in fractions.
 
     Raises:
         ValueError: the matrix has not full rank.
     """
-    size = len(matrix)
-    rows = [[Fraction(x) for x in (*row, *more)] for row, more in zip(matrix, right, strict=True)]
-    for column in range(size):
-        pivot = next((i for i in range(column, size) if rows[i][column]), None)
-        if pivot is None:
-            raise ValueError(f"the matrix of {size} rows has not full rank")
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        head = [x / rows[column][column] for x in rows[column]]
-        rows[column] = head
-        for i in range(size):
-            factor = rows[i][column]
-            if i != column and factor:
-                rows[i] = [x - factor * y for x, y in zip(rows[i], head, strict=True)]
-    return np.array([row[size:] for row in rows], dtype=object)
+    if rank(matrix) < len(matrix):
+        raise ValueError(f"the matrix of {len(matrix)} rows has not full rank")
+    y = sympy.Matrix(matrix).LUsolve(sympy.Matrix(right))
+    fraction: Any = np.frompyfunc(lambda x: Fraction(int(x.p), int(x.q)), 1, 1)
+    return fraction(np.array(y))

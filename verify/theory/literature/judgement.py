@@ -7,6 +7,7 @@ is UNDECIDED.  No verdict on what can be checked is written down by hand.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from verify.theory.literature import coq_theorems
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
@@ -14,7 +15,7 @@ from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
 
 NOT_AT_HAND = "the paper; not at hand here"
-"""The place of a claim that we know from the paper, of which there was no copy to quote from."""
+"""The source of a claim that we know from the paper, of which there was no copy to quote from."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,14 @@ class Judgement:
     correction: "Correction | None" = None
 
 
-@dataclass(frozen=True)
-class Correction:
-    """The true statement in place of a refuted claim, with its own verdict and evidence.
-
-    Attributes:
-        statement: the corrected claim.
-        verdict: PROVED, CHECKED, or UNDECIDED if a check fails.
-        by: the method of the proof, or the samples.
-        evidence: the findings of its checks.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Correction(Judgement):
+    """The true statement in place of a refuted claim, with a judgement of its own."""
 
     statement: str
-    verdict: str
-    by: str
-    evidence: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """A statement of one of the sources, or one of ours that stands beside a sentence of theirs.
 
@@ -79,7 +70,7 @@ class Claim:
         id: a short name.
         wording: the statement, in our own words.
         quote: the sentence of the source, word for word; empty where the source is not at hand.
-        place: the source, and where in it.
+        source: the source, and where in it.
         judge: computes the verdict, again at each call.
         ours: whether the statement is ours, and the quotation only what it stands beside.
     """
@@ -87,19 +78,20 @@ class Claim:
     id: str
     wording: str
     quote: str
-    place: str
+    source: str
     judge: Callable[[], Judgement]
     ours: bool = False
 
 
-def claim(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Decorator: turn the function that judges a claim of a source into a `Claim`."""
-    return lambda judge: Claim(id, wording, quote, place, judge)
+def claim(
+    id: str, wording: str, quote: str, source: str, *, ours: bool = False
+) -> Callable[[Callable[[], Judgement]], Claim]:
+    """Decorator: turn the function that judges a claim into a `Claim`."""
+    return lambda judge: Claim(id=id, wording=wording, quote=quote, source=source, judge=judge, ours=ours)
 
 
-def added(id: str, wording: str, quote: str, place: str) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Decorator: the same for a statement of ours, beside a sentence of a source."""
-    return lambda judge: Claim(id, wording, quote, place, judge, ours=True)
+added = partial(claim, ours=True)
+"""Decorator: the same for a statement of ours, beside a sentence of a source."""
 
 
 def proved(*checks: Check) -> Judgement:
@@ -121,13 +113,9 @@ def checked(samples: str, *checks: Check) -> Judgement:
 def refuted(*checks: Check, stands: str, instead: Judgement | None = None, statement: str = "") -> Judgement:
     """The claim as printed is contradicted by these checks: REFUTED if all hold.
 
-    Args:
-        checks: what contradicts it.
-        stands: the part of it that is true.
-        instead: the judgement of the true statement.
-        statement: the true statement.
+    ``stands`` is the part of it that is true; ``statement`` the true statement, and ``instead`` the judgement of that.
     """
-    correction = instead and Correction(statement, instead.verdict, instead.by, instead.evidence)
+    correction = instead and Correction(**vars(instead), statement=statement)
     return Judgement(*_verdict(REFUTED, "as printed", checks), stands, correction)
 
 
@@ -154,13 +142,7 @@ def by_proof(run: Callable[[], Proof]) -> Check:
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
-    """Some steps of a symbolic proof as a check.
-
-    Args:
-        what: what the steps show together.
-        run: computes the steps.
-        within: the sizes for which alone they show it; empty for all.
-    """
+    """Some steps of a symbolic proof as a check: ``what`` they show together, for the sizes ``within`` (empty for all)."""
     try:
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:

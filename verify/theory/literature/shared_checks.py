@@ -12,12 +12,12 @@ from verify.theory.symbolic import proof_positions
 PLANE = Setting((3, 3), (4, 5), (1, 1))
 
 
-def reads_the_same(setting: Setting, mode: str = "zeros", heads: list[np.ndarray] | None = None) -> Check:
+def reads_the_same(setting: Setting, heads: list[np.ndarray] | None = None) -> Check:
     """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
     read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
-    wanted = equations.read_by_taps(setting, mode)
-    same = read.shape == wanted.shape and bool(np.equal(read, wanted).all())
-    finding = f"{len(read)} sharp heads read what the {len(wanted)} taps read ({setting}; {wanted.size} entries)"
+    expected = equations.read_by_taps(setting)
+    same = read.shape == expected.shape and bool(np.equal(read, expected).all())
+    finding = f"{len(read)} sharp heads read what the {len(expected)} taps read ({setting}; {expected.size} entries)"
     return Check(finding, same, f"exhaustive: {setting}")
 
 
@@ -31,11 +31,11 @@ def compares(
 ) -> Check:
     """Eq. 3 with these heads against the oracle's convolution of ``weight`` on random integers, without rounding."""
     x, bias = equations.integers(11, weight.shape[1], *setting.size), equations.integers(12, len(weight))
-    wanted = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
+    expected = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
     output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
-    same = output.shape == wanted.shape
-    differing = int(np.not_equal(output, wanted).sum()) if same else wanted.size
-    return Check(f"{what}: {differing} of {wanted.size} outputs differ from the convolution", differing == 0)
+    same = output.shape == expected.shape
+    differing = int(np.not_equal(output, expected).sum()) if same else expected.size
+    return Check(f"{what}: {differing} of {expected.size} outputs differ from the convolution", differing == 0)
 
 
 def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what: str) -> Check:

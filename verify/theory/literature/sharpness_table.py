@@ -44,10 +44,8 @@ def rows(dims: int = 2) -> list[SharpnessRow]:
     for alpha in ALPHAS:
         leaked, neighbour = {}, {}
         for dtype in DTYPES:
-            weights = softmax_row(alpha, dtype, dims).double()
-            top = int(weights.argmax())
-            rest = torch.cat([weights[:top], weights[top + 1 :]])
-            leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest.max())
+            rest = softmax_row(alpha, dtype, dims).double().sort().values[:-1]  # all but the largest
+            leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest[-1])
         table.append(SharpnessRow(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
     return table
 

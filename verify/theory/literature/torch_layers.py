@@ -31,11 +31,8 @@ def attention_for(
 ) -> Any:
     """An attention layer with one head a tap of an ungrouped convolution, W_val = W_j and W_out = I.
 
-    Args:
-        conv: the torch convolution.
-        alpha: the sharpness.
-        radix: None for the quadratic encoding, or the parabola's radix.
-        key_dim: D_k; D_p by default, with Ŵ_key = I.  With D_k = 1, v = 1 and Ŵ_key is the row v.
+    The encoding is the quadratic one, or the parabola with a radix.  D_k is D_p by default, with Ŵ_key = I; with D_k =
+    1, v = 1 and Ŵ_key is the row v.
     """
     geometry = layers.ConvGeometry(
         conv.in_channels,

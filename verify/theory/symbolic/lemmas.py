@@ -3,7 +3,8 @@
 The encoding is not restated: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and reasons
 about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
 
-Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.
+Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.  Every function here
+raises `ProofFailed` where a step does not hold, and ValueError where ``dims``, the number of spatial dimensions, is no integer ≥ 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,11 +77,7 @@ def prove_lemma2(dims: int) -> Proof:
 
 
 def prove_lemma2_any_length() -> Proof:
-    """Prove Lemma 2 for vectors of d components, d a symbol, by linearity of sympy's Sum.
-
-    Raises:
-        ProofFailed: a step does not hold for the encoding as it is coded.
-    """
+    """Prove Lemma 2 for vectors of d components, d a symbol, by linearity of sympy's Sum."""
     claim = (
         "Lemma 2 (symbolic d): for all numbers of dimensions d, attention with the code's r and v tends to one-hot on the key at "
         "query + τ as α grows."
@@ -123,9 +120,6 @@ def prove_leakage_on_lattice() -> Proof:
     """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any grid (d = 1, 2, 3).
 
     With the tail bound of ``verify.rounding.leakage`` and the tolerance from which ``construct.encoding.sharpness`` derives α.
-
-    Raises:
-        ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
         "Leakage on the lattice: for all grids and integer shifts τ, at most 1 − ϑ^(−d) of the weight leaks past the key at "
@@ -138,9 +132,6 @@ def prove_leakage_off_lattice() -> Proof:
     """Prove the leakage of a head that looks f = τ − round(τ) beside its nearest key, on any grid with that key (d = 1, 2, 3).
 
     The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α.
-
-    Raises:
-        ProofFailed: a step does not hold for the encoding as it is coded.
     """
     claim = (
         "Leakage off the lattice: for all real τ = t + f, t the nearest key, at most 1 − Π_i 1/(1 + s(f_i)) leaks past it, "
@@ -150,15 +141,7 @@ def prove_leakage_off_lattice() -> Proof:
 
 
 def prove_factorisation(dims: int) -> Proof:
-    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise.
-
-    Args:
-        dims: the number d ≥ 1 of spatial dimensions.
-
-    Raises:
-        ValueError: dims is no integer ≥ 1.
-        ProofFailed: a step does not hold for the encoding as it is coded.
-    """
+    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise."""
     claim = (
         f"Axis factorisation (d = {_checked(dims)}): for all rectangular grids, α and real τ, attention is the Kronecker product "
         "of one row-stochastic matrix an axis; not so with a full covariance, nor with the parabola."
@@ -167,11 +150,7 @@ def prove_factorisation(dims: int) -> Proof:
 
 
 def prove_relative_from_absolute() -> Proof:
-    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, labelling what is an identity and what is not.
-
-    Raises:
-        ProofFailed: a step does not hold for the encoding as it is coded.
-    """
+    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, labelling what is an identity and what is not."""
     claim = (
         "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what the "
         "construction keeps of Eq. 6 is Lemma 2's score; matrices for d = 1, 2, 3."
@@ -180,15 +159,7 @@ def prove_relative_from_absolute() -> Proof:
 
 
 def prove_absolute_encoding(dims: int) -> Proof:
-    """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2.
-
-    Args:
-        dims: the number d ≥ 1 of spatial dimensions.
-
-    Raises:
-        ValueError: dims is no integer ≥ 1.
-        ProofFailed: a step does not hold for the encoding as it is coded.
-    """
+    """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2."""
     claim = (
         f"Absolute encoding (d = {_checked(dims)}): for all q and τ, α(2(q + τ)·k − ‖k‖²), a dot product of d + 1 features, has "
         "the softmax over the keys k of −α‖k − q − τ‖²."
@@ -197,15 +168,7 @@ def prove_absolute_encoding(dims: int) -> Proof:
 
 
 def prove_parabola(dims: int) -> Proof:
-    """Prove that D_p = 2 is enough: shifts of a bounded box numbered by mixed radix, and Lemma 2 of one axis on the numbers.
-
-    Args:
-        dims: the number d ≥ 1 of spatial dimensions.
-
-    Raises:
-        ValueError: dims is no integer ≥ 1.
-        ProofFailed: a step does not hold for the encoding as it is coded.
-    """
+    """Prove that D_p = 2 is enough: shifts of a bounded box numbered by mixed radix, and Lemma 2 of one axis on the numbers."""
     claim = (
         f"The parabola (d = {_checked(dims)}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
         "enough: r = (n², n), v = −α(1, −2n(τ))."
@@ -214,11 +177,7 @@ def prove_parabola(dims: int) -> Proof:
 
 
 def prove_one_is_not_enough() -> Proof:
-    """Prove that D_p = 1 is not: heads that each attend one key, by position alone, reach at most two shifts.
-
-    Raises:
-        ProofFailed: a step does not hold.
-    """
+    """Prove that D_p = 1 is not: heads that each attend one key, by position alone, reach at most two shifts."""
     claim = (
         "D_p = 1 is not enough: for all r, a score c·r_δ has its only maximum at one of at most two shifts, so heads that each "
         "attend one key cannot make a kernel of three taps (heads that spread are not covered)."
@@ -227,11 +186,7 @@ def prove_one_is_not_enough() -> Proof:
 
 
 def prove_head_count() -> Proof:
-    """Prove the least number of heads for attention that does not depend on the input: the rank of the unfolded taps.
-
-    Raises:
-        ProofFailed: a step does not hold.
-    """
+    """Prove the least number of heads for attention that does not depend on the input: the rank of the unfolded taps."""
     claim = (
         "The least number of heads: for all attention that ignores its input, N_h ≥ the rank of the taps, unfolded as taps × "
         "(D_in D_out), counting taps of independent shift matrices; sometimes more."
@@ -240,15 +195,7 @@ def prove_head_count() -> Proof:
 
 
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
-    """Every proof in the order of the argument, each computed when iterated.
-
-    Args:
-        dims: the dimensions, for proofs that take one.
-
-    Raises:
-        ValueError: there are no dims, or one is no integer ≥ 1.
-        ProofFailed: a step of some proof does not hold; raised while iterating.
-    """
+    """Every proof in the order of the argument, each computed when iterated: those that take a dimension for all of ``dims``."""
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]

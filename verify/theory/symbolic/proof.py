@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
 from typing import Any
 
@@ -30,6 +30,9 @@ _SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     sympy.Le: ("nonnegative", lambda left, right: right - left),
     sympy.Lt: ("positive", lambda left, right: right - left),
 }
+
+ge, gt, le, lt = (partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt))
+"""Inequalities as facts to be shown: sympy would reduce some to True or False at once."""
 
 _DIMENSION = re.compile(r"d = \d+")
 _WIDTH = 100
@@ -243,7 +246,7 @@ def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 def from_assumptions(statement: str, *facts: Any) -> ProofStep:
     """Each fact follows from the assumptions on its symbols.
 
-    A fact is an unevaluated relation (``sympy.Ge(a, b, evaluate=False)``) or a predicate (``sympy.Q.integer(a)``).
+    A fact is an unevaluated relation (``ge(a, b)``) or a predicate (``sympy.Q.integer(a)``).
     """
     for fact in facts:
         _require(statement, fact)
@@ -265,8 +268,8 @@ def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tupl
 
 def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> ProofStep:
     """A sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``: by induction on it."""
-    no_terms = sympy.Ge(bound.subs(count, 0), 0, evaluate=False)
-    one_more = sympy.Ge(bound.subs(count, count + 1) - bound, term, evaluate=False)
+    no_terms = ge(bound.subs(count, 0), 0)
+    one_more = ge(bound.subs(count, count + 1) - bound, term)
     for fact in (one_more, no_terms):
         _require(statement, fact)
     return ProofStep(statement, How.INDUCTION, (one_more, no_terms))

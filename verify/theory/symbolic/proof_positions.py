@@ -36,17 +36,15 @@ def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], 
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
 
 
-def parabola_scores(
-    queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], radix: Sequence[int], alpha: Any = 1
-) -> np.ndarray:
-    """v·r_n with the shifts numbered, n = n(δ), so that D_p = 2: (Q, T)."""
+def parabola_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], radix: Sequence[int]) -> np.ndarray:
+    """v·r_n at α = 1 with the shifts numbered, n = n(δ), so that D_p = 2: (Q, T)."""
     number = encoding.number(differences(queries, keys), radix)
-    return _dot(encoding.v((encoding.number(tau, radix),), alpha), encoding.r((number,)))
+    return _dot(encoding.v((encoding.number(tau, radix),), 1), encoding.r((number,)))
 
 
-def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
-    """The dot products of query and key features, (Q, T), without relative positions."""
-    left, right = absolute_features(queries, keys, tau, alpha)
+def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any]) -> np.ndarray:
+    """The dot products of query and key features at α = 1, (Q, T), without relative positions."""
+    left, right = absolute_features(queries, keys, tau)
     return left @ right.T
 
 

@@ -6,9 +6,18 @@ from typing import Any
 import sympy
 
 from construct.encoding import quadratic as encoding
-from verify.theory.symbolic.proof import Proof, ProofStep, argued, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import (
+    Proof,
+    ProofStep,
+    argued,
+    case_split,
+    from_assumptions,
+    ge,
+    identity,
+    le,
+)
 from verify.theory.symbolic.proof_algebra import ranks
-from verify.theory.symbolic.proofs_lemma2 import integer_step, weights_tend
+from verify.theory.symbolic.proofs_lemma2 import grid_limits, integer_step, weights_tend
 from verify.theory.symbolic.proofs_scores import (
     absolute_score,
     alpha,
@@ -107,8 +116,8 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
         lowest = tuple(s - (m - 1) for s, m in zip(rest, sizes[i + 1 :], strict=True))
         up = (*(0,) * i, 1 + _k, *lowest)
         down = tuple(-x for x in up)
-        first.append((sympy.And(*at[:i], above[i]), sympy.Ge(number(up, sizes), 1, evaluate=False)))
-        first.append((sympy.And(*at[:i], below[i]), sympy.Le(number(down, sizes), -1, evaluate=False)))
+        first.append((sympy.And(*at[:i], above[i]), ge(number(up, sizes), 1)))
+        first.append((sympy.And(*at[:i], below[i]), le(number(down, sizes), -1)))
     apart, together = sympy.symbols("n>0,n<0")
     x = sympy.Symbol("x", integer=True)  # the number of tau
     apart_steps = [
@@ -129,10 +138,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
             "n is linear: n(δ) − n(τ) = n(e) for all δ and τ, with e = δ − τ",
             (number(delta, sizes) - number(tau, sizes), number(minus(delta, tau), sizes)),
         ),
-        Proof(
-            "so |n(e)| ≥ 1 for all e ≠ 0, |e_i| < m_i",
-            tuple(apart_steps),
-        ),
+        Proof("so |n(e)| ≥ 1 for all e ≠ 0, |e_i| < m_i", tuple(apart_steps)),
         identity(
             "the numbers' r and v have D_p = 2: score(τ) − score(δ) = α n(e)² for all δ, τ",
             (
@@ -144,7 +150,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
             "so for all other shifts of the box the gap is at least α",
             [apart | together],
             [
-                (sign, sympy.Ge(score((x,), (x,)) - score((x + off,), (x,)), alpha, evaluate=False))
+                (sign, ge(score((x,), (x,)) - score((x + off,), (x,)), alpha))
                 for sign, off in ((apart, 1 + t), (together, -(1 + t)))
             ],
         ),
@@ -156,17 +162,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
 def _parabola_limits(dims: int) -> ProofStep:
     """The keys of one query differ by less than the grid's own sides, so these sides will do for the radix."""
     shape = {1: (4,), 2: (2, 3), 3: (2, 1, 3)}[min(dims, 3)] + (1,) * (dims - 3)
-    positions = list(product(*map(range, shape)))
-    expected = []
-    for query, target in product(positions, positions):
-        tau = minus(target, query)
-        soft = weights([parabola_score(minus(key, query), tau, shape) for key in positions])
-        expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
-    return limits(
-        f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0",
-        expected,
-        alpha,
-    )
+    return grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape))
 
 
 def one_component_steps() -> list[ProofStep]:
@@ -184,9 +180,9 @@ def one_component_steps() -> list[ProofStep]:
     for first, second, third in permutations(names):
         order = at_most[first, second] & at_most[second, third]
         cases += [
-            (order & plus_, sympy.Ge(z * high, z * middle, evaluate=False)),
-            (order & minus_, sympy.Ge(-z * low, -z * middle, evaluate=False)),
-            (order & zero, sympy.Ge(0 * high, 0 * middle, evaluate=False)),
+            (order & plus_, ge(z * high, z * middle)),
+            (order & minus_, ge(-z * low, -z * middle)),
+            (order & zero, ge(0 * high, 0 * middle)),
         ]
     shift = sympy.Symbol("L", integer=True, positive=True)
     return [
@@ -201,15 +197,7 @@ def one_component_steps() -> list[ProofStep]:
         ),
         from_assumptions(
             "the others can: r = δ on −L, …, L and c = ±α, gap ≥ α for all L",
-            *(
-                sympy.Ge(
-                    sign * alpha * (sign * shift) - sign * alpha * (sign * (shift - 1 - _k)), alpha, evaluate=False
-                )
-                for sign in (1, -1)
-            ),
+            *(ge(sign * alpha * (sign * shift) - sign * alpha * (sign * (shift - 1 - _k)), alpha) for sign in (1, -1)),
         ),
-        argued(
-            "so for all kernels of three taps they leave out one, whose token moves Conv(X)",
-            c * r,
-        ),
+        argued("so for all kernels of three taps they leave out one, whose token moves Conv(X)", c * r),
     ]

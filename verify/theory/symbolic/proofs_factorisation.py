@@ -1,7 +1,6 @@
 """Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix an axis."""
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -40,7 +39,7 @@ def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
         identity(
             f"on {'×'.join(map(str, shape))} keys, for symbolic alpha and real tau, P of the code's scores is the Kronecker "
             "product of the softmax of -alpha (delta_i - tau_i)^2 on each axis, entry by entry",
-            *zip(whole.flat(), _kronecker(axes).flat(), strict=True),
+            *zip(whole.flat(), sympy.kronecker_product(*axes).flat(), strict=True),
         ),
         identity("each of these has rows that add up to 1", *((sum(row), sympy.Integer(1)) for row in rows)),
     ]
@@ -56,10 +55,7 @@ def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
                 [(x, sympy.exp(own)) for x, own in zip(delta, axis_scores, strict=True)],
             ),
         ),
-        Proof(
-            f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1",
-            tuple(factors),
-        ),
+        Proof(f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1", tuple(factors)),
     ]
 
 
@@ -76,8 +72,7 @@ def no_factorisation_steps() -> list[ProofStep]:
             (_row(lambda d: -alpha * (d[0] ** 2 + d[0] * d[1] + d[1] ** 2)), 2),
         ),
         ranks(
-            "nor is the parabola's, on that grid: its rank is 2",
-            (_row(lambda d: parabola_score(d, here, (2, 2))), 2),
+            "nor is the parabola's, on that grid: its rank is 2", (_row(lambda d: parabola_score(d, here, (2, 2))), 2)
         ),
     ]
 
@@ -92,7 +87,3 @@ def _row(scored: Callable[[tuple[int, ...]], Any]) -> sympy.Matrix:
     """The attention of the query (0, 0) on 2×2 keys at α = ln 2, as a 2×2 matrix of rational numbers."""
     keys = list(product(range(2), repeat=2))
     return sympy.Matrix(2, 2, [weight.subs(alpha, sympy.log(2)) for weight in weights([scored(key) for key in keys])])
-
-
-def _kronecker(axes: Sequence[Any]) -> Any:
-    return reduce(sympy.kronecker_product, axes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, argued, case_split, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, case_split, ge, gt, identity, lt
 from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proofs_scores import symbols
 
@@ -21,8 +21,7 @@ def head_count_steps() -> list[ProofStep | Proof]:
     """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
     return [
         Proof(
-            "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys",
-            tuple(_unfolding_steps()),
+            "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys", tuple(_unfolding_steps())
         ),
         *_rank_steps(),
         Proof("the kernel (a, −b), for all a, b > 0, has rank 1 but needs two heads", tuple(_sign_steps())),
@@ -80,7 +79,7 @@ def _rank_steps() -> list[ProofStep | Proof]:
         Proof("on a grid of 5 tokens: 3 taps of 2 → 2 channels have rank 3, and so need three heads", tuple(three)),
         argued(
             "for all sizes its rank is ≤ N_h, and, for independent shift matrices, the taps'",
-            sympy.Ge(sympy.Symbol("N_h"), sympy.Function("rank")(sympy.Symbol("W_taps")), evaluate=False),
+            ge(sympy.Symbol("N_h"), sympy.Function("rank")(sympy.Symbol("W_taps"))),
         ),
         ranks(
             "on a grid of 2 tokens, circular, only 2 of 3 taps count; of 1 token, zero padding, 1",
@@ -101,7 +100,7 @@ def _sign_steps() -> list[ProofStep]:
         case_split(
             "but one head gives p w X_1 + q w X_2 with p, q >= 0, and misses -b for w = z >= 0, and a for w = -z <= 0",
             [up | down],
-            [(up, sympy.Gt(q * z, -b, evaluate=False)), (down, sympy.Lt(p * -z, a, evaluate=False))],
+            [(up, gt(q * z, -b)), (down, lt(p * -z, a))],
         ),
         identity("two heads do it, one a tap", (_heads([(1, 0), (0, 1)], [a, -b], (x, y)), a * x - b * y)),
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, case_split, from_assumptions, identity, limits
+from verify.theory.symbolic.proof import Proof, ProofStep, case_split, from_assumptions, ge, identity, le, limits
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_lemma2 import integer_step
 from verify.theory.symbolic.proofs_scores import (
@@ -55,9 +55,7 @@ def on_lattice_steps() -> list[ProofStep | Proof]:
             *((_window(4 - dims, tau), _theta(4 - dims) ** dims) for dims, tau in taus.items()),
         ),
         _leaks(),
-        from_assumptions(
-            "n² ≥ n(n − 1) for all n ≥ 1", sympy.Ge(at_least**2, at_least * (at_least - 1), evaluate=False)
-        ),
+        from_assumptions("n² ≥ n(n − 1) for all n ≥ 1", ge(at_least**2, at_least * (at_least - 1))),
         *tail_steps(),
         limits(
             "so as α grows ϑ tends to 1 and the leakage 1 − ϑ^(−d) to 0, by that for N = 1",
@@ -103,8 +101,8 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
         _leaks(),
         from_assumptions(
             "n² ± 2nf ≥ n(n − 1) for all n ≥ 1 and |f| ≤ 1/2",
-            sympy.Ge(m**2 - 2 * m * (_HALF - _g), m * (m - 1), evaluate=False),
-            sympy.Ge(m**2 + 2 * m * _p, m * (m - 1), evaluate=False),
+            ge(m**2 - 2 * m * (_HALF - _g), m * (m - 1)),
+            ge(m**2 + 2 * m * _p, m * (m - 1)),
         ),
         Proof(
             "so for all N the terms beyond N have the bound of the lattice",
@@ -116,10 +114,7 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
             [(sympy.exp(-alpha * nearer) + sympy.exp(-alpha * (1 + 2 * _p)) + beyond().subs(count, 1), 0)],
             alpha,
         ),
-        Proof(
-            "at |f| = 1/2 two keys tie: at least 1/2 leaks for all α",
-            tuple(_tie_steps(t)),
-        ),
+        Proof("at |f| = 1/2 two keys tie: at least 1/2 leaks for all α", tuple(_tie_steps(t))),
     ]
 
 
@@ -148,14 +143,14 @@ def _gap_steps(t: Any) -> list[ProofStep]:
         case_split(
             "on an axis with n != 0 the gap is at least alpha (1 - 2|f|): |f| = 1/2 - g where n and f have one sign, else |f| = p",
             [*premises, sympy.Not(at)],
-            [(condition, sympy.Ge(gap, alpha * value, evaluate=False)) for condition, gap, value in cases],
+            [(condition, ge(gap, alpha * value)) for condition, gap, value in cases],
         ),
         case_split(
             "and never negative where |f| <= 1/2, so the other axes take nothing away",
             premises,
             [
-                *((condition, sympy.Ge(gap, 0, evaluate=False)) for condition, gap, _ in cases),
-                (at, sympy.Ge(_gap((sympy.Integer(0),), (t,), (_p,)), 0, evaluate=False)),
+                *((condition, ge(gap, 0)) for condition, gap, _ in cases),
+                (at, ge(_gap((sympy.Integer(0),), (t,), (_p,)), 0)),
             ],
         ),
         identity(
@@ -172,17 +167,11 @@ def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence
     for n, t, f in shapes.values():
         factors = [sympy.exp(-alpha * (x**2 - 2 * x * y)) for x, y in zip(n, f, strict=True)]
         equations += sums_by_axis(_relative(n, t, f), list(zip(n, factors, strict=True)))
-    return linear(
-        "for all boxes of keys the exponentials add up to Z_1 … Z_d, one sum an axis",
-        *equations,
-    )
+    return linear("for all boxes of keys the exponentials add up to Z_1 … Z_d, one sum an axis", *equations)
 
 
 def _leaks() -> Proof:
-    return Proof(
-        "S/(1 + S) leaks, S = Z_1 … Z_d − 1; less for all smaller S or Z_i",
-        tuple(_leak_steps()),
-    )
+    return Proof("S/(1 + S) leaks, S = Z_1 … Z_d − 1; less for all smaller S or Z_i", tuple(_leak_steps()))
 
 
 def _leak_steps() -> list[ProofStep]:
@@ -196,11 +185,11 @@ def _leak_steps() -> list[ProofStep]:
         ),
         from_assumptions(
             "keys that are missing leak less: S/(1 + S) grows with S",
-            sympy.Le(total / (1 + total), (total + more) / (1 + total + more), evaluate=False),
+            le(total / (1 + total), (total + more) / (1 + total + more)),
         ),
         from_assumptions(
             "and so does 1 - 1/(A B) with each of its factors, which are at least 1",
-            sympy.Le(1 - 1 / (a * b), 1 - 1 / ((a + more) * b), evaluate=False),
+            le(1 - 1 / (a * b), 1 - 1 / ((a + more) * b)),
         ),
     ]
 
@@ -215,8 +204,7 @@ def _tie_steps(t: Any) -> list[ProofStep]:
             "at f = 1/2 the two nearest keys score the same", (score((t,), (t + _HALF,)), score((t + 1,), (t + _HALF,)))
         ),
         from_assumptions(
-            "so at least half leaks past either, for every alpha: 1 - 1/(2 + S) >= 1/2",
-            sympy.Ge(1 - 1 / (2 + rest), _HALF, evaluate=False),
+            "so at least half leaks past either, for every alpha: 1 - 1/(2 + S) >= 1/2", ge(1 - 1 / (2 + rest), _HALF)
         ),
         limits("and exactly half in the limit, here of 6 keys", [(1 - nearest, _HALF)], alpha),
     ]

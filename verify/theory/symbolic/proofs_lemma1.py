@@ -10,7 +10,7 @@ from itertools import product
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, identity
+from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, ge, identity, le
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, on_grid, plus, symbols
 
@@ -19,14 +19,9 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SymbolicConvolution:
-    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j.
+    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j, with ``grid`` the sides of the padded input X̃.
 
-    Attributes:
-        kernel: its sides.
-        grid: the sides of the padded input X̃.
-        stride: s.
-        dilation: dil.
-        channels: D_in and D_out.
+    ``channels`` are D_in and D_out.
     """
 
     kernel: Vector
@@ -160,8 +155,8 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
         ),
         from_assumptions(
             "that is a token of the padded grid, for every output o and every tap j",
-            sympy.Ge(query + shift, 0, evaluate=False),
-            sympy.Le(query + shift, last, evaluate=False),
+            ge(query + shift, 0),
+            le(query + shift, last),
         ),
     ]
     return [
@@ -202,18 +197,18 @@ def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """Both factorisations; the second with the heads in another order."""
     w, shifts = case.w, case.shifts
     eye_in, eye_out = (sympy.eye(c) for c in case.channels)
-    wanted = convolution(case, w)
+    expected = convolution(case, w)
     given = [one_hot(case, shift) for shift in shifts]
     order = list(range(1, len(w), 2)) + list(range(0, len(w), 2))[::-1]
     moved = attention(case, [given[h] for h in order], [eye_in] * len(w), [w[h] for h in order])
     return [
         identity(
             f"{case}: with W_val = W_j and W_out = I, one-hot attention (given) is the convolution, entry by entry",
-            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), wanted.flat(), strict=True),
+            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), expected.flat(), strict=True),
         ),
         identity(
             f"{case}: the same with W_val = I and W_out = W_j, heads in the order {order}",
-            *zip(moved.flat(), wanted.flat(), strict=True),
+            *zip(moved.flat(), expected.flat(), strict=True),
         ),
     ]
 
@@ -223,10 +218,10 @@ def _factored_step(case: SymbolicConvolution) -> ProofStep:
     val = [sympy.Matrix(symbols(f"val_{j}", case.channels[0])) for j in range(len(case.taps))]
     out = [sympy.Matrix([symbols(f"out_{j}", case.channels[1])]) for j in range(len(case.taps))]
     given = [one_hot(case, shift) for shift in case.shifts]
-    wanted = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
+    expected = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
     return identity(
         "any other factors W_val W_out = W_j do as well, here with head dimension 1",
-        *zip(attention(case, given, val, out).flat(), wanted.flat(), strict=True),
+        *zip(attention(case, given, val, out).flat(), expected.flat(), strict=True),
     )
 
 

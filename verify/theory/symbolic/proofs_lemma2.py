@@ -3,7 +3,7 @@
 First in d = dims dimensions, then for a vector of symbolic length d at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,10 @@ from verify.theory.symbolic.proof import (
     argued,
     case_split,
     from_assumptions,
+    ge,
+    gt,
     identity,
+    le,
     least_value,
     limits,
     sum_at_most,
@@ -58,12 +61,12 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
         case_split(
             "every other integer shift tau + n scores lower than tau: the maximum is unique",
             premises,
-            [(condition, sympy.Gt(_gap(case, tau), 0, evaluate=False)) for condition, case in cases],
+            [(condition, gt(_gap(case, tau), 0)) for condition, case in cases],
         ),
         case_split(
             "every other integer shift scores lower by at least alpha",
             premises,
-            [(condition, sympy.Ge(_gap(case, tau), alpha, evaluate=False)) for condition, case in cases],
+            [(condition, ge(_gap(case, tau), alpha)) for condition, case in cases],
         ),
         identity("the gap alpha is attained, at each unit vector n", *((_gap(unit, tau), alpha) for unit in units)),
     ]
@@ -134,14 +137,14 @@ def weight_steps(top: Any) -> list[ProofStep | Proof]:
     squeeze = [
         from_assumptions(
             "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
-            sympy.Ge(at_target, least, evaluate=False),
-            sympy.Le(at_target, 1, evaluate=False),
-            sympy.Gt(weight, 0, evaluate=False),
+            ge(at_target, least),
+            le(at_target, 1),
+            gt(weight, 0),
         ),
         from_assumptions(
             "every other weight lies between 0 and e^(-alpha)",
-            sympy.Le(weight_by_loss * at_target, sympy.exp(-alpha), evaluate=False),
-            sympy.Gt(weight * at_target, 0, evaluate=False),
+            le(weight_by_loss * at_target, sympy.exp(-alpha)),
+            gt(weight * at_target, 0),
         ),
     ]
     tend = [
@@ -166,19 +169,20 @@ def weights_tend(top: Any) -> Proof:
 
 
 def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly: the limits of all softmax weights, over all keys of one small grid.
+    """Lemma 2, third part, directly, on one small grid."""
+    return [grid_limits(small_grid(dims), score)]
 
-    Beyond three dimensions the further axes have one key each, so that the grid stays small.
-    """
-    shape = small_grid(dims)
-    positions = list(product(*(range(size) for size in shape)))
+
+def grid_limits(shape: Sequence[int], scored: Callable[[Sequence[Any], Sequence[Any]], Any]) -> ProofStep:
+    """The limits of all softmax weights of the scores (δ, τ), over all keys of a grid."""
+    positions = list(product(*map(range, shape)))
     expected = []
     for query, target in product(positions, positions):
         tau = minus(target, query)
-        scores = [score(minus(key, query), tau) for key in positions]
-        expected += [(weight, int(key == target)) for key, weight in zip(positions, weights(scores), strict=True)]
+        soft = weights([scored(minus(key, query), tau) for key in positions])
+        expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
     statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
-    return [limits(statement, expected, alpha)]
+    return limits(statement, expected, alpha)
 
 
 class SymbolicVector:
@@ -234,22 +238,19 @@ def any_length_steps() -> list[ProofStep | Proof]:
             "than 0 came earlier or comes now, the sum stays at 1 or above, or gets there",
             [earlier | now_above | now_below],
             [
-                (earlier, sympy.Ge(1 + before + square, 1, evaluate=False)),
-                (now_above, sympy.Ge(before + (1 + k) ** 2, 1, evaluate=False)),
-                (now_below, sympy.Ge(before + (-(1 + k)) ** 2, 1, evaluate=False)),
+                (earlier, ge(1 + before + square, 1)),
+                (now_above, ge(before + (1 + k) ** 2, 1)),
+                (now_below, ge(before + (-(1 + k)) ** 2, 1)),
             ],
         ),
         from_assumptions(
             "so every other integer vector scores lower by at least alpha: with sum_i n_i^2 = 1 + s",
-            sympy.Ge(alpha * (1 + before), alpha, evaluate=False),
+            ge(alpha * (1 + before), alpha),
         ),
     ]
     return [
         *_reading_steps(),
-        linear(
-            "v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d",
-            (below, -alpha * (shift * shift - tau * tau)),
-        ),
+        linear("v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d", (below, -alpha * (shift * shift - tau * tau))),
         linear("score(τ) − score(τ + n) = α Σ_i n_i² for all d", (at - beyond, alpha * (n * n))),
         Proof("so for all n ≠ 0, Σ_i n_i² ≥ 1: a gap of at least α", tuple(nonzero)),
         weights_tend(sympy.Symbol("E", positive=True)),
@@ -266,10 +267,7 @@ def _reading_steps() -> list[ProofStep]:
         written.append((whole.subs(SymbolicVector.length, dims).doit(), score(*components)))
     return [
         identity("r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written),
-        argued(
-            "and so for all d: r and v treat each component alike, and their product adds up",
-            whole,
-        ),
+        argued("and so for all d: r and v treat each component alike, and their product adds up", whole),
     ]
 
 

@@ -45,10 +45,7 @@ def _expansion_steps() -> list[ProofStep]:
         sympy.Add(*four(*parts)) for parts in ((at_q, at_q, at_k), (third, fourth, at_k), (u, v, w_pos * r))
     )
     return [
-        identity(
-            "(X_q + P_q) W_qry W_key^T (X_k + P_k)^T is Eq. 5, here D_in = D_k = 2",
-            (eq4, sum(eq5)),
-        ),
+        identity("(X_q + P_q) W_qry W_key^T (X_k + P_k)^T is Eq. 5, here D_in = D_k = 2", (eq4, sum(eq5))),
         identity(
             "of all P Eq. 5 has only a = P_q W_qry (terms 3, 4) and b = W_key^T P_k^T",
             (sum(eq5), named.subs(put((at_q, p_q * w_qry), (at_k, w_key.T * p_k.T)))),
@@ -75,17 +72,12 @@ def _no_identity_steps() -> list[ProofStep]:
         p_q, p_k = (sympy.Matrix([(norm2(x), *x, one)]) for x in (q, k))
         features[dims] = (score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0])
     return [
-        ranks(
-            "on a 3^d grid, τ = (1, …, 1), v·r_δ has rank d + 2: no P_q M P_k^T if D_in < d + 2",
-            *rows,
-        ),
+        ranks("on a 3^d grid, τ = (1, …, 1), v·r_δ has rank d + 2: no P_q M P_k^T if D_in < d + 2", *rows),
         identity(
-            "but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)",
-            *features.values(),
+            "but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)", *features.values()
         ),
         ranks(
-            "that M has rank d + 2, with symbols for τ and α",
-            *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS),
+            "that M has rank d + 2, with symbols for τ and α", *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS)
         ),
     ]
 
@@ -104,10 +96,7 @@ def construction_steps() -> list[ProofStep]:
         reduced.append((eq6[0], -alpha * (norm2(minus(delta, tau)) - norm2(tau))))
         moved.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
     return [
-        identity(
-            "W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0]: Eq. 6 is −α(‖δ − τ‖² − ‖τ‖²) for all δ, τ",
-            *reduced,
-        ),
+        identity("W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0]: Eq. 6 is −α(‖δ − τ‖² − ‖τ‖²) for all δ, τ", *reduced),
         identity("which for all q, k and s is the same at q + s and k + s", *moved),
     ]
 

@@ -14,7 +14,9 @@ from verify.theory.symbolic.proof import (
     argued,
     case_split,
     from_assumptions,
+    ge,
     identity,
+    le,
     least_value,
     sum_at_most,
 )
@@ -42,10 +44,7 @@ def tail_steps() -> list[ProofStep | Proof]:
         case_split(
             "with m (m - 1) >= 0 for every integer m >= 0",
             [zero | above],
-            [
-                (zero, sympy.Ge((_m * (_m - 1)).subs(_m, 0), 0, evaluate=False)),
-                (above, sympy.Ge((_m * (_m - 1)).subs(_m, 1 + _k), 0, evaluate=False)),
-            ],
+            [(zero, ge((_m * (_m - 1)).subs(_m, 0), 0)), (above, ge((_m * (_m - 1)).subs(_m, 1 + _k), 0))],
         ),
     ]
     terms = [
@@ -70,10 +69,7 @@ def tail_steps() -> list[ProofStep | Proof]:
         Proof("n(n − 1) ≥ N(N + 1) + 2(N + 1)m for all N and m ≥ 0, at n = N + 1 + m", tuple(exponents)),
         Proof("so e^(−αn(n−1)) ≤ e^(−αN(N+1)) x^m for all N and m, with x = e^(−2α(N+1)) < 1", tuple(terms)),
         Proof("for all x < 1: 1 + x + x² + … = 1/(1 − x), and no partial sum is more", tuple(series)),
-        argued(
-            "growing, bounded sums have limits: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)",
-            beyond(),
-        ),
+        argued("growing, bounded sums have limits: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)", beyond()),
     ]
 
 
@@ -88,7 +84,7 @@ def tolerance_steps() -> list[ProofStep | Proof]:
         from_assumptions(
             "so theta - 1 <= 2 e^(-alpha)/(1 - e^(-3 alpha)) by the same geometric series, at most (16/7) e^(-alpha) where "
             "e^(-alpha) = 1/(2 + g) <= 1/2",
-            sympy.Le(2 / (1 - y**3), sympy.Rational(16, 7), evaluate=False),
+            le(2 / (1 - y**3), sympy.Rational(16, 7)),
         ),
     ]
     axes = [

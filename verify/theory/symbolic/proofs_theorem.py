@@ -4,7 +4,7 @@ from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, from_assumptions, identity, limits, sum_at_most
+from verify.theory.symbolic.proof import Proof, ProofStep, from_assumptions, ge, identity, le, limits, sum_at_most
 from verify.theory.symbolic.proofs_lemma1 import (
     SymbolicConvolution,
     attention,
@@ -26,11 +26,7 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     hot = [one_hot(case, shift) for shift in case.shifts]
     flat = [weight for head in soft for row in head for weight in row]
     expected = list(zip(flat, [entry for head in hot for entry in head.flat()], strict=True))
-    limit_step = limits(
-        f"{case.sides}: {len(expected)} weights of the code tend to one-hot",
-        expected,
-        alpha,
-    )
+    limit_step = limits(f"{case.sides}: {len(expected)} weights of the code tend to one-hot", expected, alpha)
     value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
     eye, w = sympy.eye(case.channels[1]), case.w
@@ -52,7 +48,8 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
 
 def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
-    p = [sympy.Matrix(len(case.queries), len(case.tokens), _probabilities(case, h)) for h in range(len(case.taps))]
+    queries, tokens = len(case.queries), len(case.tokens)
+    p = [sympy.Matrix(queries, tokens, lambda q, k, h=h: sympy.Symbol(f"P_{h}_{q}_{k}")) for h in range(len(case.taps))]
     w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
     hot = [one_hot(case, shift) for shift in case.shifts]
     difference = attention(case, p, w, [eye] * len(w)) - convolution(case, w)
@@ -68,16 +65,12 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     term = sympy.Symbol("t", nonnegative=True)
     rest = sympy.Symbol("r", nonnegative=True)
     terms = [
-        from_assumptions(
-            "|c t| <= C B where |c| <= C and |t| <= B",
-            sympy.Le(c * t, size * most, evaluate=False),
-            sympy.Ge(c * t, -size * most, evaluate=False),
-        ),
+        from_assumptions("|c t| <= C B where |c| <= C and |t| <= B", le(c * t, size * most), ge(c * t, -size * most)),
         from_assumptions(
             "by Lemma 2 every |P - one-hot| <= S, S the other keys' exponentials over the target's: 1 - 1/(1 + S) <= S at "
             "the target, and s/(1 + S) <= S elsewhere, s one of the terms of S = s + r",
-            sympy.Le(1 - 1 / (1 + total), total, evaluate=False),
-            sympy.Le(term / (1 + term + rest), term + rest, evaluate=False),
+            le(1 - 1 / (1 + total), total),
+            le(term / (1 + term + rest), term + rest),
         ),
         sum_at_most(
             "N terms of at most C S each add up to at most N C S", constant * total, count * constant * total, count
@@ -95,8 +88,7 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
         ),
         Proof("for all |X W_h| ≤ C that is ≤ N_h T C (T − 1) e^(−α) → 0", tuple(terms)),
         Proof(
-            "a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less",
-            tuple(_finite_steps(leak, bound)),
+            "a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less", tuple(_finite_steps(leak, bound))
         ),
     ]
 
@@ -116,8 +108,8 @@ def _finite_steps(leak: Any, bound: Any) -> list[ProofStep]:
         ),
         from_assumptions(
             "and |X_k - X_target| <= 2M where |X| <= M, so by at most 2 epsilon M if epsilon = sum_k p_k leaks",
-            sympy.Le((bound - high) - (-bound + low), 2 * bound, evaluate=False),
-            sympy.Ge((-bound + low) - (bound - high), -2 * bound, evaluate=False),
+            le((bound - high) - (-bound + low), 2 * bound),
+            ge((-bound + low) - (bound - high), -2 * bound),
         ),
         identity(
             "which is attained: M at the target, -M elsewhere",
@@ -127,7 +119,3 @@ def _finite_steps(leak: Any, bound: Any) -> list[ProofStep]:
             ),
         ),
     ]
-
-
-def _probabilities(case: SymbolicConvolution, head: int) -> list[sympy.Symbol]:
-    return [sympy.Symbol(f"P_{head}_{q}_{k}") for q in range(len(case.queries)) for k in range(len(case.tokens))]
