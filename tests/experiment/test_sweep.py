@@ -19,9 +19,8 @@ from torch import nn
 from verify.__main__ import main
 from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
-from verify.experiment.sweep.random_layers import RandomLayers
 from verify.experiment.sweep.results import COLUMNS, Results, Row, key_of
-from verify.experiment.sweep.sweeping import BATCH, Random
+from verify.experiment.sweep.sweeping import Random
 
 
 def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
@@ -57,7 +56,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(client: Any, tasks: Any, seconds: float, receive: Any) -> None:
         waiting = list(tasks)
         while waiting:
-            waiting += receive(waiting[0], *cluster.execute(waiting.pop(0), seconds))
+            task = waiting.pop(0)
+            (results,), name, _ = cluster.execute([task], seconds)
+            waiting += receive(task, results, name)
 
     monkeypatch.setattr(sweeping, "cluster", no_cluster)
     monkeypatch.setattr(sweeping, "addresses_of", lambda client: {"here"})
@@ -130,14 +131,11 @@ def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
 # ---- tasks -------------------------------------------------------------------------------------------------------------------
 
 
-def test_random_layers_come_in_batches_without_those_that_are_done():
+def test_random_layers_are_tasks_but_those_that_are_done():
     done = {key_of("random", seed, "") for seed in (7, 8, 30)}
     what = Random(5, 60)
-    batches = [task.seeds for task in what.tasks(done)]
-    assert [seed for batch in batches for seed in batch] == [s for s in range(5, 65) if s not in (7, 8, 30)]
-    assert {len(batch) for batch in batches[:-1]} == {BATCH}
+    assert [task.seed for task in what.tasks(done)] == [s for s in range(5, 65) if s not in (7, 8, 30)]
     assert what.left(done) == 57
-    assert RandomLayers((1, 2)).parts() == [RandomLayers((1,)), RandomLayers((2,))]
 
 
 def test_a_network_is_a_task_for_each_layer(network: Path):
@@ -337,7 +335,7 @@ def test_a_scheduler_that_goes_ends_the_sweep_in_one_line(tmp_path: Path):
         start("worker", address, *host, *dashboard, "--nthreads", "1", "--nworkers", "2")
         time.sleep(5)
         with running(tmp_path, "--random", "2000", "--scheduler", address) as process:
-            until(lambda: some_rows(tmp_path))
+            until(lambda: some_rows(tmp_path), 240)  # the workers import torch first
             scheduler.kill()
             _, err = process.communicate(timeout=120)
     assert process.returncode == 2

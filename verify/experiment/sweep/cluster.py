@@ -1,6 +1,7 @@
 """Runs tasks on a cluster of Dask, with a time limit, retries, and no result lost or counted twice.
 
-A worker does one task at a time, and no second one waits at it, so that a worker that dies takes one task with it.
+To hand work over takes some 0.05 s of processor time, so a worker is given short tasks by the batch; no second batch waits at it,
+so that a worker that dies takes one with it.
 """
 
 import faulthandler
@@ -11,10 +12,10 @@ import socket
 import threading
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ from verify.experiment.sweep.results import Row
 
 TRIES = 3
 """Of a task, before its rows say that it failed."""
+BATCH_SECONDS, MOST = 1.0, 256
+"""Of work in a batch, about; and tasks in it at most."""
 
 QUIET = {
     "distributed.scheduler.allowed-failures": 0,  # the tries are counted here
@@ -54,10 +57,6 @@ class Task(Protocol):
         """Rows, and further tasks that follow from it."""
         ...
 
-    def parts(self) -> "list[Any]":
-        """The same work in the smallest tasks."""
-        ...
-
     def failed(self, why: str) -> list[Row]:
         """The rows of the task if it does not come back."""
         ...
@@ -68,21 +67,23 @@ def dask_setup(worker: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def execute(task: Task, seconds: float) -> tuple[list[Any], str]:
-    """Run a task in a worker: its results, and the worker's name.
+def execute(tasks: Sequence[Task], seconds: float) -> tuple[list[list[Any]], str, float]:
+    """Run a batch in a worker: the results of each task, the worker's name, and the seconds that it took.
 
-    A task that takes longer ends its process; a thread of C does that, so that no code can hold it up.
+    A task that takes longer than ``seconds`` ends its process; a thread of C does that, so that no code can hold it up.
     """
+    results, start = [], time.monotonic()
     with _one_at_a_time, warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
         warnings.simplefilter("ignore")
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
-        try:
-            results = list(task.run())
-        except Exception as error:  # of this task alone
-            results = task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    return results, f"{socket.gethostname()}:{os.getpid()}"
+        for task in tasks:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+            try:
+                results.append(list(task.run()))
+            except Exception as error:  # of this task alone
+                results.append(task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]))
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+    return results, f"{socket.gethostname()}:{os.getpid()}", time.monotonic() - start
 
 
 @contextmanager
@@ -129,9 +130,8 @@ def addresses_of(client: Any) -> set[str]:
 def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
     """Run tasks, and those that follow from them, and hand over the results of each as they come.
 
-    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in its smallest
-    parts; after three tries its rows say so.  ``receive`` gets a task, its results and the worker's name, and returns
-    further tasks.
+    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in a batch of its own;
+    after three tries its rows say so.  ``receive`` gets a task, its results and the worker's name, and returns further tasks.
 
     Raises:
         SchedulerLost: the scheduler has gone.
@@ -143,44 +143,57 @@ def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive)
 
 
 def _run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
-    waiting, rest, numbers, done = deque[tuple[Any, int]](), iter(tasks), count(), as_completed()
-    running: dict[Any, tuple[Any, int, str]] = {}
+    waiting, rest, numbers, done = list[tuple[Task, int]](), iter(tasks), count(), as_completed()
+    running: dict[Any, tuple[list[Task], int, str]] = {}
     workers, looked = addresses_of(client), time.monotonic()
-    before: dict[str, object] = {}  # worker → group of its last task
+    opened: dict[str, object] = {}  # worker → group of its last batch
+    size = 1
 
-    def next_for(worker: str) -> tuple[Any, int]:
-        """Of the group that the worker has open, else the first of another, else any that waits."""
-        own = next((one for one in waiting if one[0].group == before.get(worker)), None)
-        if own is None and (new := next(rest, None)) is not None:
-            return new, 1
-        own = own or (waiting[0] if waiting else None)
-        if own is None:
-            return None, 0
-        waiting.remove(own)
-        return own
+    def next_for(worker: str) -> tuple[list[Task], int]:
+        """Tasks of the group that the worker has open, else of one that no worker has, else of any; and which try it is."""
+        nonlocal waiting
+        if len(waiting) < size:
+            waiting.extend((task, 1) for task in islice(rest, size))
+        if not waiting:
+            return [], 0
+        own, others = opened.get(worker), set(opened.values())
+        first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
+        batch = [first]
+        if tries == 1:
+            alike = [task for task, tries in waiting if task.group == first.group and tries == 1]
+            batch = alike[: min(size, ceil(len(alike) / len(workers)))]
+        given = set(map(id, batch))
+        waiting = [entry for entry in waiting if id(entry[0]) not in given]
+        return batch, tries
 
     while True:
         for worker in workers - {busy for _, _, busy in running.values()}:
-            task, tries = next_for(worker)
-            if task is None:
+            batch, tries = next_for(worker)
+            if not batch:
                 break
-            before[worker] = task.group
+            opened[worker] = batch[0].group
             options: dict[str, Any] = {"workers": [worker], "allow_other_workers": True, "pure": False}
-            future = client.submit(execute, task, seconds, key=f"task-{next(numbers)}", **options)
-            running[future] = task, tries, worker
+            future = client.submit(execute, batch, seconds, key=f"batch-{next(numbers)}", **options)
+            running[future] = batch, tries, worker
             done.add(future)
         if running:
             future = next(done)
-            task, tries, _ = running.pop(future)
-            if future.status == "finished":
-                waiting.extend((follower, 1) for follower in receive(task, *future.result()))
-            elif future.status != "error":
-                raise SchedulerLost("the scheduler has gone")
-            elif tries < TRIES:
-                waiting.extend((part, tries + 1) for part in task.parts())
-            else:
-                receive(task, task.failed(f"its worker died or took longer than {seconds:g} s, {TRIES} times"), "")
+            batch, tries, _ = running.pop(future)
             died = future.status == "error"
+            if future.status == "finished":
+                results, name, spent = future.result()
+                for task, of_task in zip(batch, results, strict=True):
+                    waiting.extend((follower, 1) for follower in receive(task, of_task, name))
+                size = max(1, min(2 * len(batch), int(len(batch) * BATCH_SECONDS / max(spent, 1e-3)), MOST))
+            elif not died:
+                raise SchedulerLost("the scheduler has gone")
+            else:
+                for task in batch:
+                    if tries < TRIES:
+                        waiting.append((task, tries + 1))
+                    else:
+                        why = f"its worker died or took longer than {seconds:g} s, {TRIES} times"
+                        receive(task, task.failed(why), "")
             future.release()
         elif not waiting and workers:
             return  # the loop above found nothing more

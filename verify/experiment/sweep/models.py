@@ -70,10 +70,6 @@ class Network:
             content = digest(survey.convertible[path], ("weight", "bias"))
             yield NetworkLayer(self, path, grid, bound, content)
 
-    def parts(self) -> list["Network"]:
-        """The same again."""
-        return [self]
-
     def failed(self, why: str) -> list[Row]:
         """The row of a network that could not be opened."""
         return [self._row("", error=why)]
@@ -146,10 +142,6 @@ class NetworkLayer:
             **described(conv, check.grid),
             **facts,
         )
-
-    def parts(self) -> list["NetworkLayer"]:
-        """The same again."""
-        return [self]
 
     def failed(self, why: str) -> list[Row]:
         """The row of a layer whose task did not come back."""

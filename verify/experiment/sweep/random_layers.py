@@ -8,7 +8,7 @@ raw numbers (:mod:`verify.experiment.sweep.exactly`).
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -319,27 +319,16 @@ def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> 
 
 
 @dataclass(frozen=True)
-class RandomLayers:
-    """A task of the cluster: the layers of some seeds."""
+class SeededLayer:
+    """A task of the cluster: the layer of a seed."""
 
-    seeds: tuple[int, ...]
+    seed: int
     group: None = None
 
-    def run(self) -> Iterator[Row]:
-        """The rows of all seeds."""
-        for seed in self.seeds:
-            try:
-                yield from judged(seed)
-            except Exception as error:  # a crash on one layer is a result too
-                yield self._row(seed, f"{type(error).__name__}: {error}")
-
-    def parts(self) -> list["RandomLayers"]:
-        """The same layers, each in a task of its own."""
-        return [RandomLayers((seed,)) for seed in self.seeds]
+    def run(self) -> list[Row]:
+        """Its rows."""
+        return judged(self.seed)
 
     def failed(self, why: str) -> list[Row]:
-        """The rows of a task that did not come back."""
-        return [self._row(seed, why) for seed in self.seeds]
-
-    def _row(self, seed: int, error: str) -> Row:
-        return Row(key_of("random", seed, ""), "random", f"seed {seed}", error=error)
+        """The row of a task that crashed, which is a result too, or did not come back."""
+        return [Row(key_of("random", self.seed, ""), "random", f"seed {self.seed}", error=why)]

@@ -19,11 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from verify.experiment.sweep.cluster import SchedulerLost, Task, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
 from verify.experiment.sweep.models import Network
-from verify.experiment.sweep.random_layers import RandomLayers
+from verify.experiment.sweep.random_layers import SeededLayer
 from verify.experiment.sweep.results import Results, Row, key_of
 
-BATCH = 25
-"""Random layers in one task, which takes about a second."""
 EVERY = 30.0
 """Seconds between two lines of progress, where there is no terminal."""
 
@@ -35,11 +33,11 @@ class Random:
     first: int
     number: int
 
-    def tasks(self, done: set[str]) -> Iterator[RandomLayers]:
-        """Those whose rows are not there yet, in batches."""
-        seeds = (seed for seed in range(self.first, self.first + self.number) if self._key(seed) not in done)
-        while batch := tuple(seed for _, seed in zip(range(BATCH), seeds, strict=False)):
-            yield RandomLayers(batch)
+    def tasks(self, done: set[str]) -> Iterator[SeededLayer]:
+        """Those whose rows are not there yet."""
+        for seed in range(self.first, self.first + self.number):
+            if self._key(seed) not in done:
+                yield SeededLayer(seed)
 
     def left(self, done: set[str]) -> int:
         """How many they are."""
