@@ -4,7 +4,7 @@
 
 A ratio is that of two medians, each the faster of two memory layouts; behind it stand the quartiles of the ratios, round by
 round, and before it the time that neither could be faster than here: arithmetic at the rate of a large product, memory at that
-of a copy, both measured in the same run.  Nothing is asserted; targets are printed beside what was seen.
+of a copy, both measured in the same run.  Nothing is asserted; targets are printed beside the measurements.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from benchmarks import executions, layers, networks, rows
 from benchmarks.timing import Floor, clock_of
 
-SECTIONS: dict[str, Callable[[Floor], rows.Found]] = layers.SECTIONS | networks.SECTIONS | executions.SECTIONS
+SECTIONS: dict[str, Callable[[Floor], rows.Section]] = layers.SECTIONS | networks.SECTIONS | executions.SECTIONS
 WITH_MORE_THREADS = ("single", "networks")
 """Sections that are repeated for every number of threads but the first, unless sections are named."""
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="default: 1 2")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write everything that was seen")
+    parser.add_argument("--json", type=Path, help="write all measurements")
     parser.add_argument("--plot", type=Path, help="draw cost against tokens, with the fitted exponent (section growth)")
     options = parser.parse_args()
     unknown = [name for name in options.sections if name not in SECTIONS]
@@ -38,7 +38,7 @@ def main() -> None:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     device = torch.device(options.device)
     where = f"torch {torch.__version__}, {rows.machine(device)}"
-    done: list[rows.Found] = []
+    done: list[rows.Section] = []
     started = time.strftime("%Y-%m-%d %H:%M")
     for number, threads in enumerate(options.threads):
         torch.set_num_threads(threads)
@@ -48,23 +48,25 @@ def main() -> None:
         )
         for name in options.sections or (SECTIONS if number == 0 else WITH_MORE_THREADS):
             torch.manual_seed(0)
-            found = SECTIONS[name](floor)
-            found.title += f" ({threads} thread{'s' * (threads > 1)})"
-            rows.show(found)
-            done.append(found)
+            section = SECTIONS[name](floor)
+            section.title += f" ({threads} thread{'s' * (threads > 1)})"
+            rows.show(section)
+            done.append(section)
             if name == "growth" and options.plot is not None:
-                draw(options.plot, found, f"64→64 channels, 3×3; {where}, {threads} thread{'s' * (threads > 1)}")
-    figures = [rows.verdict(f"{found.title}: {name}", *pair) for found in done for name, pair in found.figures.items()]
+                draw(options.plot, section, f"64→64 channels, 3×3; {where}, {threads} thread{'s' * (threads > 1)}")
+    figures = [
+        rows.verdict(f"{section.title}: {name}", *pair) for section in done for name, pair in section.figures.items()
+    ]
     print("\n" + "\n".join(figures))
     if options.json is not None:
         rows.write(options.json, {"where": where, "started": started, "device": str(device)}, done)
 
 
-def draw(path: Path, found: rows.Found, what: str) -> None:
+def draw(path: Path, section: rows.Section, what: str) -> None:
     """Cost against tokens."""
     from verify.plots.costs import cost_figure
 
-    cost_figure(executions.series(found), what).savefig(path)
+    cost_figure(executions.series(section), what).savefig(path)
     print(f"  drawn: {path}")
 
 

@@ -73,20 +73,20 @@ def measured(workers: Sequence[Worker], network: str, rounds: int, layouts: Sequ
         for worker in workers:
             calls = worker.ask(layer=[network, number])
         assert isinstance(calls, list)
-        seen: dict[str, Rounds] = {call: [[] for _ in workers] for call in calls}
+        times_of: dict[str, Rounds] = {call: [[] for _ in workers] for call in calls}
         for turn in range(rounds + 1):
-            for call, times in seen.items():
+            for call, times in times_of.items():
                 for each, worker in sorted(enumerate(workers), reverse=bool(turn % 2)):
                     times[each].append(float(worker.ask(call=call)))  # type: ignore[arg-type]
         for kind, sums in total.items():
             best = []
             for each in range(len(workers)):
-                ways = [
+                layouts_of_call = [
                     times[each][1:]
-                    for call, times in seen.items()
+                    for call, times in times_of.items()
                     if call.endswith(kind) and (not layouts or call.split()[0] in layouts)
                 ]
-                best.append(min(ways, key=statistics.median))
+                best.append(min(layouts_of_call, key=statistics.median))
                 sums[each] = [a + count * b for a, b in zip(sums[each], best[-1], strict=True)]
             if os.environ.get("EACH"):
                 each_ratio = statistics.median(b / a for a, b in zip(best[0], best[-1], strict=True))

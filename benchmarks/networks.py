@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import construct
 from benchmarks.layers import FORMATS
-from benchmarks.rows import Found, Row
+from benchmarks.rows import Row, Section
 from benchmarks.shapes import conv1d_stack, r3d_block, resnet18, resnet50
 from benchmarks.timing import Call, Floor, interleaved
 
@@ -39,22 +39,22 @@ def _call(module: nn.Module, x: Tensor) -> Call:
     return forward
 
 
-def networks(floor: Floor) -> Found:
+def networks(floor: Floor) -> Section:
     """Whole forwards."""
-    found = Found("whole networks, forward")
-    made: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
+    section = Section("whole networks, forward")
+    rows: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
         ("ResNet-18 at 224×224", resnet18, (1, 3, 224, 224)),
         ("ResNet-50 at 224×224", resnet50, (1, 3, 224, 224)),
         ("10 Conv1d of 64 channels, dilated, at 4096", conv1d_stack, (1, 64, 4096)),
         ("a block of r3d-18 at 8×56×56", r3d_block, (1, 64, 8, 56, 56)),
     ]
-    for name, make, shape in made:
+    for name, make, shape in rows:
         row, apart = compared(name, make(), torch.randn(shape), floor.device)
-        found.rows.append(row)
-        found.told.append(f"{name}: the outputs differ by {apart:.1e} of the greatest")
+        section.rows.append(row)
+        section.notes.append(f"{name}: the outputs differ by {apart:.1e} of the greatest")
         if name.startswith("ResNet-50"):
-            found.judge("ResNet-50 as a whole", row.ratio, 1.0)
-    return found
+            section.judge("ResNet-50 as a whole", row.ratio, 1.0)
+    return section
 
 
-SECTIONS: dict[str, Callable[[Floor], Found]] = {"networks": networks}
+SECTIONS: dict[str, Callable[[Floor], Section]] = {"networks": networks}

@@ -45,24 +45,24 @@ class Row:
 
 
 @dataclass
-class Found:
-    """What one section found.
+class Section:
+    """What one section measured.
 
     Attributes:
         title: of the section.
         rows: comparisons.
-        told: sentences with other figures.
-        figures: name → (what was seen, what it should be at most, or at least where the name says so).
+        notes: sentences with other figures.
+        figures: name → (measured, target: at most, or at least where the name says so).
     """
 
     title: str
     rows: list[Row] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
-    def judge(self, name: str, seen: float, target: float | None) -> None:
+    def judge(self, name: str, value: float, target: float | None) -> None:
         """Note a figure that has a target."""
-        self.figures[name] = seen, target
+        self.figures[name] = value, target
 
     def by_time(self, name: str, target: float | None, rows: Iterable[Row] | None = None) -> None:
         """The ratio of all the time that the layers of a network take."""
@@ -79,27 +79,27 @@ class Found:
         self.judge(name, math.prod(row.ratio for row in self.rows) ** (1 / len(self.rows)), target)
 
 
-def verdict(name: str, seen: float, target: float | None) -> str:
+def verdict(name: str, value: float, target: float | None) -> str:
     """A figure beside its target."""
     if target is None:
-        return f"{name}: {seen:.3g}"
-    met = seen >= target if "at least" in name else seen <= target
-    return f"{name}: {seen:.3g} (target {target:g}: {'met' if met else 'MISSED'})"
+        return f"{name}: {value:.3g}"
+    met = value >= target if "at least" in name else value <= target
+    return f"{name}: {value:.3g} (target {target:g}: {'met' if met else 'MISSED'})"
 
 
-def show(found: Found) -> None:
+def show(section: Section) -> None:
     """Print a section."""
-    print(f"\n{found.title}")
-    for row in found.rows:
+    print(f"\n{section.title}")
+    for row in section.rows:
         floor = f"   floor {row.floor * 1e3:8.3f}" if row.floor is not None else ""
         low, high = row.spread
         times = f" ×{row.count}" if row.count > 1 else ""
         figures = f"convolution {row.theirs * 1e3:9.3f}   attention {row.ours * 1e3:9.3f} ms{floor}"
         print(f"  {row.name + times:44s} {figures}   {row.ratio:5.2f}  ({low:.2f} to {high:.2f})")
-    for line in found.told:
+    for line in section.notes:
         print(f"  {line}")
-    for name, (seen, target) in found.figures.items():
-        print(f"  {verdict(name, seen, target)}")
+    for name, (value, target) in section.figures.items():
+        print(f"  {verdict(name, value, target)}")
 
 
 def machine(device: torch.device) -> str:
@@ -114,15 +114,15 @@ def machine(device: torch.device) -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
 
 
-def write(path: Path, heads: dict[str, Any], sections: Iterable[Found]) -> None:
-    """Everything that was seen, as JSON."""
-    told = [
+def write(path: Path, heads: dict[str, Any], sections: Iterable[Section]) -> None:
+    """All sections, as JSON."""
+    content = [
         {
-            "title": found.title,
-            "rows": [asdict(row) | {"ratio": row.ratio} for row in found.rows],
-            "told": found.told,
-            "figures": {name: {"seen": seen, "target": target} for name, (seen, target) in found.figures.items()},
+            "title": section.title,
+            "rows": [asdict(row) | {"ratio": row.ratio} for row in section.rows],
+            "notes": section.notes,
+            "figures": {name: {"value": value, "target": target} for name, (value, target) in section.figures.items()},
         }
-        for found in sections
+        for section in sections
     ]
-    path.write_text(json.dumps(heads | {"sections": told}, indent=1) + "\n")
+    path.write_text(json.dumps(heads | {"sections": content}, indent=1) + "\n")

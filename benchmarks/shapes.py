@@ -111,6 +111,16 @@ class Basic(nn.Module):
         return (self.norms[1](self.second(y)) + self.shortcut(x)).relu()
 
 
+def pitch() -> nn.Sequential:
+    """The sizes of CREPE's small pitch network: six 1-D convolutions, of 512 and 64 taps, on 1024 samples."""
+    layers, channels = list[nn.Module](), (1, 128, 16, 16, 16, 32, 64)
+    for before, after in itertools.pairwise(channels):
+        size, stride, pad = (512, 4, (254, 254)) if before == 1 else (64, 1, (31, 32))
+        layers += [nn.ConstantPad1d(pad, 0), nn.Conv1d(before, after, size, stride)]
+        layers += [nn.ReLU(), nn.BatchNorm1d(after), nn.MaxPool1d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 360))
+
+
 def resnet18() -> nn.Module:
     """The network, with random weights."""
     parts: list[nn.Module] = [
