@@ -56,7 +56,7 @@ class Task(Protocol):
 
     def parts(self) -> "list[Any]":
         """The same work in the smallest tasks."""
-        ...
+        return [self]
 
     def failed(self, why: str) -> list[Row]:
         """The rows of the task if it does not come back."""

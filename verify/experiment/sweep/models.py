@@ -25,6 +25,7 @@ from construct.errors import BadModelFile, one_line
 from construct.files.reading import read
 from construct.network import Survey, unwrapped
 from verify.argument.verdicts import certify_layer, power_of_two_above
+from verify.experiment.sweep.cluster import Task
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
@@ -35,7 +36,7 @@ Given = tuple[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Task):
     """A network to certify: a task that lists its layers.
 
     Attributes:
@@ -70,10 +71,6 @@ class Network:
             content = digest(survey.convertible[path], ("weight", "bias"))
             yield NetworkLayer(self, path, grid, bound, content)
 
-    def parts(self) -> list["Network"]:
-        """The same again."""
-        return [self]
-
     def failed(self, why: str) -> list[Row]:
         """The row of a network that could not be opened."""
         return [self._row("", error=why)]
@@ -94,7 +91,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class NetworkLayer:
+class NetworkLayer(Task):
     """A layer of a network: a task that certifies it, on the largest grid that it is given there, for inputs up to a bound.
 
     ``bound`` is the power of two above its inputs, ``digest`` that of the convolution.
@@ -146,10 +143,6 @@ class NetworkLayer:
             **described(conv, check.grid),
             **facts,
         )
-
-    def parts(self) -> list["NetworkLayer"]:
-        """The same again."""
-        return [self]
 
     def failed(self, why: str) -> list[Row]:
         """The row of a layer whose task did not come back."""
