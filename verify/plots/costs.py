@@ -4,7 +4,7 @@ import json
 import math
 import os
 import statistics
-import time
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,14 +119,9 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
 
 
 def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
-    times = []
     with torch.no_grad():
         layer(x)
-        for _ in range(rounds):
-            started = time.perf_counter()
-            layer(x)
-            times.append(time.perf_counter() - started)
-    return min(times)
+        return min(timeit.repeat(lambda: layer(x), number=1, repeat=rounds))
 
 
 def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
