@@ -234,19 +234,11 @@ def winograd_may_run(conv: Any) -> bool:
 def reduced_precision() -> list[tuple[Any, str, Any]]:
     """The settings of torch under which products may be less precise than their format: (where, name, full precision)."""
     backends: Any = torch.backends
-    settings = []
-    for where in (
-        backends,
-        *(
-            backends.cuda.matmul,
-            backends.cudnn,
-            getattr(backends.cudnn, "conv", None),
-            getattr(backends.cudnn, "rnn", None),
-        ),
-        *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
-    ):
-        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
-            settings.append((where, "fp32_precision", "ieee"))
+    places = [backends, backends.cuda.matmul]
+    for library, parts in ((backends.cudnn, ("conv", "rnn")), (backends.mkldnn, ("matmul", "conv"))):
+        places += [library, *(getattr(library, part, None) for part in parts)]
+    reduced = (where for where in places if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"))
+    settings: list[tuple[Any, str, Any]] = [(where, "fp32_precision", "ieee") for where in reduced]
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
             settings.append((backends.cuda.matmul, name, False))

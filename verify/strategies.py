@@ -285,13 +285,12 @@ class _Axis(NamedTuple):
 
 def _axes_of(conv: Any) -> list[_Axis]:
     d, axes = conv.weight.dim() - 2, []
-    padding = (0,) * d if isinstance(conv.padding, str) else per_axis(conv.padding, d)
-    for i, kernel in enumerate(conv.weight.shape[2:]):
-        span = per_axis(conv.dilation, d)[i] * (kernel - 1)
-        p = padding[i]
+    padding = 0 if isinstance(conv.padding, str) else conv.padding
+    stated = (per_axis(value, d) for value in (conv.stride, conv.dilation, padding, conv.output_padding))
+    for kernel, stride, dilation, p, extra in zip(conv.weight.shape[2:], *stated, strict=True):
+        span = dilation * (kernel - 1)
         if conv.transposed:
-            extra = per_axis(conv.output_padding, d)[i]
-            axes.append(_Axis(per_axis(conv.stride, d)[i], span - p, span - p + extra, span))
+            axes.append(_Axis(stride, span - p, span - p + extra, span))
         elif conv.padding == "same":
             axes.append(_Axis(1, span // 2, span - span // 2, span))
         else:
