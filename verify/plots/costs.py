@@ -8,7 +8,7 @@ import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,11 +16,8 @@ from construct.attention import MHSA
 from verify.argument.documents import replace_file
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
-from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
+from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
 from verify.recheck.arrays import strict_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
@@ -124,7 +121,7 @@ def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
         return min(timeit.repeat(lambda: layer(x), number=1, repeat=rounds))
 
 
-def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
+def cost_figure(series: Sequence[Series], what: str = "") -> Figure:
     """Draw times against tokens on logarithmic axes, with the fitted power law of each series.
 
     Args:
