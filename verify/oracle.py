@@ -7,7 +7,7 @@ integers, fractions) the result is exact; on float64 it is as good as float64.
 Also the settings of torch under which arithmetic is as precise as its format.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,21 +45,16 @@ class Convolution:
     def read(cls, conv: Any, weight: np.ndarray | None = None) -> "Convolution":
         """The raw fields of a torch convolution, numbers as float64; of its weight, where it was read already."""
         dims = conv.weight.dim() - 2
-
-        def vector(value: Any) -> tuple[int, ...]:
-            values = (value,) if isinstance(value, int) else tuple(value)
-            return values * dims if len(values) == 1 else values
-
         return cls(
             weight=float64(conv.weight) if weight is None else weight,
             bias=None if conv.bias is None else float64(conv.bias),
-            stride=vector(conv.stride),
-            padding=conv.padding if isinstance(conv.padding, str) else vector(conv.padding),
-            dilation=vector(conv.dilation),
+            stride=per_axis(conv.stride, dims),
+            padding=conv.padding if isinstance(conv.padding, str) else per_axis(conv.padding, dims),
+            dilation=per_axis(conv.dilation, dims),
             groups=conv.groups,
             padding_mode=conv.padding_mode,
             transposed=conv.transposed,
-            output_padding=vector(conv.output_padding),
+            output_padding=per_axis(conv.output_padding, dims),
         )
 
     def reaching(self, size: tuple[int, ...], output: tuple[int, ...]) -> "Convolution":
@@ -196,6 +191,12 @@ class Convolution:
         return mask
 
 
+def per_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """One number an axis; torch reads one number, also one in a list, for all axes."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
 def float64(tensor: torch.Tensor) -> np.ndarray:
     """The numbers of a tensor, exactly; a lazy negation (``torch.Tensor.is_neg``) is resolved."""
     return tensor.detach().cpu().resolve_neg().double().numpy()
@@ -233,19 +234,11 @@ def winograd_may_run(conv: Any) -> bool:
 def reduced_precision() -> list[tuple[Any, str, Any]]:
     """The settings of torch under which products may be less precise than their format: (where, name, full precision)."""
     backends: Any = torch.backends
-    settings = []
-    for where in (
-        backends,
-        *(
-            backends.cuda.matmul,
-            backends.cudnn,
-            getattr(backends.cudnn, "conv", None),
-            getattr(backends.cudnn, "rnn", None),
-        ),
-        *(backends.mkldnn, getattr(backends.mkldnn, "matmul", None), getattr(backends.mkldnn, "conv", None)),
-    ):
-        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"):
-            settings.append((where, "fp32_precision", "ieee"))
+    places = [backends, backends.cuda.matmul]
+    for library, parts in ((backends.cudnn, ("conv", "rnn")), (backends.mkldnn, ("matmul", "conv"))):
+        places += [library, *(getattr(library, part, None) for part in parts)]
+    reduced = (where for where in places if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"))
+    settings: list[tuple[Any, str, Any]] = [(where, "fp32_precision", "ieee") for where in reduced]
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
             settings.append((backends.cuda.matmul, name, False))

@@ -160,8 +160,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # name the file that was asked for, not the temporary
+        if isinstance(error, OSError) and error.errno is not None:
+            # Name the file that was asked for, not the temporary one.
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise

@@ -273,16 +273,10 @@ def heaviest_channels(conv: Convolution, count: int) -> list[int]:
 
 def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:
     """±1 such that the output of ``channel`` in the middle of its grid adds up |W|: (D_in, *grid)."""
-    kernel, inputs = _channel_kernel(conv, channel)
+    group, o = divmod(channel, len(conv.sizes) // conv.groups)
+    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)  # that the channel reads
+    kernel = conv.weight[inputs, o] if conv.transposed else conv.weight[channel]  # (D_in/groups, *K)
     x = np.ones((conv.in_channels, *grid))
     for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
         x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)
     return x
-
-
-def _channel_kernel(conv: Convolution, channel: int) -> tuple[np.ndarray, slice]:
-    """The kernel of one output channel, (D_in/groups, *K), and the input channels that it reads."""
-    d_in, d_out = conv.contraction, len(conv.sizes) // conv.groups
-    group, o = divmod(channel, d_out)
-    inputs = slice(group * d_in, (group + 1) * d_in)
-    return conv.weight[inputs, o] if conv.transposed else conv.weight[channel], inputs

@@ -219,8 +219,7 @@ def _axis_candidates(
         if most is None or taps <= most:
             yield _AxisField(low, taps, step, stride)
         else:
-            start, kernel, dilation = _strongest(energies, most)
-            yield _AxisField(start, kernel, dilation, stride)
+            yield _AxisField(*_strongest(energies, most), stride)
 
 
 def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:

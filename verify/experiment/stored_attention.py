@@ -56,16 +56,7 @@ class _Inert:
 
 
 def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Module:
-    """Read an attention layer.
-
-    Args:
-        path: ``model.mhsa.pt``, a safetensors file of this project, or a stock attention written by ``torch.save``.
-        name: the layer's path in the network; only needed if the file holds several layers.
-
-    Raises:
-        ValueError: the file is malformed or holds no such layer, or several and no name was given.
-        OSError: it cannot be read.
-    """
+    """Read an attention layer: as `verify.plots.stored_layer.layer_in` does, or a stock one written by ``torch.save``."""
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file")
     stock = _stock_in(path) if name is None else None

@@ -14,22 +14,10 @@ import numpy as np
 import torch
 
 from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
-from verify.layers.reparametrized import CONVOLUTIONS, base_of, plain_convolution
+from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
 from verify.oracle import Convolution
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
-GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "padding_mode",
-    "dilation",
-    "groups",
-    "transposed",
-    "output_padding",
-)
 
 
 @dataclass(frozen=True)

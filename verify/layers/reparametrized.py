@@ -26,10 +26,11 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.ConvTranspose3d: (3, True),
 }
 """torch's convolutions: (spatial dimensions, transposed)."""
-COPIED = (
-    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
-    *("transposed", "output_padding", "_reversed_padding_repeated_twice"),
+GEOMETRY = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+    *("transposed", "output_padding"),
 )
+COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
 """The attributes of a convolution beside its tensors."""
 
 

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import torch
 
 from construct.attention import MHSA
-from verify.plots.drawing import FAINT, ORANGE, new_figure, style
+from verify.plots.drawing import FAINT, ORANGE, Axes, Figure, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_HEADS = 64
 COLUMNS = 10
@@ -26,7 +21,7 @@ def attention_figure(
     grid: tuple[int, ...] | None = None,
     queries: Sequence[tuple[int, ...]] | None = None,
     alpha: float | None = None,
-) -> "Figure":
+) -> Figure:
     """Draw the attention probabilities of every head for some queries, over the padded grid of tokens.
 
     Args:
@@ -81,7 +76,7 @@ def attention_figure(
     return figure
 
 
-def _draw(ax: "Axes", attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
+def _draw(ax: Axes, attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
     """One panel; returns its title."""
     weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
     inside, query_on_plane = attention.inside, True

@@ -4,18 +4,13 @@ import math
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from construct.attention import MHSA
-from verify.plots.drawing import INK, colours, new_figure, style
+from verify.plots.drawing import INK, Axes, Figure, colours, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHARES = (0.5, 0.9)
 """The shares of a Gaussian inside the solid and the dotted circle."""
@@ -67,7 +62,7 @@ def centres_figure(
     grid: tuple[int, ...] | None = None,
     query: tuple[int, ...] | None = None,
     alpha: float | None = None,
-) -> "Figure":
+) -> Figure:
     """Draw the centre of attention of every head relative to the query, with the circles of 50 % and 90 %.
 
     The circles belong to the Gaussian with the attention's mean and variance.  Where attention is not Gaussian they show its width
@@ -117,7 +112,7 @@ def centres_figure(
     return figure
 
 
-def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
+def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
     Circle = import_module("matplotlib.patches").Circle
     Line2D = import_module("matplotlib.lines").Line2D
     halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
@@ -147,7 +142,7 @@ def _circles(ax: "Axes", measured: Centres, heads: np.ndarray) -> None:
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
 
 
-def _intervals(ax: "Axes", measured: Centres) -> None:
+def _intervals(ax: Axes, measured: Centres) -> None:
     palette = colours(len(measured.centre))
     for head, (centre, spread) in enumerate(zip(measured.centre, measured.spread, strict=True)):
         colour = palette[head]

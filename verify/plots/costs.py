@@ -4,11 +4,11 @@ import json
 import math
 import os
 import statistics
-import time
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,11 +16,8 @@ from construct.attention import MHSA
 from verify.argument.documents import replace_file
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
-from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, new_figure, plain, style
+from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
 from verify.recheck.arrays import strict_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
@@ -119,17 +116,12 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
 
 
 def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
-    times = []
     with torch.no_grad():
         layer(x)
-        for _ in range(rounds):
-            started = time.perf_counter()
-            layer(x)
-            times.append(time.perf_counter() - started)
-    return min(times)
+        return min(timeit.repeat(lambda: layer(x), number=1, repeat=rounds))
 
 
-def cost_figure(series: Sequence[Series], what: str = "") -> "Figure":
+def cost_figure(series: Sequence[Series], what: str = "") -> Figure:
     """Draw times against tokens on logarithmic axes, with the fitted power law of each series.
 
     Args:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from verify.argument.documents import replace_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:  # named in annotations alone: matplotlib is imported when a figure is drawn
+    Axes = Figure = Any
 
 SUFFIXES = (".svg", ".png")
 INK, FAINT = "#222222", "#8c8c8c"
@@ -79,7 +82,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, unknown to pyplot."""
     return import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
@@ -110,7 +113,7 @@ def is_figure(path: Path) -> bool:
         return MARK.encode() in file.read(4096)
 
 
-def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure atomically: an earlier file is replaced whole or not at all.
 
     Args:

@@ -4,14 +4,10 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, new_figure, plain, style
+from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Figure, new_figure, plain, style
 from verify.recheck.arrays import strict_json
 from verify.recheck.certificate_file import read_document
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
     return rows
 
 
-def errors_figure(path: str | os.PathLike[str]) -> "Figure":
+def errors_figure(path: str | os.PathLike[str]) -> Figure:
     """Draw the greatest observed difference and the greatest bound of every layer.
 
     Args:

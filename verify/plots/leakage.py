@@ -1,18 +1,13 @@
 """`leakage_figure`: the leakage of each dtype's softmax against the sharpness α, beside the bound."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, new_figure, style
+from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, Axes, Figure, new_figure, style
 from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature.sharpness_table import DTYPES, softmax_row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LOOKS = dict(zip(DTYPES, ((GREEN, "^"), (PINK, "s"), (ORANGE, "o"), (BLUE, "D")), strict=True))
 SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
@@ -30,7 +25,7 @@ def threshold(dtype: torch.dtype) -> float:
     return math.log(2) - math.log(info.tiny) - math.log(info.eps)
 
 
-def leakage_figure(dims: int = 2) -> "Figure":
+def leakage_figure(dims: int = 2) -> Figure:
     """Draw the attention that leaks past a head's target key against the sharpness α.
 
     Args:
@@ -74,7 +69,7 @@ def _exponent_of_bound(alpha: float, dims: int) -> float:
     return math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
 
 
-def _panel(ax: "Axes", dims: int, alphas: np.ndarray, limits: tuple[float, float]) -> None:
+def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float]) -> None:
     bound = [_exponent_of_bound(float(a), dims) for a in alphas]
     ax.plot(
         alphas, bound, color=FAINT, lw=5, alpha=0.55, label=f"bound 1 − ϑ(α){_raised(-dims)}", solid_capstyle="butt"

@@ -48,8 +48,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
         raise NoPicture("this is no attention layer of this project, and no attention was given")
     mhsa = layer.mhsa
     try:
-        g = Geometry.read(mhsa)
-        centres = _centres(mhsa, min(mhsa.heads, MOST_HEADS))
+        g, fields = Geometry.read(mhsa), Attention.read(mhsa)
+        centres = [target(fields, head) for head in range(min(mhsa.heads, MOST_HEADS))]
     except Unreadable as error:
         raise NoPicture(str(error)) from error
     if g.dims not in TOKENS:
@@ -164,12 +164,6 @@ def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) 
     return torch.randn(1, mhsa.in_channels, *size, generator=generator).to(mhsa.w_val)
 
 
-def _centres(mhsa: Any, drawn: int) -> list[Target | None]:
-    """Where each head looks, from the stored numbers; None without a unique best key."""
-    fields = Attention.read(mhsa)
-    return [target(fields, head) for head in range(drawn)]
-
-
 def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
     """The factor on the scores at each stop of the slider, and the bound on each head's leakage there.
 
@@ -188,9 +182,7 @@ def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
     return {"factors": factors, "alpha": None if own is None else alpha, "bounds": bounds, "bound_of": bound_of}
 
 
-@cache
-def _bound(sharpness: Fraction, offset: tuple[Fraction, ...]) -> float:
-    return leakage(sharpness, offset)
+_bound = cache(leakage)
 
 
 def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from verify.report.layer import ReportLayer
-from verify.report.numbers import Quantity, Sentence, rounded_up
+from verify.report.numbers import Sentence, quantity
 from verify.report.page import Facts, is_page, page, require_jinja2
 from verify.report.writing import LEDE, pictured, why_no_input
 
@@ -104,11 +104,11 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
         sentences.append(
             (
                 "A run of the original in float64 shows how far rounding moves each: the original is at most ",
-                _exact("network-original", numbers["original"]),
+                quantity("network-original", numbers["original"]),
                 " from it, the converted network ",
-                _exact("network-converted", numbers["converted"]),
+                quantity("network-converted", numbers["converted"]),
                 ", with outputs up to ",
-                _exact("network-largest", numbers["largest"]),
+                quantity("network-largest", numbers["largest"]),
                 ".",
             )
         )
@@ -116,9 +116,9 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
         sentences.append(
             (
                 "The outputs of both networks differ by at most ",
-                _exact("network-max-abs", network["max_abs"]),
+                quantity("network-max-abs", network["max_abs"]),
                 ", with outputs up to ",
-                _exact("network-largest", numbers["largest"]),
+                quantity("network-largest", numbers["largest"]),
                 f"; there is no float64 run to hold them against: {numbers['no_float64']}.",
             )
         )
@@ -132,9 +132,3 @@ def network_sentences(network: Mapping[str, Any] | None) -> tuple[Sentence, ...]
             )
         )
     return tuple(sentences)
-
-
-def _exact(key: str, value: float | str) -> Quantity:
-    """The number to three digits, rounded up, and exactly; a value that is not finite arrives as a string."""
-    number = float(value)
-    return Quantity(key, "", rounded_up(number), repr(number))

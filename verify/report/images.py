@@ -78,11 +78,10 @@ def strip(layer: ReportLayer) -> Strip | None:
         worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
         planes = before[channel], after[channel], difference[worst]
         of, of_worst = f"channel {channel} of {len(before)}", f"channel {worst}, where it is greatest"
-    low, high = float(planes[0].min()), float(planes[0].max())
     images = [
         _input_image(x),
-        _image("Convolution", planes[0], low, high, of),
-        _image("Attention", planes[1], low, high, f"{of}, on the same scale"),
+        _image("Convolution", planes[0], of),
+        _image("Attention", planes[1], f"{of}, on the same scale", scaled_as=planes[0]),
         _difference(planes[2], most, f"the attention's output minus the convolution's, {of_worst}"),
     ]
     remarks = []
@@ -100,13 +99,15 @@ def _input_image(x: np.ndarray) -> Image:
         scale = f"{_number(low)} … {_number(high)}; three channels as colours"
         return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale)
     if x.ndim == 2:
-        return _image("Input", x, float(x.min()), float(x.max()), "all channels, one a row")
+        return _image("Input", x, "all channels, one a row")
     channel = most_varied(x)
-    plane = x[channel]
-    return _image("Input", plane, float(plane.min()), float(plane.max()), f"channel {channel} of {len(x)}")
+    return _image("Input", x[channel], f"channel {channel} of {len(x)}")
 
 
-def _image(title: str, values: np.ndarray, low: float, high: float, of: str) -> Image:
+def _image(title: str, values: np.ndarray, of: str, scaled_as: np.ndarray | None = None) -> Image:
+    """A picture whose lightest and darkest shade are the extremes of ``scaled_as``, by default its own."""
+    plane = values if scaled_as is None else scaled_as
+    low, high = float(plane.min()), float(plane.max())
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
     return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
 

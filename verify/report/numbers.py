@@ -33,6 +33,12 @@ Sentence = tuple[str | Quantity, ...]
 """The parts of a sentence, in order."""
 
 
+def quantity(key: str, value: float | str, name: str = "") -> Quantity:
+    """The number to three digits, rounded up, and exactly; from a file, one that is not finite is a string."""
+    number = float(value)
+    return Quantity(key, name, rounded_up(number), repr(number))
+
+
 def rounded_up(value: float) -> str:
     """The number to three digits, rounded up."""
     return "∞" if value == math.inf else from_above(value)
@@ -66,11 +72,8 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
     observed, bound = known["observed"], known["bound"]
     if verdict.good:
         return (observed, " ≤ " if float(observed.exact) <= float(bound.exact) else " > ", bound)
-    if certificate.within is not None:
-        wanted = float(certificate.within)
-        allowed = Quantity("allowed", "", rounded_up(wanted), repr(wanted))
-    else:
-        allowed = Quantity("allowed", "", known["rounding"].text, known["rounding"].exact)
+    within = certificate.within
+    allowed = quantity("allowed", known["rounding"].exact if within is None else within)
     if allowed.text == "∞":
         return (observed, ", no bound")
     return (observed, " > " if float(observed.exact) > float(allowed.exact) else ", allowed ", allowed)
@@ -85,10 +88,7 @@ def _certified(certificate: Certificate) -> list[Quantity]:
         ("taps", "part of it from taps that differ"),
         ("observed", "greatest difference on adversarial inputs"),
     )
-    rows = []
-    for key, name in parts:
-        value = float(getattr(certificate, key).max(initial=0.0))
-        rows.append(Quantity(key, name, rounded_up(value), repr(value)))
+    rows = [quantity(key, getattr(certificate, key).max(initial=0.0), name) for key, name in parts]
     b = float(certificate.input_bound)
     return [*rows, Quantity("input_bound", "for inputs |x| up to", exactly(b), repr(b))]
 

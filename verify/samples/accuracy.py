@@ -122,12 +122,10 @@ def accuracy(
         )
     else:
         verdict = Verdict("CHECKED", "the converted network is as near to float64 as another order of summation")
+    exact = (worst.original, worst.converted, worst.limit, worst.largest) if measured else (None,) * 4
     return Accuracy(
-        verdict=verdict,
-        original=worst.original if measured else None,
-        converted=worst.converted if measured else None,
-        limit=worst.limit if measured else None,
-        scale=worst.largest if measured else None,
+        verdict,
+        *exact,
         difference=difference,
         largest=largest,
         agree=agree if predictions else None,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from verify.samples.accuracy import Accuracy, accuracy
-from verify.samples.sampling import call_with
+from verify.samples.sampling import call_with, copies
 from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
 
 
@@ -55,9 +55,8 @@ def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module,
     """
     runs = []
     for x in inputs:
-        own = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, x)
         with _seeded(seed):
-            runs.append(trace(call_with, network, own, layers))
+            runs.append(trace(call_with, network, copies(x), layers))
     return runs
 
 

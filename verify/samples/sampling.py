@@ -186,9 +186,14 @@ def call_with(model: nn.Module, x: Any) -> Any:
     return model(**x) if isinstance(x, Mapping) else model(x)
 
 
+def copies(x: Any) -> Any:
+    """An input with copies of its tensors, which a network may change."""
+    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x)
+
+
 def called(model: nn.Module, x: Any) -> Any:
-    """As :func:`call_with`, with copies of the tensors, which the network may change."""
-    return call_with(model, tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x))
+    """As :func:`call_with`, with copies of the tensors."""
+    return call_with(model, copies(x))
 
 
 @contextmanager

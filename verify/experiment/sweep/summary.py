@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.experiment.sweep.results import Results
 from verify.plots.drawing import (
@@ -13,6 +13,7 @@ from verify.plots.drawing import (
     FAINT,
     GREEN,
     ORANGE,
+    Figure,
     is_figure,
     new_figure,
     require_matplotlib,
@@ -20,9 +21,6 @@ from verify.plots.drawing import (
     style,
     write_figure,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 VERDICTS = {"PROVED": GREEN, "UNDECIDED": BLUE, "REFUTED": ORANGE, "refused": FAINT, "failed": "black"}
 """Every verdict of a row, and its colour; "failed" where there is none."""
@@ -124,7 +122,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
 
 
-def drawn(results: Results) -> "Figure":
+def drawn(results: Results) -> Figure:
     """Verdicts by the class of the convolution, as built and with a fault; and how tight the bounds are."""
     with style():
         figure = new_figure(8.0, 3.4)

@@ -1,5 +1,6 @@
 """Planted faults in the values and outputs of an attention layer, and in its list of heads."""
 
+import copy
 from typing import Any
 
 import torch
@@ -15,20 +16,9 @@ def carrier(layer: MHSA) -> Tensor:
 
 
 def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
-    """The layer of the convolution with another kernel."""
-    other = type(conv)(
-        conv.in_channels,
-        conv.out_channels,
-        tuple(kernel.shape[2:]),
-        stride=conv.stride,
-        padding=conv.padding,
-        dilation=conv.dilation,
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
-        **({"output_padding": conv.output_padding} if conv.transposed else {}),
-    ).to(conv.weight.dtype)
-    other.load_state_dict({**conv.state_dict(), "weight": kernel})
+    """The layer of the convolution with another kernel of the same size."""
+    other = copy.deepcopy(conv)
+    other.weight.data = kernel.contiguous()
     return conv_to_mhsa(other)
 
 

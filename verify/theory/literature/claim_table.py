@@ -5,10 +5,9 @@ The evidence is in ``claims_*.py``, the rules of a verdict in :mod:`verify.theor
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import overload
 
 from verify.theory.literature import (
     claims_added,
@@ -75,32 +74,19 @@ class JudgedClaim(Claim, Judgement):
         return "\n".join([self.row, *lines])
 
 
-@dataclass(frozen=True)
-class ClaimTable(Sequence[JudgedClaim]):
+class ClaimTable(tuple[JudgedClaim, ...]):
     """The judged claims in order, readable as a table of two lines a row; printing a row shows its evidence."""
-
-    rows: tuple[JudgedClaim, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> JudgedClaim: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[JudgedClaim, ...]: ...
-    def __getitem__(self, index: int | slice) -> JudgedClaim | tuple[JudgedClaim, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of rows with each verdict."""
-        return _counts(self.rows)
+        return _counts(self)
 
     @property
     def good(self) -> bool:
         """Whether nothing is UNDECIDED, corrections included."""
-        corrections = (row.correction for row in self.rows if row.correction is not None)
-        return UNDECIDED not in {judged.verdict for judged in (*self.rows, *corrections)}
+        corrections = (row.correction for row in self if row.correction is not None)
+        return UNDECIDED not in {judged.verdict for judged in (*self, *corrections)}
 
     @property
     def summary(self) -> str:
@@ -125,7 +111,7 @@ class ClaimTable(Sequence[JudgedClaim]):
         return "\n".join(parts)
 
     def _of(self, ours: bool) -> list[JudgedClaim]:
-        return [row for row in self.rows if row.ours is ours]
+        return [row for row in self if row.ours is ours]
 
 
 def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
@@ -156,7 +142,7 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
     for number, claim in enumerate(ALL, 1):
         if chosen is None or chosen & {str(number), claim.id}:
             rows.append(JudgedClaim(number=number, **vars(claim), **vars(claim.judge())))
-    return ClaimTable(tuple(rows))
+    return ClaimTable(rows)
 
 
 def _with_method(verdict: str, by: str) -> str:

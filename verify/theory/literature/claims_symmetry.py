@@ -98,9 +98,8 @@ def permutation_invariance() -> Judgement:
 )
 def translation_equivariance() -> Judgement:
     """All four terms are unchanged when query, key and image move together; and a sharp head on a bounded grid."""
-    tau, positions = (1, -1), proof_positions.positions(RING)
-    scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in positions])
-    moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
+    tau, moved = (1, -1), translations()
+    scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in proof_positions.positions(RING)])
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
     inside, outside = _bounded(tau)
     return proved(
@@ -115,6 +114,12 @@ def translation_equivariance() -> Judgement:
             inside == 0 and outside > 0,
         ),
     )
+
+
+def translations() -> list[np.ndarray]:
+    """Where each translation of the wrapped grid moves its tokens."""
+    positions = proof_positions.positions(RING)
+    return [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
 
 
 def _bounded(tau: Vector) -> tuple[int, int]:
@@ -137,8 +142,7 @@ def _bounded(tau: Vector) -> tuple[int, int]:
 def convolution_equivariance() -> Judgement:
     """Symbolically on an axis; and every tap and translation of a wrapped grid, on impulses."""
     setting = Setting((3, 3), RING, (1, 1))
-    read, positions = equations.read_by_taps(setting, "circular"), proof_positions.positions(RING)
-    moved = [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
+    read, moved = equations.read_by_taps(setting, "circular"), translations()
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
     return proved(
         by_steps("output o + t of an image moved by t reads what output o read", _moved_steps, "d ≤ 3"),

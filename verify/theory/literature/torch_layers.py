@@ -4,12 +4,13 @@ The claims are thus about ``construct.attention`` as it runs, with v from the co
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import torch
 
 from construct import attention as layers
+from verify.layers.fields import GEOMETRY
+from verify.theory.literature.equations import Setting
 from verify.theory.symbolic.proof_positions import head_vector
 
 
@@ -34,21 +35,8 @@ def attention_for(
     The encoding is the quadratic one, or the parabola with a radix.  D_k is D_p by default, with Ŵ_key = I; with D_k =
     1, v = 1 and Ŵ_key is the row v.
     """
-    geometry = layers.ConvGeometry(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        conv.padding_mode,
-        conv.dilation,
-        conv.groups,
-    )
-    anchor = [dil * ((k - 1) // 2) for k, dil in zip(conv.kernel_size, conv.dilation, strict=True)]
-    shifts = [
-        tuple(dil * j - a for j, dil, a in zip(tap, conv.dilation, anchor, strict=True))
-        for tap in product(*map(range, conv.kernel_size))
-    ]
+    geometry = layers.ConvGeometry(**{name: getattr(conv, name) for name in GEOMETRY})
+    shifts = Setting(conv.kernel_size, conv.kernel_size, dilation=conv.dilation).shifts
     vectors = torch.tensor([head_vector(tau, alpha, radix) for tau in shifts], dtype=torch.float64)
     heads, pos_dim = vectors.shape
     key_dim = key_dim or pos_dim

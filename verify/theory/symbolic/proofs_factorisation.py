@@ -34,12 +34,13 @@ def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
         _attention((side,), lambda d, x=x, own=own: own.subs(x, d[0]))
         for side, x, own in zip(shape, delta, axis_scores, strict=True)
     ]
+    kronecker: Any = sympy.kronecker_product(*axes)
     rows = [axis.row(q) for axis in axes if axis.shape[1] > 1 for q in range(axis.shape[0])]
     factors = [
         identity(
             f"on {'×'.join(map(str, shape))} keys, for symbolic alpha and real tau, P of the code's scores is the Kronecker "
             "product of the softmax of -alpha (delta_i - tau_i)^2 on each axis, entry by entry",
-            *zip(whole.flat(), sympy.kronecker_product(*axes).flat(), strict=True),
+            *zip(whole.flat(), kronecker.flat(), strict=True),
         ),
         identity("each of these has rows that add up to 1", *((sum(row), sympy.Integer(1)) for row in rows)),
     ]

@@ -171,14 +171,10 @@ def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence
 
 
 def _leaks() -> Proof:
-    return Proof("S/(1 + S) leaks, S = Z_1 … Z_d − 1; less for all smaller S or Z_i", tuple(_leak_steps()))
-
-
-def _leak_steps() -> list[ProofStep]:
     """From sums of exponentials to the leaked weight; and keys that are missing only make it less."""
     total, more = sympy.symbols("S c", nonnegative=True)
     a, b = (1 + sympy.Symbol(name, nonnegative=True) for name in ("s_1", "s_2"))
-    return [
+    steps = (
         identity(
             "the nearest key keeps 1/(1 + S), so S/(1 + S) leaks, S the others",
             (1 - 1 / (1 + total), total / (1 + total)),
@@ -191,7 +187,8 @@ def _leak_steps() -> list[ProofStep]:
             "and so does 1 - 1/(A B) with each of its factors, which are at least 1",
             le(1 - 1 / (a * b), 1 - 1 / ((a + more) * b)),
         ),
-    ]
+    )
+    return Proof("S/(1 + S) leaks, S = Z_1 … Z_d − 1; less for all smaller S or Z_i", steps)
 
 
 def _tie_steps(t: Any) -> list[ProofStep]:
