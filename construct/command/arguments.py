@@ -222,7 +222,7 @@ def _format(options: argparse.Namespace) -> str:
     """
     ending = options.output.suffix[1:]
     chosen = options.format or (ending if ending in FORMATS else "pt")
-    name = printable(str(options.output))
+    name = printable(options.output)
     if ending in FORMATS and ending != chosen:
         raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
     if chosen in ("pt2", "onnx") and not options.input_size:

@@ -23,7 +23,7 @@ def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
     path = options.report
     if path is None:
         return
-    name = printable(str(path))
+    name = printable(path)
     try:
         require_jinja2()
     except ImportError as error:
@@ -87,6 +87,4 @@ def write_page(
         write(content, options.report)
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(
-            f"{printable(str(options.report))}: cannot be written: {what} (nothing was changed)"
-        ) from error
+        raise BadModelFile(f"{printable(options.report)}: cannot be written: {what} (nothing was changed)") from error

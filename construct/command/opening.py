@@ -21,7 +21,7 @@ MOST_HEADS = 10_000
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
     """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
-    content, spec, name = source.content, options.arch or options.model_file, printable(str(source.path))
+    content, spec, name = source.content, options.arch or options.model_file, printable(source.path)
     flags = geometry_flags(options)
     if isinstance(content, nn.Module) or spec:
         if flags:

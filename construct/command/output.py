@@ -40,7 +40,7 @@ def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[C
         program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
     except ValueError as error:
         raise BadModelFile(
-            f"{printable(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
+            f"{printable(options.output)}: {one_line(error)} (--format safetensors takes any network)"
         ) from error
     return program.content, tuple(program.notes())
 
@@ -99,7 +99,5 @@ def write_outputs(
                 place = output
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(str(place))}: cannot be written: {what} (nothing was changed)") from error
-    return (
-        (f"{printable(str(document))}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()
-    )
+        raise BadModelFile(f"{printable(place)}: cannot be written: {what} (nothing was changed)") from error
+    return (f"{printable(document)}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()

@@ -24,7 +24,7 @@ from verify.samples.trace import Trace
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
     """The inputs of a network, one per call, and their description; None if the command line gives none."""
     if options.example_inputs is not None:
-        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(str(options.example_inputs))}"
+        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(options.example_inputs)}"
     if options.input_size is None:
         return None
     size = "x".join(map(str, options.input_size))
@@ -171,7 +171,7 @@ def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
 
 
 def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) -> BadModelFile:
-    name = printable(str(options.model))
+    name = printable(options.model)
     if is_converted:
         return BadModelFile(
             f"{name}: converted, the network does not run any more: {describe(error)} "

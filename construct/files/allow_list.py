@@ -191,9 +191,9 @@ def walk_file(file: BinaryIO) -> Walker:
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != ZIP:
-        return walk_legacy(file, size, ())
+        return walk_legacy(file)
     by_name = records(file, *directory(file, size), sums=False)
     pickle = next((record for name, record in by_name.items() if name.endswith(b"/data.pkl")), None)
     if pickle is None or pickle.size > LARGEST_PICKLE:
         raise Malformed("it has no data.pkl, or too large a one")
-    return walk_bytes(content(file, pickle), ())
+    return walk_bytes(content(file, pickle))

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
-from construct.errors import BadModelFile, UnsupportedLayer, describe, one_line, printable
+from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
 from construct.files.checkpoints import matched_names
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
 from construct.files.reading import ModelFile, read
@@ -75,21 +75,19 @@ def load(
         BadModelFile: no such file, no model, damaged, with classes that are not allowed, a state dict without ``model``, or one
             that does not fit ``model``.
     """
-    name = printable(str(path))
-    if layers and model is not None:
-        raise BadModelFile(f"{name}: model and layers=True are two ways to read it (give one of them)")
+    with naming(path):
+        if layers and model is not None:
+            raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
     file = read(path, allow=allow, trust=trust, inert=layers or model is not None)
     notes = file.notes
-    try:
+    with naming(path):
         if model is not None:
             content, renamed = loaded_into(unwrapped(model)[0], file, type(model).__name__)
             notes += renamed
         else:
             content = _layers(file) if layers else _whole(file)
-    except BadModelFile as error:
-        raise BadModelFile(f"{name}: {error}") from error
     for note in notes:
-        log.warning("%s: %s", name, note)
+        log.warning("%s: %s", printable(path), note)
     return content
 
 
@@ -110,10 +108,8 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
         records = records_in(content, file.metadata)
         unrecorded = [path for path in _attention_paths(content) if path not in records]
         if unrecorded:
-            raise BadModelFile(
-                f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}",
-                "give model=Net(), its network",
-            )
+            what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
+            raise BadModelFile(what, "give model=Net(), its network")
         layers = layers_of(content, records)
     if not layers:
         raise BadModelFile("it holds no attention layer", "python -m construct.from_conv makes some of convolutions")
@@ -146,10 +142,8 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     try:
         return _load_state(model, state, records_in(state, file.metadata))
     except Exception as error:  # a user's network may raise anything
-        what = str(error) if isinstance(error, BadModelFile) else describe(error)
-        raise BadModelFile(
-            f"does not fit {printable(name)}: {what}", "give the network that it was saved from"
-        ) from error
+        what = f"does not fit {printable(name)}: {error if isinstance(error, BadModelFile) else describe(error)}"
+        raise BadModelFile(what, "give the network that it was saved from") from error
 
 
 def _load_state(
