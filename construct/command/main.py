@@ -85,10 +85,9 @@ def _run(options: Namespace) -> Report:
         model, assumed = network_of(source, options)
         model, wrappers = unwrapped(model)
         if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
-            raise BadModelFile(
-                f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
-            )
-        survey = surveyed(model, printable(source.path))
+            what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
+            raise BadModelFile(what, "--format pt2 can")
+        survey = surveyed(model, source.path)
         progress.begin("converting", len(survey.convertible))
         replacements: dict[nn.Module, MHSA] = {}
         for path, conv in survey.convertible.items():
