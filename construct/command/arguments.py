@@ -135,10 +135,7 @@ def _add_geometry(group: Any) -> None:
 def _add_attention(group: Any) -> None:
     sharpness = group.add_mutually_exclusive_group()
     sharpness.add_argument(
-        "--alpha",
-        type=_alpha,
-        metavar="auto|FLOAT",
-        help="the sharpness of every head (default: auto)",
+        "--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head (default: auto)"
     )
     sharpness.add_argument(
         "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"

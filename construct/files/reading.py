@@ -231,21 +231,24 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
         what = "holds lazy modules whose weights do not exist yet"
         return BadModelFile(what, "run one batch through the network, and save it again")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    remedy = "save its state dict, or give its network with model=Net()"
-    option = "save a state dict and give --arch or --model-file"
+    alone = ""
     if inside := model_paths(walker.root):
         what = f"the model is not at its top: {inside}; the file {what}"
-        remedy = option = "save that alone, from a program where its classes can be imported"
+        alone = "save that alone, from a program where its classes can be imported"
     given = [*allowed.exact, *allowed.packages]
     more = [choice for choice in allow_options(names) if choice not in given]
-    if more:
-        choices, trusting = [*given, *more], "; or, if you trust these packages, whose code then may run: "
-        remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
-        flags = " ".join(f"--allow {shlex.quote(choice)}" for choice in choices)
-        option += f"{trusting}python -m construct.from_conv {shlex.quote(name)} {flags}"
-    elif allowed.packages:
+    choices = [*given, *more] if more else []
+    if allowed.packages and not choices:
         what += f", which {', '.join(allowed.packages)} does not define as a class"
-    return BadModelFile(what, remedy, option)
+    trusting = "; or, if you trust these packages, whose code then may run: " if choices else ""
+    call = f"{trusting}construct.load({name!r}, allow={choices!r})" if choices else ""
+    return BadModelFile(
+        what,
+        (alone or "save its state dict, or give its network with model=Net()") + call,
+        option=(alone or "save a state dict and give --arch or --model-file")
+        + (f"{trusting}python -m construct.from_conv {shlex.quote(name)}" if choices else "")
+        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
+    )
 
 
 def _safetensors(file: BinaryIO) -> dict[str, Tensor]:

@@ -186,12 +186,7 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         transposed=transposed,
         output_padding=output_padding,
     )
-    actual = {
-        "in_channels": d_in,
-        "out_channels": d_out,
-        "kernel_size": geometry.kernel_size,
-        "transposed": transposed,
-    }
+    actual = {"in_channels": d_in, "out_channels": d_out, "kernel_size": geometry.kernel_size, "transposed": transposed}
     for name, used in actual.items():
         value = getattr(conv, name)
         if (_tuple(value, dims) if name == "kernel_size" else value) != used:
