@@ -30,26 +30,13 @@ class Shifted(_Function):
 
     @staticmethod
     def forward(
-        images: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        shifts: Shifts,
-        adjoint: bool,
-        dtype: torch.dtype,
-        last: bool,
+        images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
     ) -> Tensor:
         """Images (B, groups·C, *n), w (heads, groups, C, D), bias (groups·D,) → (B, groups·D, *o).
 
         Of the adjoint, C and D, n and o change places, but not in w.
 
-        Args:
-            images: x, of the adjoint y.
-            w: of the type to compute in.
-            bias: or None.
-            shifts: where the heads look.
-            adjoint: which of the two.
-            dtype: of the result.
-            last: whether its channels are to be last in memory.
+        ``dtype`` is that of the result, and ``last`` says whether its channels are to be last in memory.
         """
         if faked() or abstract(images, w):
             channels, size = w.shape[1] * w.shape[2 if adjoint else 3], shifts.size if adjoint else shifts.output
@@ -167,8 +154,8 @@ def channels_last(x: Tensor) -> bool:
 
 def _each(function: Any, members: int, axes: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
     """A call for each member of a mapped call, of whose inputs some have a mapped axis."""
-    found = []
+    outputs = []
     for member in range(members):
         own = (value if axis is None else value.select(axis, member) for value, axis in zip(inputs, axes, strict=True))
-        found.append(function.apply(*own))
-    return torch.stack(found), 0
+        outputs.append(function.apply(*own))
+    return torch.stack(outputs), 0

@@ -54,11 +54,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
 def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
     """As :func:`run`, with its plan, for the execution whose ``run`` is ``owner``."""
-    require(
-        memory_of(layer, len(x), grid, plan),
-        x.device,
-        f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
-    )
+    what = f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys"
+    require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
     aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
@@ -122,7 +119,7 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
     if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
         values = numbers(c).tolist()
         own = [kind.components(axis) for axis in range(len(grid.shape))]
-        names = [tuple(tuple(row[p] for p in some) for some in own) for row in values]
+        names = [tuple(tuple(row[p] for p in components) for components in own) for row in values]
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
@@ -161,8 +158,8 @@ def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: T
     p = p.masked_fill(p < NEGLIGIBLE, 0)
     seen = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
     least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))
-    there = x.narrow(axis, least, most - least).movedim(axis, 0)
-    y = (p[:, least:most] @ there.flatten(1)).unflatten(1, there.shape[1:])
+    near = x.narrow(axis, least, most - least).movedim(axis, 0)
+    y = (p[:, least:most] @ near.flatten(1)).unflatten(1, near.shape[1:])
     return y.movedim(0, axis)
 
 

@@ -71,16 +71,7 @@ ENTRIES: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
-    """Keep a call without gradients whose heads were all shifts.
-
-    Args:
-        layer: whose call.
-        run: of the execution that made it.
-        x: (B, D_in, *n).
-        grid: of the call.
-        w: W_h of the heads.
-        call: what was done.
-    """
+    """Keep a call of an execution's ``run``, without gradients, whose heads were all shifts; w are their matrices W_h."""
     held = layer._parameters
     whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: never kept.
@@ -88,12 +79,9 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
         return  # one of them was converted: what was worked with is a copy
-    if (
-        most_queries() is not None
-        or traced()
-        or not plain()
-        or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
-    ):
+    if most_queries() is not None or traced() or not plain():
+        return
+    if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):

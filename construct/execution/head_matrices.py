@@ -24,18 +24,13 @@ def is_identity(blocks: Tensor) -> bool:
         return False
     if blocks.device.type != "cpu" or not blocks.is_contiguous():
         return torch.equal(blocks, torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand_as(blocks))
-    return are_identities(as_bits(blocks), rows, blocks.dtype)
+    return all(like == part for like, part in identity_parts(as_bits(blocks), rows, blocks.dtype))
 
 
 def as_bits(blocks: Tensor) -> np.ndarray:
     """The very memory of contiguous matrices, (heads·groups, n²), of integers where numpy does not know the numbers."""
     plain = blocks.detach() if blocks.dtype != torch.bfloat16 else blocks.detach().view(torch.int16)
     return plain.numpy().reshape(-1, blocks.shape[-2] * blocks.shape[-1])
-
-
-def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
-    """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit."""
-    return all(like == part for like, part in identity_parts(bits, rows, dtype))
 
 
 def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:

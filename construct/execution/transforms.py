@@ -102,11 +102,11 @@ def nonzero(t: Tensor) -> bool:
 
 def common(t: Tensor) -> Tensor | None:
     """The numbers that all members of a mapped tensor share; None if they differ."""
-    found, dims = numbers(t), t.dim()
-    if found.dim() > dims:
+    values, dims = numbers(t), t.dim()
+    if values.dim() > dims:
         with eagerly():
-            while found.dim() > dims:
-                if not len(found) or not found.eq(found[:1]).all():
+            while values.dim() > dims:
+                if not len(values) or not values.eq(values[:1]).all():
                     return None
-                found = found[0]
-    return found
+                values = values[0]
+    return values

@@ -114,18 +114,7 @@ def workspace_of(
     device: torch.device,
     most: int | None,
 ) -> int:
-    """Bytes that a call takes besides its arguments, however these lie in memory.
-
-    Args:
-        kind: FORWARD, ADJOINT or WEIGHTS.
-        shifts: where the heads look.
-        w_shape: (heads, groups, C, D).
-        images: B.
-        dtype: to compute in.
-        stored: that of the images.
-        device: of all.
-        most: queries of a block, at most.
-    """
+    """Bytes that a call on images of type ``stored`` takes besides its arguments, however these lie in memory."""
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0

@@ -79,15 +79,11 @@ class ByChannel:
 
     def _step(self, block: Block, images: int) -> Step:
         shifts, channels, layout = self.problem.shifts, self.problem.groups, self.problem.x_layout
-        starts = [s * part.start + e for s, part, e in zip(shifts.step, block.box, shifts.least, strict=True)]
-        lengths = tuple(
-            s * (n - 1) + reach + 1 for s, n, reach in zip(shifts.step, block.shape, shifts.reach, strict=True)
-        )
-        clips = [clip(start, 1, n, size) for start, n, size in zip(starts, lengths, shifts.size, strict=True)]
-        x_strides = strides_of(layout, channels, shifts.size) if self.in_place else strides_of(LAST, channels, lengths)
-        y_strides = (
-            strides_of(layout, channels, shifts.output) if self.in_place else strides_of(LAST, channels, block.shape)
-        )
+        starts, lengths, clips = shifts.window(block.box)
+        if self.in_place:
+            x_strides, y_strides = (strides_of(layout, channels, size) for size in (shifts.size, shifts.output))
+        else:
+            x_strides, y_strides = (strides_of(LAST, channels, size) for size in (lengths, block.shape))
         first = block.first * y_strides[-2] if self.in_place else 0
         taps = []
         for head, offset in enumerate(shifts.offsets):

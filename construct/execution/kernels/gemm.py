@@ -24,15 +24,7 @@ def onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
-    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N).
-
-    Args:
-        a: of any strides.
-        b: of any strides.
-        bias: or None.
-        out: or None.
-        quick: whether oneDNN may be asked, see :func:`onednn`.
-    """
+    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``quick``: oneDNN may be asked."""
     if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None

@@ -38,13 +38,12 @@ class GemmScatter:
             return None  # blocks of few queries, and an addition for each head of each of them
         tokens = problem.images * prod(shifts.output)
         # The product of a token with all heads has heads·made columns; few columns are slow by themselves.
-        here = (
-            heads * problem.images * prod(shifts.size if kind == FORWARD else shifts.output) * made * constants.SCATTER
-        )
-        there = heads * tokens * sent * (constants.COPY + constants.FEW / made)
+        read = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
+        scatter = heads * read * made * constants.SCATTER
+        im2col = heads * tokens * sent * (constants.COPY + constants.FEW / made)
         if kind == ADJOINT:
-            there += heads * made * sent * constants.TRANSPOSE
-        return Scattered(problem) if here < there else None
+            im2col += heads * made * sent * constants.TRANSPOSE
+        return Scattered(problem) if scatter < im2col else None
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,7 @@ class Scattered:
             for y, target in zip(first, out, strict=True):
                 if self.rows:
                     target = target.movedim(0, -1)
-                whole = (
-                    target if self.direct else image.view(*size, channels) if self.rows else image.view(channels, *size)
-                )
+                whole = target if self.direct else image.view((*size, channels) if self.rows else (channels, *size))
                 if bias is None:
                     whole.zero_()
                 else:
@@ -104,13 +101,13 @@ class Scattered:
                     flat = made[: rows * heads * channels]
                     if self.rows:
                         product(tokens, matrix.mT, None, flat.view(rows, -1), self.problem.onednn)
-                        found = flat.view(*block.shape, heads, channels).movedim(-2, 0)
+                        products = flat.view(*block.shape, heads, channels).movedim(-2, 0)
                     else:
                         product(matrix, tokens.mT, None, flat.view(-1, rows), self.problem.onednn)
-                        found = flat.view(heads, channels, *block.shape)
+                        products = flat.view(heads, channels, *block.shape)
                     every = () if self.rows else (slice(None),)
                     for part in parts:
-                        whole[every + part.tokens] += found[part.head][every + part.queries]
+                        whole[every + part.tokens] += products[part.head][every + part.queries]
                 if not self.direct:
                     target.copy_(whole)
         return out
@@ -132,7 +129,7 @@ def _parted(shifts: Shifts, queries: int) -> tuple[tuple[Block, tuple[Part, ...]
 
 def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
     """What every head adds of a block; those that see nothing are left out."""
-    found = []
+    parts = []
     for head, offset in enumerate(shifts.offsets):
         queries, tokens = [], []
         for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
@@ -141,5 +138,5 @@ def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
             queries.append(slice(low, high))
             tokens.append(slice(start + step * low, start + step * (high - 1) + 1, step))
         if all(part.start < part.stop for part in queries):
-            found.append(Part(head, tuple(queries), tuple(tokens)))
-    return tuple(found)
+            parts.append(Part(head, tuple(queries), tuple(tokens)))
+    return tuple(parts)

@@ -19,13 +19,9 @@ class Pointwise:
 
     def plan(self, problem: Problem) -> Task | None:
         """A task, if no copy is needed, or that of one small image."""
-        alike = problem.x_layout == problem.y_layout
-        if (
-            problem.kind == ADJOINT
-            or not problem.shifts.identity
-            or not alike
-            or problem.groups * problem.channels == 1
-        ):
+        if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
+            return None
+        if problem.groups * problem.channels == 1:
             return None
         if problem.x_layout == LAST:
             return Rows(problem)

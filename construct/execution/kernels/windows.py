@@ -59,6 +59,15 @@ class Shifts:
         """Whether there is one head, and it sees for every output the input at the same place."""
         return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
 
+    def window(self, box: Box) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
+        """What a box of outputs sees of the input, on each axis: where that begins, its length, and which of it lies inside."""
+        starts = tuple(s * part.start + e for s, part, e in zip(self.step, box, self.least, strict=True))
+        lengths = tuple(
+            s * (part.stop - part.start - 1) + reach + 1
+            for s, part, reach in zip(self.step, box, self.reach, strict=True)
+        )
+        return starts, lengths, tuple(map(clip, starts, (1,) * len(starts), lengths, self.size))
+
     def flipped(self) -> "Shifts":
         """For stride 1, the same pairs of input and output seen from the input: what o sees at o + e_h is seen by t − e_h."""
         return Shifts(tuple(tuple(-e for e in offset) for offset in self.offsets), self.step, self.output, self.size)
