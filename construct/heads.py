@@ -149,6 +149,14 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
     return blocks.flatten(3).movedim(-1, 0).contiguous()
 
 
+def kernel_of_taps(taps: Tensor, geometry: ConvGeometry) -> Tensor:
+    """The kernel as torch stores it, of the matrices of its taps: the inverse of :func:`tap_matrices`, contiguous."""
+    blocks = taps.movedim(0, -1).unflatten(-1, geometry.kernel_size)  # (g, in/g, out/g, *K)
+    if geometry.transposed:
+        return blocks.flip(tuple(range(3, blocks.dim()))).flatten(0, 1).contiguous()
+    return blocks.transpose(1, 2).flatten(0, 1).contiguous()
+
+
 def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Tensor]:
     """Factor each tap's matrix as W_val W_out.
 
@@ -252,10 +260,8 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
         inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
     elif max(core.shape) > LARGEST_ELIMINATED:
         sides = "x".join(map(str, core.shape))
-        raise NoFactors(
-            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond "
-            f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
-        )
+        most = f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
+        raise NoFactors(f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {most}")
     else:
         inner = _eliminated(core, dtype)
         if inner is None:
@@ -295,8 +301,6 @@ def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.nd
         pivots.append(column)
     reduced = np.array([[float(x) for x in row] for row in work[: len(pivots)]]).reshape(len(pivots), -1)
     stored = torch.from_numpy(reduced).to(dtype).double().numpy()
-    if any(
-        Fraction(float(s)) != x for srow, row in zip(stored, work, strict=False) for s, x in zip(srow, row, strict=True)
-    ):
+    if any(rounded.tolist() != row for rounded, row in zip(stored, work, strict=False)):  # Fraction == float is exact
         return None
     return core[:, pivots], reduced
