@@ -32,6 +32,7 @@ from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
+from construct.heads import kernel_of_taps
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
@@ -159,10 +160,7 @@ class MHSA(nn.Module):
                     )
                 tap = tap * k + int(j)
             kernel[tap] += self.w_val[head] @ self.w_out[head]
-        blocks = kernel.movedim(0, -1).unflatten(-1, g.kernel_size)  # (g, in/g, out/g, *K)
-        if g.transposed:
-            return blocks.flip(tuple(range(3, 3 + g.dims))).flatten(0, 1).contiguous()
-        return blocks.transpose(1, 2).flatten(0, 1).contiguous()
+        return kernel_of_taps(kernel, g)
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
@@ -302,9 +300,8 @@ class MHSA(nn.Module):
         if y is None:
             output = output_size_of(geometry, size)
             # Before the grid is numbered and kernels are planned, which takes long where it is vast.
-            require(
-                len(x) * self.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}"
-            )
+            needed = len(x) * self.out_channels * prod(output) * x.element_size()
+            require(needed, x.device, f"an output of size {output}")
             y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
         y = y.contiguous(memory_format=memory_format(x))
         return y if batched else y[0]
@@ -357,9 +354,9 @@ class MHSA(nn.Module):
             return
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
         other = [key for key in dict.fromkeys([*own, *record]) if own.get(key) != record.get(key)]
-        told = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
+        differences = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
         *_, error_messages = rest
-        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {told}")
+        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {differences}")
 
     def extra_repr(self) -> str:
         """The geometry in torch's words, and the size of the attention."""
