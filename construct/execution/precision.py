@@ -27,7 +27,7 @@ from torch import Tensor
 
 from construct.encoding import quadratic as encoding
 from construct.execution.protocol import Layer
-from construct.tokens import TokenGrid, array_of
+from construct.tokens import TokenGrid
 
 UNIT = 2.0**-53
 """The unit roundoff of scores."""
@@ -45,7 +45,7 @@ def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     Of the parabola, their numbers.
     """
     device = layer.v.device
-    middles = [(int(array_of(query)[0]) + int(array_of(query)[-1])) / 2 for query in grid.queries]
+    middles = [(first + last) / 2 for first, last in zip(grid.first, grid.last, strict=True)]
 
     def laid_out(axes: list[Tensor]) -> Tensor:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
