@@ -241,11 +241,9 @@ def _number(kind: type, valid: Callable[[Any], bool], message: str) -> Callable[
         try:
             number = kind(text)
         except ValueError:
-            what = (
-                "a whole number (sizes are written apart, as 3 8 8; MODEL goes before the options)"
-                if kind is int
-                else "a number"
-            )
+            what = "a number"
+            if kind is int:
+                what = "a whole number (sizes are written apart, as 3 8 8; MODEL goes before the options)"
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
         if not valid(number):
             raise argparse.ArgumentTypeError(f"{text} {message}")

@@ -132,9 +132,8 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
         if entry.size >= _MAX32:  # torch writes the local header before it knows the packed size
             large = large[:12] + bytes(8) + large[20:]
         filling = rest[n:].removeprefix(large)
-        ideal = (
-            b"FB" + (len(filling) - 4).to_bytes(2, "little") + b"Z" * (len(filling) - 4) if len(filling) > 3 else b""
-        )
+        more = len(filling) - 4
+        ideal = b"FB" + more.to_bytes(2, "little") + b"Z" * more if more >= 0 else b""
         if not rest[n:].startswith(large) or filling != ideal:
             raise Malformed(f"its record {label} has an extra field that is no alignment")
         start = at + _LOCAL.size + n + extra

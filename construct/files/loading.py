@@ -1,7 +1,6 @@
 """``construct.load``: reads a network, or its attention layers, from a file."""
 
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
@@ -14,7 +13,7 @@ from construct.builder import as_trainable_as, conv_to_mhsa
 from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
 from construct.files.checkpoints import matched_names
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
-from construct.files.reading import ModelFile, read
+from construct.files.reading import FilePath, ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.wrappers import unwrapped
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     model: nn.Module | None = None,
     layers: Literal[False] = False,
@@ -35,10 +34,10 @@ def load(
 ) -> nn.Module: ...
 @overload
 def load(
-    path: str | os.PathLike[str], *, layers: Literal[True], allow: Iterable[str] = (), trust: bool = False
+    path: FilePath, *, layers: Literal[True], allow: Iterable[str] = (), trust: bool = False
 ) -> dict[str, MHSA]: ...
 def load(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     model: nn.Module | None = None,
     layers: bool = False,
@@ -122,18 +121,10 @@ def _attention_paths(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes.
+    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and notes on renamed tensors.
 
     Where the file has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
-    or else that of the convolution.
-
-    Args:
-        model: the network, with convolutions or with attention layers.
-        file: with a state dict, or with a module that has one.
-        name: of the network, for messages.
-
-    Returns:
-        The copy, and notes on renamed tensors.
+    or else that of the convolution.  ``name`` is that of the network, for messages.
 
     Raises:
         BadModelFile: they do not fit.

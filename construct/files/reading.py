@@ -31,6 +31,8 @@ from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
 
+FilePath = str | os.PathLike[str]
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -53,7 +55,7 @@ class ModelFile:
     extra_names: tuple[str, ...] = ()
 
 
-def regular_file(path: str | os.PathLike[str]) -> Path:
+def regular_file(path: FilePath) -> Path:
     """Check that a path is a regular file, without opening it: opening a pipe would block.
 
     Raises:
@@ -74,7 +76,7 @@ def regular_file(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
+def _opened(path: FilePath) -> Iterator[BufferedReader]:
     """A file, opened for reading; errors within the block name it."""
     with naming(path):
         try:
@@ -84,16 +86,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
             raise BadModelFile(one_line(error.strerror or error), "check the file") from error
 
 
-def read(
-    path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False
-) -> ModelFile:
+def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False) -> ModelFile:
     """Read a module or a state dict; code in the file runs only with ``trust``.
 
-    Args:
-        path: of the file.
-        allow: see :func:`construct.load`.
-        trust: see :func:`construct.load`.
-        inert: read objects of other classes without importing these: as modules that hold what they held and compute nothing.
+    ``allow`` and ``trust`` are those of :func:`construct.load`.  With ``inert``, objects of other classes are read without
+    importing these: as modules that hold what they held and compute nothing.
 
     Raises:
         BadModelFile: no such file, no model, damaged, or with classes that are not allowed.
@@ -138,7 +135,7 @@ def read(
     return ModelFile(place, digest, checked, (*notes, *unwrapped), metadata, tuple(extra_names))
 
 
-def read_inputs(path: str | os.PathLike[str]) -> Any:
+def read_inputs(path: FilePath) -> Any:
     """Read the arguments of a call that ``torch.save`` wrote: a tensor, or a tuple or dict of tensors and plain values.
 
     Raises:

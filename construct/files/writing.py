@@ -18,11 +18,11 @@ from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allow_list import allowing, unlisted_names, walk_file
 from construct.files.layer_files import to_safetensors
-from construct.files.reading import regular_file
+from construct.files.reading import FilePath, regular_file
 from construct.weights import NAMES
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(model: nn.Module, path: FilePath) -> None:
     """Write a module so that :func:`construct.load` reads it back; an existing file is replaced atomically.
 
     >>> import tempfile, torch, construct
@@ -54,7 +54,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     write(to_safetensors(model) if suffix == ".safetensors" else model, path)
 
 
-def is_own_output(path: str | os.PathLike[str]) -> bool:
+def is_own_output(path: FilePath) -> bool:
     """Whether a file is earlier output of this project, judged by the class or tensor names in it; nothing is executed."""
     try:
         with regular_file(path).open("rb") as file:
@@ -75,8 +75,8 @@ def unlisted_names_in(path: Path) -> list[str]:
 
 
 def check_destination(
-    path: str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    path: FilePath,
+    source: FilePath,
     force: bool,
     ours: Callable[[Path], bool] = is_own_output,
     flag: str = "-o",
@@ -119,7 +119,7 @@ def check_destination(
     return path
 
 
-def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLike[str]) -> None:
+def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
     """Write a module, a state dict or bytes atomically: into a temporary file beside ``path``, fsynced, then renamed.
 
     Raises:
@@ -132,17 +132,12 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
 
 @contextlib.contextmanager
 def staged(
-    path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
+    path: FilePath, content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
 ) -> Iterator[Path]:
     """Write as :func:`write` does, but rename into place only when the ``with`` block ends without an error.
 
-    Args:
-        path: of the file.
-        content: of the file.
-        allowed: names beyond the allow-list that it may hold.
-
     Yields:
-        The temporary file, complete and fsynced.
+        The temporary file, complete and fsynced.  It may hold ``allowed`` names beyond the allow-list.
     """
     path = Path(path).resolve()  # a link stays a link
     temporary = _temporary(path)
