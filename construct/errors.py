@@ -111,13 +111,11 @@ def available_bytes(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    bounds = []
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                bounds.append(int(line.split()[1]) * 1024)
+        lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
+    bounds = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     try:  # a container may allow less than the machine has
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
@@ -132,13 +130,7 @@ UNCHECKED_BYTES = 2**26
 
 
 def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ") -> None:
-    """Check that an allocation fits, before it is made.
-
-    Args:
-        needed: bytes.
-        device: of the allocation.
-        what: subject of the message.
-        who: prefix of the message.
+    """Check that an allocation of so many bytes fits, before it is made; ``who`` and ``what`` begin the message.
 
     Raises:
         NotEnoughMemory: fewer than ``needed`` bytes are free; the message has both figures.

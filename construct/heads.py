@@ -57,11 +57,7 @@ class HeadBijection:
 
     @classmethod
     def onto(cls, geometry: ConvGeometry, order: Sequence[int] | None = None) -> "HeadBijection":
-        """The bijection from heads onto the taps of ``geometry``.
-
-        Args:
-            geometry: of the convolution.
-            order: ``order[h]`` is the row-major number of the tap that head h carries; by default h itself.
+        """The bijection from heads onto the taps of ``geometry``; by default head h carries tap h.
 
         Raises:
             ValueError: ``order`` is not a permutation of all taps.
@@ -89,10 +85,9 @@ def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
     side = int((2 * widest + 1) ** (1 / geometry.dims)) + 2
     while side % 2 == 0 or side**geometry.dims > 2 * widest + 1:
         side -= 1
-    if any(abs(t) > side // 2 for shift in tap_shifts(geometry) for t in shift):
-        raise ValueError(
-            f"at α = {alpha} the parabola numbers shifts up to {side // 2}, and this kernel reaches farther"
-        )
+    most = side // 2
+    if any(abs(t) > most for shift in tap_shifts(geometry) for t in shift):
+        raise ValueError(f"at α = {alpha} the parabola numbers shifts up to {most}, and this kernel reaches farther")
     return tuple(side ** (geometry.dims - 1 - axis) for axis in range(geometry.dims))
 
 
@@ -185,10 +180,8 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
         if head_dim < least:
             return _truncated(taps, head_dim)
         w_val, w_out = factor(taps)
-        return (
-            torch.nn.functional.pad(w_val, (0, head_dim - least)),
-            torch.nn.functional.pad(w_out, (0, 0, 0, head_dim - least)),
-        )
+        more = head_dim - least
+        return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(w_out, (0, 0, 0, more))
     if head_dim is not None:
         raise ValueError(f"head_dim is {head_dim!r}, neither None, 'rank' nor a positive number")
     identity = torch.eye(least, dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
@@ -196,15 +189,9 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 
 
 def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
-    """Split every head into narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
+    """Split every head into ``pieces`` narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
 
-    Args:
-        w_val: (heads, groups, D_in/groups, pieces·D_h).
-        w_out: (heads, groups, pieces·D_h, D_out/groups).
-        pieces: how many heads replace each head.
-
-    Returns:
-        (heads·pieces, groups, D_in/groups, D_h) and (heads·pieces, groups, D_h, D_out/groups), pieces of one head together.
+    The heads of one head stand together: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces, groups, D_in/groups, D_h).
     """
     columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
     rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
@@ -229,13 +216,7 @@ class NoFactors(ValueError):
 
 
 def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """W_val and W_out of every tap with D_h = the largest exact rank.
-
-    Args:
-        taps: (heads, groups, D_in/groups, D_out/groups).
-
-    Returns:
-        w_val (heads, groups, D_in/groups, D_h), w_out (heads, groups, D_h, D_out/groups), with W_val W_out = tap exactly.
+    """W_val and W_out as of :func:`factor`, with D_h = the largest exact rank and W_val W_out = tap exactly.
 
     Raises:
         NoFactors: some tap's factors cannot be stored, or the tap is too large.
@@ -268,9 +249,8 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
             transposed = _eliminated(core.T, dtype)
             inner = None if transposed is None else (transposed[1].T, transposed[0].T)
         if inner is None:
-            raise NoFactors(
-                f"a tap has no exact factors of lower rank, made of its own columns or rows, that {dtype} can store"
-            )
+            what = "no exact factors of lower rank, made of its own columns or rows"
+            raise NoFactors(f"a tap has {what}, that {dtype} can store")
     a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
     a[rows], b[:, columns] = inner
     return a, b

@@ -26,9 +26,6 @@ class LayerRow:
     """One converted layer.
 
     Attributes:
-        path: in the network.
-        conv: the convolution.
-        layer: its attention layer.
         check: on samples.
         certificate: for all inputs, if there is one.
         verdict: of the certificate, else of the check.
@@ -90,18 +87,11 @@ class Report:
     Attributes:
         source: the file that was read.
         sha256: of its bytes.
-        layers: the converted layers.
         network: None if it was not run.
-        refused: unconverted convolutions, with reasons.
         remarks: (path, remark) on the conversion.
-        earlier: attention layers that the input already had.
-        samples: how many inputs.
-        seed: of the inputs.
+        earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
-        output: the file that was written, or None.
-        document: the certificate that was written, or None.
-        exit_code: of the command.
-        page: the report that was written, or None.
+        output: this, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
         explain: whether every certificate is printed with its steps and assumptions.
     """
 

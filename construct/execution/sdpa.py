@@ -136,15 +136,9 @@ def _turned(a: Tensor, queries: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ) v by torch's fused kernel and no other.
+    """softmax(q kᵀ) v by torch's fused kernel and no other: (B, heads, queries, width).
 
-    Args:
-        q: float64 (B or 1, heads, queries, rank).
-        k: float64 (B or 1, heads or 1, T, rank).
-        v: float64 (B, heads, T, width).
-
-    Returns:
-        (B, heads, queries, width).
+    All float64: q (B or 1, heads, queries, rank), k (B or 1, heads or 1, T, rank), v (B, heads, T, width).
 
     Raises:
         RuntimeError: the fused kernel does not take these.

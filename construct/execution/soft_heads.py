@@ -41,18 +41,9 @@ def memory(grid: TokenGrid, heads: int, size: int, most: int, recorded: bool) ->
 
 
 def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, negligible: float) -> Tensor:
-    """Σ_h P^h X W_h.
+    """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
-    Args:
-        x: (B, D_in, *shape), padded, in the working type.
-        w: (heads, groups, C, D).
-        c: (heads, D_p), float64.
-        kind: the encoding, which factorises.
-        grid: of the call.
-        negligible: entries of a factor below this are set to zero.
-
-    Returns:
-        (B, *o, groups, D).
+    c is float64 (heads, D_p), of an encoding that factorises; entries of a factor below ``negligible`` are set to zero.
     """
     last, (_, groups, channels, width) = len(grid.shape) - 1, w.shape
     batch, queries = len(x), grid.query_shape

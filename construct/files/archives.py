@@ -99,13 +99,9 @@ def directory(file: BinaryIO, size: int) -> tuple[list[Entry], int]:
 
 
 def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True) -> dict[bytes, Record]:
-    """The records of an archive, by name.
+    """The records of an archive, by name; ``entries`` and ``first`` are from :func:`directory`.
 
-    Args:
-        file: the archive.
-        entries: of its directory.
-        first: the offset of the directory.
-        sums: whether to compare checksums, which reads the whole file.
+    ``sums`` says whether to compare checksums, which reads the whole file.
 
     Raises:
         Malformed: the records have gaps or overlap, or differ from the directory.

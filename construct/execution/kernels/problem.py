@@ -131,11 +131,7 @@ def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
     """The matrices of some heads, one below the other: w (heads, groups, C, D) → (groups, heads·C, D).
 
     Copied head by head, which is several times quicker where they are a turned view, and not at all where they lie so.
-
-    Args:
-        w: of any strides.
-        heads: which, in this order.
-        turned: for (groups, D, heads·C) instead, contiguous.
+    ``turned`` gives (groups, D, heads·C) instead, contiguous.
     """
     total, groups, channels, width = w.shape
     count, first = len(heads), heads[0]

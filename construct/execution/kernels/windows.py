@@ -74,16 +74,9 @@ class Shifts:
 
 
 def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
-    """Which of the positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
+    """Which of ``count`` positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
 
-    Args:
-        start: the first position.
-        step: at least 1.
-        count: how many there are.
-        size: of the axis.
-
-    Returns:
-        Two numbers of 0 … count, equal where there is none.
+    Two numbers of 0 … count, equal where there is none.
 
     >>> clip(-3, 2, 5, 4)  # of −3, −1, 1, 3, 5
     (2, 4)
@@ -116,12 +109,7 @@ def order_of(offsets: tuple[Ints, ...]) -> Ints:
 
 @lru_cache(maxsize=1024)
 def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
-    """All heads, in the order of their offsets, in runs along the last axis.
-
-    Args:
-        offsets: a head each.
-        whole: in a single run, if the heads form a rectangle.
-    """
+    """All heads, in the order of their offsets, in runs along the last axis; ``whole``: in one run if they form a rectangle."""
     offsets = tuple(sorted(offsets))
     rectangle = _rectangle(offsets) if whole else None
     if rectangle is not None:
