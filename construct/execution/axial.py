@@ -67,9 +67,9 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
         return call(x)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-        seen, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
+        images, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
         y = shifted(
-            seen,
+            images,
             matrices.mT if sight.stuffed else matrices,
             b_out,
             sight.shifts,
@@ -87,18 +87,18 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     tokens = grid.padded(x).to(dtype)
     if not recorded and soft_heads.fits(grid, FACTOR_BYTES):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        seen = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+        attended = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
     else:
-        seen = _attended(layer, tokens, grid, plan.soft, w)
-    return y + seen.movedim((-2, -1), (1, 2)).flatten(1, 2)
+        attended = _attended(layer, tokens, grid, plan.soft, w)
+    return y + attended.movedim((-2, -1), (1, 2)).flatten(1, 2)
 
 
 def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
     """What to do with inputs like x where all heads are shifts and nothing is recorded, in the fewest steps."""
     sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-    seen, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
+    images, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
     call = kernels.prepare(
-        kind, seen, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
+        kind, images, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
     )
     if not b_out.is_cpu:
         return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
@@ -124,15 +124,15 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
             total = torch.stack([w[heads[member]] for member in members]).sum(0)
-            seen = x.unflatten(1, (len(total), -1)).movedim((1, 2), (0, -1))  # (groups, B, *o, C)
-            return torch.bmm(seen.flatten(1, -2), total).unflatten(1, seen.shape[1:-1]).movedim(0, -2)
+            rows = x.unflatten(1, (len(total), -1)).movedim((1, 2), (0, -1))  # (groups, B, *o, C)
+            return torch.bmm(rows.flatten(1, -2), total).unflatten(1, rows.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
         y = None
         for group in shared.values():  # added one after the other, for there may be many
-            seen = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
-            y = attend(seen, group, axis + 1) if y is None else y + attend(seen, group, axis + 1)
+            tokens = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            y = attend(tokens, group, axis + 1) if y is None else y + attend(tokens, group, axis + 1)
         assert y is not None
         return y
 
@@ -156,8 +156,8 @@ def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: T
     p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
-    seen = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
-    least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))
+    attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
+    least, most = (int(attended[0]), int(attended[-1]) + 1) if len(attended) else (0, len(keys))
     near = x.narrow(axis, least, most - least).movedim(axis, 0)
     y = (p[:, least:most] @ near.flatten(1)).unflatten(1, near.shape[1:])
     return y.movedim(0, axis)

@@ -40,8 +40,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
         values = None if torch.is_grad_enabled() else values_of(tokens, w_val[heads])
         for number, queries in enumerate(blocks):
-            seen = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
-            totals[number] = totals[number] + seen
+            part = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
+            totals[number] = totals[number] + part
         del values
     return torch.cat(totals, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
@@ -67,9 +67,9 @@ def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
     return torch.einsum("btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype))
 
 
-def added_up(seen: Tensor, w_out: Tensor) -> Tensor:
-    """Σ_h seen_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
-    return torch.einsum("bhqge,hgeo->bqgo", seen, w_out.to(seen.dtype)).flatten(2)
+def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
+    """Σ_h attended_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
+    return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
 def some_heads(

@@ -80,8 +80,8 @@ def some_heads(w_val: Tensor, w_out: Tensor, heads: slice, tokens: Tensor, *scor
     """Σ_h P^h X W_val^h W_out^h over a block of heads, with the arguments of :func:`factors`: (B, queries, D_out)."""
     q, k = factors(heads, tokens, *scoring)
     values = values_of(tokens, w_val)
-    seen = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
-    return added_up(seen, w_out)
+    attended = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
+    return added_up(attended, w_out)
 
 
 def factors(
@@ -148,8 +148,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (pad(t, (0, size - t.shape[3])).contiguous() for t in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         q, k = (t.expand(batch, heads, -1, -1) for t in (q, k))
-        seen = scaled_dot_product_attention(q, k, v, scale=1.0)
-    return seen[..., :width]
+        attended = scaled_dot_product_attention(q, k, v, scale=1.0)
+    return attended[..., :width]
 
 
 def runs_on(device: torch.device) -> bool:

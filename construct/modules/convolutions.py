@@ -19,12 +19,8 @@ from construct.geometry import ConvGeometry
 from construct.modules.parametrizations import is_weight_hook, with_effective_weight
 
 BASES: tuple[type[_ConvNd], ...] = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",

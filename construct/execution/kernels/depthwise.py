@@ -159,9 +159,9 @@ class ByChannel:
                         behind = ahead = 0
                         at(pulled, step.every).copy_(y[images].movedim(1, -1)[(slice(None), *step.block.box)])
                     for head, queries, seen in step.taps:
-                        made = apart[: prod(queries[0])].view(queries[0])
-                        torch.mul(at(tokens, seen, behind), at(given, queries, ahead), out=made)
-                        out[head] += made.sum(axes)
+                        products = apart[: prod(queries[0])].view(queries[0])
+                        torch.mul(at(tokens, seen, behind), at(given, queries, ahead), out=products)
+                        out[head] += products.sum(axes)
 
     def _tokens(self, x: Tensor, step: Step, window: Tensor) -> Tensor:
         """What a block sees, laid out: (images, *tokens, C)."""
@@ -182,11 +182,11 @@ def _add_up(
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
     for head, (shape, strides, query), (_, paces, token) in step.taps:
         part = out.as_strided(shape, strides, ahead + query)
-        seen = x.as_strided(shape, paces, behind + token)
+        tokens = x.as_strided(shape, paces, behind + token)
         if begun:
-            part.addcmul_(seen, factors[head])
+            part.addcmul_(tokens, factors[head])
         elif bias is None:
-            torch.mul(seen, factors[head], out=part)
+            torch.mul(tokens, factors[head], out=part)
         else:
-            torch.addcmul(bias, seen, factors[head], out=part)
+            torch.addcmul(bias, tokens, factors[head], out=part)
         begun = True

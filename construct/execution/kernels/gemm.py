@@ -28,8 +28,8 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick
     if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
-            made = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
-            return made if out is None else out.copy_(made)
+            result = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
+            return result if out is None else out.copy_(result)
     if out is None:
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
@@ -57,8 +57,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -
             one = one.contiguous()
         if one.is_contiguous():
             assert INNER is not None
-            made = INNER(one, other.mT, None, "none", [], "")
-            total[0].copy_(made) if first else total[0].add_(made)
+            result = INNER(one, other.mT, None, "none", [], "")
+            total[0].copy_(result) if first else total[0].add_(result)
             return
     total[0].addmm_(one, other, beta=0 if first else 1)
 

@@ -31,18 +31,17 @@ class GemmScatter:
         shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
         if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
             return None
-        sent, made = problem.width, problem.channels  # channels of what is read, and of what is written
+        read, written = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
-            sent, made = made, sent
-        if constants.PRODUCTS // (heads * made) < constants.SHORT:
+            read, written = written, read
+        if constants.PRODUCTS // (heads * written) < constants.SHORT:
             return None  # blocks of few queries, and an addition for each head of each of them
-        tokens = problem.images * prod(shifts.output)
-        # The product of a token with all heads has heads·made columns; few columns are slow by themselves.
-        read = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-        scatter = heads * read * made * constants.SCATTER
-        im2col = heads * tokens * sent * (constants.COPY + constants.FEW / made)
+        # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
+        tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
+        scatter = heads * tokens * written * constants.SCATTER
+        im2col = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
         if kind == ADJOINT:
-            im2col += heads * made * sent * constants.TRANSPOSE
+            im2col += heads * written * read * constants.TRANSPOSE
         return Scattered(problem) if scatter < im2col else None
 
 
@@ -73,11 +72,11 @@ class Scattered:
         queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
         self.blocks = _parted(self.shifts, queries)
         self.most = max(prod(block.shape) for block, _ in self.blocks)
-        self.made = self.most * heads * self.channels
+        self.products = self.most * heads * self.channels
         self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
         matrix = heads * self.channels * self.width
-        new = self.made + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
-        self.workspace = bytes_of(problem.dtype, self.made, self.image, matrix, new)
+        new = self.products + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
+        self.workspace = bytes_of(problem.dtype, self.products, self.image, matrix, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -85,7 +84,7 @@ class Scattered:
         heads, channels, size = len(self.shifts.offsets), self.channels, self.shifts.size
         w = second.mT if self.problem.kind == FORWARD else second
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
-        with Workspace(second, self.made, self.image) as (made, image):
+        with Workspace(second, self.products, self.image) as (buffer, image):
             image = image[: self.image]
             for y, target in zip(first, out, strict=True):
                 if self.rows:
@@ -98,7 +97,7 @@ class Scattered:
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
                     tokens = self._tokens(y, block, second)  # (queries, D)
-                    flat = made[: rows * heads * channels]
+                    flat = buffer[: rows * heads * channels]
                     if self.rows:
                         product(tokens, matrix.mT, None, flat.view(rows, -1), self.problem.onednn)
                         products = flat.view(*block.shape, heads, channels).movedim(-2, 0)

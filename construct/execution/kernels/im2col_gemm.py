@@ -158,10 +158,10 @@ class _Columns:
             if step.zeros is not None and step.zeros != before:
                 window[: step.window].zero_()
             if self.problem.x_layout == OTHER:
-                seen = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
+                inputs = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
             else:
-                seen = at(x, step.source, ahead)  # type: ignore[arg-type]
-            at(window, step.inside).copy_(seen)
+                inputs = at(x, step.source, ahead)  # type: ignore[arg-type]
+            at(window, step.inside).copy_(inputs)
             ahead = 0
         for into, source in step.copies:
             at(columns, into).copy_(at(tokens, source, ahead))
@@ -174,13 +174,13 @@ class Outputs(_Columns):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         groups = problem.groups
-        # Products are made where they belong, if that is a matrix.
+        # Products are written where they belong, if that is a matrix.
         self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
-        self.made = 0 if self.direct else self.rows * problem.groups * problem.width
+        self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
         self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
         weights = len(self.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
-        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.made, weights, new)
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -194,29 +194,29 @@ class Outputs(_Columns):
         alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
         if out is None and not alone:
             out = problem.new(first)
-        with Workspace(second, self.columns, self.window, self.made) as (columns, window, made):
+        with Workspace(second, self.columns, self.window, self.staging) as (columns, window, staging):
             zeros: object = None
             for images in self.images:
                 ahead = images.start * self.y_strides[0]
                 for step in self.steps[images.stop - images.start]:
-                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if alone:
-                        return problem.as_images(product(seen[0], matrix[0], bias, None, quick))
+                        return problem.as_images(product(rows[0], matrix[0], bias, None, quick))
                     assert out is not None
                     if self.turned:
                         result = at(out, step.result, ahead)
                         if groups > 1:
-                            result.copy_(torch.bmm(matrix, seen.mT))
+                            result.copy_(torch.bmm(matrix, rows.mT))
                         else:
-                            product(matrix[0], seen[0].mT, None, result[0], quick)
+                            product(matrix[0], rows[0].mT, None, result[0], quick)
                         if bias is not None:
                             result += bias.view(groups, width, 1)
                     elif direct:
-                        product(seen[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
+                        product(rows[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
                     else:
-                        result = made[: groups * step.rows * width].view(groups, step.rows, width)
-                        products(seen, matrix, None if bias is None else bias.view(groups, width), result, quick)
+                        result = staging[: groups * step.rows * width].view(groups, step.rows, width)
+                        products(rows, matrix, None if bias is None else bias.view(groups, width), result, quick)
                         tokens = out[images].movedim(1, -1)[(slice(None), *step.block.box)]
                         result = result.view(groups, -1, *step.block.shape, width).movedim(0, -2)
                         tokens.unflatten(-1, (groups, width)).copy_(result)
@@ -245,7 +245,7 @@ class Weights(_Columns):
             for images in self.images:
                 ahead = images.start * self.y_strides[0]
                 for step in self.steps[images.stop - images.start]:
-                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if self.pulled:
                         y = pulled[: groups * step.rows * width].view(groups, step.rows, width)
@@ -255,7 +255,7 @@ class Weights(_Columns):
                     else:
                         y = at(second, step.result, ahead)
                         y = y.mT if self.turned else y
-                    add_product(total, seen.mT, y, not begun, problem.onednn)
+                    add_product(total, rows.mT, y, not begun, problem.onednn)
                     begun = True
         if not ordered:
             matrices = total.view(groups, len(self.heads), problem.channels, width)

@@ -42,8 +42,8 @@ class Rows:
         if groups == 1:
             self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
         both = groups * channels * width
-        made = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
-        self.workspace = bytes_of(problem.dtype, made, rows * width, groups * rows * channels * (groups > 1))
+        result = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
+        self.workspace = bytes_of(problem.dtype, result, rows * width, groups * rows * channels * (groups > 1))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -76,20 +76,20 @@ class Images:
         large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
         self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
         self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
-        made = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
-        more = problem.channels * self.tokens + made if self.small else 0
-        self.workspace = bytes_of(problem.dtype, made, more, both * (problem.kind != WEIGHTS))
+        result = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
+        more = problem.channels * self.tokens + result if self.small else 0
+        self.workspace = bytes_of(problem.dtype, result, more, both * (problem.kind != WEIGHTS))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
         if out is None and self.alone:
-            seen, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
+            x, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
             if self.small:
-                made = product(seen.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
+                y = product(x.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
             else:
-                made = torch.mm(matrix.mT, seen) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, seen)
-            return made.view(problem.result_shape)
+                y = torch.mm(matrix.mT, x) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, x)
+            return y.view(problem.result_shape)
         out, images = problem.new(first) if out is None else out, problem.images
         x = first.view(images, groups, problem.channels, self.tokens)
         if problem.kind == WEIGHTS:
