@@ -38,11 +38,11 @@ class GemmScatter:
             return None  # blocks of few queries, and an addition for each head of each of them
         # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
         tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-        scatter = heads * tokens * written * constants.SCATTER
-        im2col = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
+        scatter_time = heads * tokens * written * constants.SCATTER
+        columns_time = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
         if kind == ADJOINT:
-            im2col += heads * written * read * constants.TRANSPOSE
-        return Scattered(problem) if scatter < im2col else None
+            columns_time += heads * written * read * constants.TRANSPOSE
+        return Scattered(problem) if scatter_time < columns_time else None
 
 
 @dataclass(frozen=True)
