@@ -86,11 +86,8 @@ class MHSA(nn.Module):
         elif radix is not None:
             raise ValueError("give a radix or an encoding; the radix is that of the parabola")
         heads, groups, d_in, _ = weights.w_val.shape
-        if (groups, groups * d_in, len(weights.b_out)) != (
-            geometry.groups,
-            geometry.in_channels,
-            geometry.out_channels,
-        ):
+        channels = (groups, groups * d_in, len(weights.b_out))
+        if channels != (geometry.groups, geometry.in_channels, geometry.out_channels):
             raise ValueError(
                 f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
             )
@@ -180,14 +177,6 @@ class MHSA(nn.Module):
         """The names of the tables of a learned relative encoding, an axis each; of another encoding, none."""
         relative = self._encoding == Relative.name
         return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
-
-    def encoded(self, grid: TokenGrid) -> tuple[Tensor, ...]:
-        """What the encoding r is applied to, for every shift of the grid's box: the shift itself, or its number.
-
-        Raises:
-            ValueError: the grid has more shifts than the encoding has codes for.
-        """
-        return self.encoding.argument(grid)
 
     def centres(self) -> tuple[Tensor, Tensor]:
         """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.

@@ -41,10 +41,6 @@ class Layer(Protocol):
         """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
         ...
 
-    def encoded(self, grid: TokenGrid) -> Any:
-        """What the encoding r is applied to, for every shift of the grid's box."""
-        ...
-
 
 @dataclass(frozen=True)
 class Execution:
