@@ -1,7 +1,7 @@
 """The three maps of :mod:`construct.execution.kernels` for autograd: each one's derivatives are the two others.
 
-They take and give images, (B, groups·C, *n), and a bias on the way: a call is a single node, and its gradients lie in memory as
-what they belong to.  All three are linear in each of their tensors, which is all that forward-mode derivatives need.
+They map images (B, groups·C, *n) to images and add the bias, so a call is a single node; gradients have the memory format of their
+tensors.  All three are linear in each of their tensors, which is all that forward-mode derivatives need.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from construct.execution.transforms import abstract, faked, is_batched, nonzero,
 
 
 class _Function(torch.autograd.Function):
-    """A function whose ``apply`` does not look for default arguments, which takes torch longer than a small product."""
+    """A function whose ``apply`` does not bind default arguments, which takes torch longer than a small product."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
@@ -139,7 +139,7 @@ class Weights(_Function):
 def shifted(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
 ) -> Tensor:
-    """As :meth:`Shifted.forward`, with a node for autograd only where one is needed, for that takes time."""
+    """As :meth:`Shifted.forward`; an autograd node is made only where one is needed, for it takes time."""
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias))
     call = Shifted.apply if recorded or transformed() else Shifted.forward
     out = call(images, w, bias, shifts, adjoint, dtype, last)

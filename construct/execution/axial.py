@@ -6,14 +6,13 @@ rectangular grid the normaliser is one too:
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
 for every c, sharp or soft, on or off the lattice.  (A learned relative embedding factorises too: each axis has components of its
-own.)  Two ways from there:
+own.)  Heads are evaluated in two ways:
 
 * a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.kernels`;
 * any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
 
-Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and worked out again whenever these change.  What
-does not factorise is handed to ``chunked``, and ``MHSA.explain`` says so: content, and soft heads of the parabola or the
-covariance.
+The scores decide, that is ``v`` and ``w_key_pos``, as they are in each call.  Content, and soft heads of the parabola or the
+covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.explain`` says so.
 """
 
 from functools import lru_cache
@@ -58,9 +57,9 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
-    aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
-    learned = torch.is_grad_enabled() and any(t.requires_grad for t in aiming)
-    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming)))
+    positional = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
+    learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
+    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
     if not (recorded or plan.soft):
         call = _prepared(x, grid, plan, w.detach(), b_out.detach())
         keep(layer, owner, x, grid, w, call)
@@ -78,7 +77,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
             memory_format(x) != torch.contiguous_format,
         )
         if learned:
-            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
+            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
             y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
@@ -94,7 +93,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
 
 
 def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
-    """What to do with inputs like x where all heads are shifts and nothing is recorded, in the fewest steps."""
+    """The prepared call for inputs like x, where all heads are shifts and no gradient is recorded."""
     sight = Sight.of(grid, plan, tuple(x.shape[2:]))
     images, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
     call = kernels.prepare(
@@ -177,9 +176,9 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     """As :func:`memory`, with its plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
-    aims = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
+    learned = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
     shape = (*layer.w_val.shape, layer.w_out.shape[3])
-    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, aims, batch, grid, plan, most_queries())
+    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, learned, batch, grid, plan, most_queries())
 
 
 @lru_cache(maxsize=1024)
@@ -188,7 +187,7 @@ def _memory(
     dtype: torch.dtype,
     device: torch.device,
     recorded: bool,
-    aims: bool,
+    learned: bool,
     batch: int,
     grid: TokenGrid,
     plan: Plan,
@@ -200,7 +199,7 @@ def _memory(
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
     outputs = batch * grid.asked * groups * width
-    total += outputs * (2 * size + stored if aims or plan.soft else stored)
+    total += outputs * (2 * size + stored if learned or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
         kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
@@ -219,7 +218,7 @@ def _memory(
 
 
 def _seen(grid: TokenGrid) -> int:
-    """Tokens of a head after every axis, all of them together."""
+    """The number of tokens of a head after each axis, summed over the axes."""
     return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 

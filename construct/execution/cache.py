@@ -1,9 +1,8 @@
 """Cache of prepared calls of each layer, valid while the parameters' bytes are unchanged.
 
-To look a layer over takes longer than a small product: whether content is off, where its heads look, which factor is the
-identity, which kernel is quick.  Numbers may be edited through ``.data`` or from outside torch, which leaves no trace, so a
-prepared call is used only while every number that it was made from is the same, bit by bit; that is compared in every call.
-Only the factor that is not the identity, and the bias, may change: they are read by the call itself.
+Preparing a call takes longer than a small product: is content off, where do the heads look, which factor is the identity, which
+kernel is quick?  Edits through ``.data`` or from outside torch leave no trace, so every call compares the numbers that the
+prepared call was made from, bit by bit.  Only the factor that is not the identity, and the bias, may change: the call reads them.
 """
 
 from collections.abc import Callable

@@ -32,7 +32,7 @@ from construct.tokens import TokenGrid
 UNIT = 2.0**-53
 """The unit roundoff of scores."""
 LEAST = 2.0**-1074
-"""What a product that underflows may lose."""
+"""The largest loss of a product that underflows."""
 
 
 class Coarse(NotImplementedError):

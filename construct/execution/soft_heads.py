@@ -14,7 +14,7 @@ from construct.execution.kernels.blocks import pieces
 from construct.tokens import TokenGrid
 
 AT_ONCE = 2**16
-"""Entries of factors are worked out so many at a time, or those of one factor."""
+"""How many entries of factors are computed at a time; a single factor may have more."""
 Name = tuple[float, ...]
 """The components of c that a factor depends on: heads with the same ones share it."""
 

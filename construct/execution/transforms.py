@@ -48,13 +48,13 @@ def abstract(*tensors: Tensor) -> bool:
 
 
 def plain() -> bool:
-    """Whether operators do what they say: nothing is transformed, derived forward, faked or recorded, but by a compiler."""
+    """Whether operators run as they are: no transform, forward derivative, fake mode or trace but a compiler's is active."""
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Within, nothing is recorded, faked or transformed: what operators make has numbers, and shapes are numbers."""
+    """Switch traces, fake modes and transforms off within the block: results have numbers, and sizes are ints."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:

@@ -24,7 +24,7 @@ def queries_per_block(fitting: int) -> int:
 
 @contextmanager
 def smaller_blocks(queries: int) -> Iterator[None]:
-    """Within, no block holds more than so many queries: so that small inputs take several blocks too, as large ones do."""
+    """Limit blocks to so many queries within the ``with`` block, so that small inputs take several blocks, as large ones do."""
     token = _MOST_QUERIES.set(queries)
     try:
         yield

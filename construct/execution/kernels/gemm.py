@@ -1,8 +1,7 @@
 """GEMM: matrix products by BLAS or by oneDNN, whichever is quicker for the shapes.
 
-oneDNN's inner product keeps its pace where matrices are larger than a core's cache (97 against 77 GFLOP/s), and where they have few
-columns (18 against 5 for three), and puts what it makes into new memory; the BLAS behind ``torch.mm`` takes less to begin.
-Both add up the same terms, in orders of their own.
+oneDNN's inner product is faster where matrices exceed a core's cache (97 against 77 GFLOP/s) or have few columns (18 against 5 for
+three), and allocates its result; the BLAS behind ``torch.mm`` has less overhead.  Both sum the same terms, in different orders.
 """
 
 from collections.abc import Callable
