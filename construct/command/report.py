@@ -116,17 +116,12 @@ def convolution_text(g: ConvGeometry) -> str:
     """A convolution in a few characters, without defaults: ``Conv2d 16->24 2x2 s2``."""
     words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
     words.append("x".join(map(str, g.kernel_size)))
-    options: tuple[tuple[str, tuple[int, ...] | str, int], ...] = (
-        ("s", g.stride, 1),
-        ("p", g.padding, 0),
-        ("d", g.dilation, 1),
-        ("g", (g.groups,), 1),
-        ("op", g.output_padding, 0),
-    )
-    for letter, value, usual in options:
+    usual = {"s": 1, "p": 0, "d": 1, "g": 1, "op": 0}
+    values = (g.stride, g.padding, g.dilation, (g.groups,), g.output_padding)
+    for (letter, default), value in zip(usual.items(), values, strict=True):
         if isinstance(value, str):
             words.append(value)
-        elif any(n != usual for n in value):
+        elif any(n != default for n in value):
             words.append(letter + ("x".join(map(str, value)) if len(set(value)) > 1 else str(value[0])))
     if g.padding_mode != "zeros":
         words.append(g.padding_mode)

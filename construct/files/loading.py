@@ -194,14 +194,13 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The differences between the names in a state dict and those of its network, in words; empty if there are none."""
     wanted = model.state_dict().keys()
-    missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
-    if not missing and not unknown:
-        return ""
     parts = []
-    if missing:
+    if missing := [key for key in wanted if key not in state]:
         parts.append(f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}")
-    if unknown:
+    if unknown := [key for key in state if key not in wanted]:
         parts.append(f"{len(unknown)} of its own are not in the network{_listed(unknown)}")
+    if not parts:
+        return ""
     holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
     return f"{', and '.join(parts)}; it holds {len(holds)} tensors{_listed(holds, 6)}"
 

@@ -120,8 +120,8 @@ def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, iner
         elif kind == "pt2":
             if not trust:
                 what = "a program of torch.export, and to load one can run code that it holds"
-                other = "if you know who made it, or save the nn.Module or its state dict"
-                raise BadModelFile(what, f"trust=True {other}", option=f"--trust {other}")
+                advice = "if you know who made it, or save the nn.Module or its state dict"
+                raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
             content = _load_trusted(file, kind)
         else:
             content, walker = _load_pickled(file, archive, printable(path), allowed, trust, inert)

@@ -198,6 +198,6 @@ class _Stream:
 
 
 def _temporary(path: Path) -> Path:
-    """A unique name in the same folder.  Its length in bytes is bounded, as file systems bound names in bytes."""
+    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
     start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
     return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")
