@@ -32,6 +32,7 @@ from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
+from construct.heads import kernel_of_taps
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
@@ -85,11 +86,8 @@ class MHSA(nn.Module):
         elif radix is not None:
             raise ValueError("give a radix or an encoding; the radix is that of the parabola")
         heads, groups, d_in, _ = weights.w_val.shape
-        if (groups, groups * d_in, len(weights.b_out)) != (
-            geometry.groups,
-            geometry.in_channels,
-            geometry.out_channels,
-        ):
+        channels = (groups, groups * d_in, len(weights.b_out))
+        if channels != (geometry.groups, geometry.in_channels, geometry.out_channels):
             raise ValueError(
                 f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
             )
@@ -159,10 +157,7 @@ class MHSA(nn.Module):
                     )
                 tap = tap * k + int(j)
             kernel[tap] += self.w_val[head] @ self.w_out[head]
-        blocks = kernel.movedim(0, -1).unflatten(-1, g.kernel_size)  # (g, in/g, out/g, *K)
-        if g.transposed:
-            return blocks.flip(tuple(range(3, 3 + g.dims))).flatten(0, 1).contiguous()
-        return blocks.transpose(1, 2).flatten(0, 1).contiguous()
+        return kernel_of_taps(kernel, g)
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
@@ -182,14 +177,6 @@ class MHSA(nn.Module):
         """The names of the tables of a learned relative encoding, an axis each; of another encoding, none."""
         relative = self._encoding == Relative.name
         return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
-
-    def encoded(self, grid: TokenGrid) -> tuple[Tensor, ...]:
-        """What the encoding r is applied to, for every shift of the grid's box: the shift itself, or its number.
-
-        Raises:
-            ValueError: the grid has more shifts than the encoding has codes for.
-        """
-        return self.encoding.argument(grid)
 
     def centres(self) -> tuple[Tensor, Tensor]:
         """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.
@@ -302,9 +289,8 @@ class MHSA(nn.Module):
         if y is None:
             output = output_size_of(geometry, size)
             # Before the grid is numbered and kernels are planned, which takes long where it is vast.
-            require(
-                len(x) * self.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}"
-            )
+            needed = len(x) * self.out_channels * prod(output) * x.element_size()
+            require(needed, x.device, f"an output of size {output}")
             y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
         y = y.contiguous(memory_format=memory_format(x))
         return y if batched else y[0]
@@ -357,9 +343,9 @@ class MHSA(nn.Module):
             return
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
         other = [key for key in dict.fromkeys([*own, *record]) if own.get(key) != record.get(key)]
-        told = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
+        differences = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
         *_, error_messages = rest
-        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {told}")
+        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {differences}")
 
     def extra_repr(self) -> str:
         """The geometry in torch's words, and the size of the attention."""

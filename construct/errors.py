@@ -1,7 +1,8 @@
 """Exceptions and their messages, and the memory check before large allocations.  Imports nothing heavy."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
 # ---- printable text -------------------------------------------------------------------------------------------------
 
 
-def printable(name: str) -> str:
-    """The name itself if every character is printable, else its ``repr``."""
-    return name if name.isprintable() else repr(name)
+def printable(name: object) -> str:
+    """A name or path itself if every character is printable, else its ``repr``."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)
 
 
 def one_line(text: object, limit: int = 600) -> str:
@@ -85,7 +87,17 @@ class BadModelFile(ValueError):
 
     def __init__(self, what: str, remedy: str = "", option: str = ""):
         super().__init__(f"{what} ({remedy})" if remedy else what)
+        self.what, self.remedy, self.option = what, remedy, option
         self.on_command_line = f"{what} ({option})" if option else str(self)
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Put the name of a file before every :class:`BadModelFile` that is raised within the block."""
+    try:
+        yield
+    except BadModelFile as error:
+        raise BadModelFile(f"{printable(path)}: {error.what}", error.remedy, error.option) from error
 
 
 # ---- memory, checked before it is allocated --------------------------------------------------------------------------
@@ -99,13 +111,11 @@ def available_bytes(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    bounds = []
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                bounds.append(int(line.split()[1]) * 1024)
+        lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
+    bounds = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     try:  # a container may allow less than the machine has
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
@@ -120,13 +130,7 @@ UNCHECKED_BYTES = 2**26
 
 
 def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ") -> None:
-    """Check that an allocation fits, before it is made.
-
-    Args:
-        needed: bytes.
-        device: of the allocation.
-        what: subject of the message.
-        who: prefix of the message.
+    """Check that an allocation of so many bytes fits, before it is made; ``who`` and ``what`` begin the message.
 
     Raises:
         NotEnoughMemory: fewer than ``needed`` bytes are free; the message has both figures.

@@ -144,11 +144,7 @@ class ConvGeometry:
         )
 
     def reaching(self, output_size: Sequence[int], size: Sequence[int]) -> "ConvGeometry":
-        """The same transposed convolution with the output padding that gives ``output_size``.
-
-        Args:
-            output_size: the wanted spatial size, d numbers.
-            size: the spatial size of the input.
+        """The same transposed convolution with the output padding that gives ``output_size`` for an input of ``size``.
 
         Raises:
             TypeError: not transposed, or an entry that is no whole number.

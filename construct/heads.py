@@ -57,11 +57,7 @@ class HeadBijection:
 
     @classmethod
     def onto(cls, geometry: ConvGeometry, order: Sequence[int] | None = None) -> "HeadBijection":
-        """The bijection from heads onto the taps of ``geometry``.
-
-        Args:
-            geometry: of the convolution.
-            order: ``order[h]`` is the row-major number of the tap that head h carries; by default h itself.
+        """The bijection from heads onto the taps of ``geometry``; by default head h carries tap h.
 
         Raises:
             ValueError: ``order`` is not a permutation of all taps.
@@ -89,10 +85,9 @@ def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
     side = int((2 * widest + 1) ** (1 / geometry.dims)) + 2
     while side % 2 == 0 or side**geometry.dims > 2 * widest + 1:
         side -= 1
-    if any(abs(t) > side // 2 for shift in tap_shifts(geometry) for t in shift):
-        raise ValueError(
-            f"at α = {alpha} the parabola numbers shifts up to {side // 2}, and this kernel reaches farther"
-        )
+    most = side // 2
+    if any(abs(t) > most for shift in tap_shifts(geometry) for t in shift):
+        raise ValueError(f"at α = {alpha} the parabola numbers shifts up to {most}, and this kernel reaches farther")
     return tuple(side ** (geometry.dims - 1 - axis) for axis in range(geometry.dims))
 
 
@@ -149,6 +144,14 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
     return blocks.flatten(3).movedim(-1, 0).contiguous()
 
 
+def kernel_of_taps(taps: Tensor, geometry: ConvGeometry) -> Tensor:
+    """The kernel as torch stores it, of the matrices of its taps: the inverse of :func:`tap_matrices`, contiguous."""
+    blocks = taps.movedim(0, -1).unflatten(-1, geometry.kernel_size)  # (g, in/g, out/g, *K)
+    if geometry.transposed:
+        return blocks.flip(tuple(range(3, blocks.dim()))).flatten(0, 1).contiguous()
+    return blocks.transpose(1, 2).flatten(0, 1).contiguous()
+
+
 def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Tensor]:
     """Factor each tap's matrix as W_val W_out.
 
@@ -177,10 +180,8 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
         if head_dim < least:
             return _truncated(taps, head_dim)
         w_val, w_out = factor(taps)
-        return (
-            torch.nn.functional.pad(w_val, (0, head_dim - least)),
-            torch.nn.functional.pad(w_out, (0, 0, 0, head_dim - least)),
-        )
+        more = head_dim - least
+        return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(w_out, (0, 0, 0, more))
     if head_dim is not None:
         raise ValueError(f"head_dim is {head_dim!r}, neither None, 'rank' nor a positive number")
     identity = torch.eye(least, dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
@@ -188,15 +189,9 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 
 
 def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
-    """Split every head into narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
+    """Split every head into ``pieces`` narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
 
-    Args:
-        w_val: (heads, groups, D_in/groups, pieces·D_h).
-        w_out: (heads, groups, pieces·D_h, D_out/groups).
-        pieces: how many heads replace each head.
-
-    Returns:
-        (heads·pieces, groups, D_in/groups, D_h) and (heads·pieces, groups, D_h, D_out/groups), pieces of one head together.
+    The heads of one head stand together: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces, groups, D_in/groups, D_h).
     """
     columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
     rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
@@ -221,13 +216,7 @@ class NoFactors(ValueError):
 
 
 def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """W_val and W_out of every tap with D_h = the largest exact rank.
-
-    Args:
-        taps: (heads, groups, D_in/groups, D_out/groups).
-
-    Returns:
-        w_val (heads, groups, D_in/groups, D_h), w_out (heads, groups, D_h, D_out/groups), with W_val W_out = tap exactly.
+    """W_val and W_out as of :func:`factor`, with D_h = the largest exact rank and W_val W_out = tap exactly.
 
     Raises:
         NoFactors: some tap's factors cannot be stored, or the tap is too large.
@@ -252,19 +241,16 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
         inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
     elif max(core.shape) > LARGEST_ELIMINATED:
         sides = "x".join(map(str, core.shape))
-        raise NoFactors(
-            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond "
-            f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
-        )
+        most = f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
+        raise NoFactors(f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {most}")
     else:
         inner = _eliminated(core, dtype)
         if inner is None:
             transposed = _eliminated(core.T, dtype)
             inner = None if transposed is None else (transposed[1].T, transposed[0].T)
         if inner is None:
-            raise NoFactors(
-                f"a tap has no exact factors of lower rank, made of its own columns or rows, that {dtype} can store"
-            )
+            what = "no exact factors of lower rank, made of its own columns or rows"
+            raise NoFactors(f"a tap has {what}, that {dtype} can store")
     a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
     a[rows], b[:, columns] = inner
     return a, b
@@ -295,8 +281,6 @@ def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.nd
         pivots.append(column)
     reduced = np.array([[float(x) for x in row] for row in work[: len(pivots)]]).reshape(len(pivots), -1)
     stored = torch.from_numpy(reduced).to(dtype).double().numpy()
-    if any(
-        Fraction(float(s)) != x for srow, row in zip(stored, work, strict=False) for s, x in zip(srow, row, strict=True)
-    ):
+    if any(rounded.tolist() != row for rounded, row in zip(stored, work, strict=False)):  # Fraction == float is exact
         return None
     return core[:, pivots], reduced

@@ -151,10 +151,8 @@ def substitute(
         if module in replacements
     }
     functions = {id(function): function for function in every_closure(model, substitutes)}
-    for (
-        key,
-        function,
-    ) in functions.items():  # deepcopy copies functions by reference, with the original modules in their cells
+    # deepcopy copies functions by reference, with the original modules in their cells.
+    for key, function in functions.items():
         cells = tuple(CellType() for _ in function.__closure__ or ())
         memo[key] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
     for module, layers in substitutes.items():
@@ -183,11 +181,8 @@ def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
         copied.__defaults__ = tuple(map(counterpart, function.__defaults__))
     if function.__kwdefaults__ is not None:
         copied.__kwdefaults__ = {name: counterpart(value) for name, value in function.__kwdefaults__.items()}
-    copied.__qualname__, copied.__doc__, copied.__module__ = (
-        function.__qualname__,
-        function.__doc__,
-        function.__module__,
-    )
+    for name in ("__qualname__", "__doc__", "__module__"):
+        setattr(copied, name, getattr(function, name))
     vars(copied).update(vars(function))
 
 

@@ -202,15 +202,17 @@ class TokenGrid:
     @cached_property
     def box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis."""
-        return tuple(
-            (-int(array_of(query)[-1]), n - 1 - int(array_of(query)[0]))
-            for n, query in zip(self.shape, self.queries, strict=True)
-        )
+        return tuple((-last, n - 1 - first) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
 
     @cached_property
     def first(self) -> tuple[int, ...]:
         """The token position of the first output's query, per axis."""
         return tuple(int(array_of(query)[0]) for query in self.queries)
+
+    @cached_property
+    def last(self) -> tuple[int, ...]:
+        """The token position of the last output's query, per axis."""
+        return tuple(int(array_of(query)[-1]) for query in self.queries)
 
     @cached_property
     def step(self) -> tuple[int, ...] | None:
@@ -226,10 +228,7 @@ class TokenGrid:
     @cached_property
     def always(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis for which *every* query has a key."""
-        return tuple(
-            (-int(array_of(query)[0]), n - 1 - int(array_of(query)[-1]))
-            for n, query in zip(self.shape, self.queries, strict=True)
-        )
+        return tuple((-first, n - 1 - last) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
 
     @property
     def box_size(self) -> int:
@@ -254,12 +253,8 @@ class TokenGrid:
     @cached_property
     def query_codes(self) -> Tensor:
         """The query's part of code(δ), int64 (queries,); never negative."""
-        return _grid_sum(
-            [
-                weight * (array_of(query)[-1] - array_of(query))
-                for query, weight in zip(self.queries, self._radix, strict=True)
-            ]
-        )
+        pairs = zip(self.queries, self.last, self._radix, strict=True)
+        return _grid_sum([weight * (last - array_of(query)) for query, last, weight in pairs])
 
     @cached_property
     def query_tokens(self) -> Tensor:

@@ -92,14 +92,10 @@ def record_of(geometry: ConvGeometry, encoding: Encoding) -> dict[str, Any]:
 
 
 def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeometry, Encoding]:
-    """The geometry and encoding that a record describes.
-
-    Args:
-        record: from :func:`record_of`, or anything that a file holds in its place.
-        tensor: looks up a tensor of the layer by name.
+    """The geometry and encoding that a record describes; ``tensor`` looks up a tensor of the layer by name.
 
     Raises:
-        ValueError: not such a record.
+        ValueError: no record as of :func:`record_of`; a file may hold anything in its place.
         TypeError: likewise.
     """
     fields: dict[str, Any] = dict(record)
@@ -116,12 +112,7 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
 
 
 def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding | None:
-    """The encoding of a layer that has no radix; None for the quadratic one.
-
-    Args:
-        name: of the encoding, or None.
-        dims: d.
-        offsets: looks up a table of a relative encoding by name.
+    """The encoding of this name in d dimensions; None without a name.  ``offsets`` looks up a table of a relative one by name.
 
     Raises:
         ValueError: no encoding has this name.

@@ -67,9 +67,8 @@ def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
             factory = getattr(factory, part)
         model = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise BadModelFile(
-            f"{printable(spec)}: {describe(error)} (name something that makes the network without arguments)"
-        ) from error
+        what = f"{printable(spec)}: {describe(error)}"
+        raise BadModelFile(what, "name something that makes the network without arguments") from error
     if not isinstance(model, nn.Module):
         raise BadModelFile(f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

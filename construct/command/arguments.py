@@ -135,10 +135,7 @@ def _add_geometry(group: Any) -> None:
 def _add_attention(group: Any) -> None:
     sharpness = group.add_mutually_exclusive_group()
     sharpness.add_argument(
-        "--alpha",
-        type=_alpha,
-        metavar="auto|FLOAT",
-        help="the sharpness of every head (default: auto)",
+        "--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head (default: auto)"
     )
     sharpness.add_argument(
         "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
@@ -222,7 +219,7 @@ def _format(options: argparse.Namespace) -> str:
     """
     ending = options.output.suffix[1:]
     chosen = options.format or (ending if ending in FORMATS else "pt")
-    name = printable(str(options.output))
+    name = printable(options.output)
     if ending in FORMATS and ending != chosen:
         raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
     if chosen in ("pt2", "onnx") and not options.input_size:
@@ -244,11 +241,9 @@ def _number(kind: type, valid: Callable[[Any], bool], message: str) -> Callable[
         try:
             number = kind(text)
         except ValueError:
-            what = (
-                "a whole number (sizes are written apart, as 3 8 8; MODEL goes before the options)"
-                if kind is int
-                else "a number"
-            )
+            what = "a number"
+            if kind is int:
+                what = "a whole number (sizes are written apart, as 3 8 8; MODEL goes before the options)"
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
         if not valid(number):
             raise argparse.ArgumentTypeError(f"{text} {message}")

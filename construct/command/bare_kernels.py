@@ -24,43 +24,40 @@ def geometry_flags(options: Namespace) -> list[str]:
     return [f"--{flag.replace('_', '-')}" for flag in FLAGS if getattr(options, flag) not in (None, False)]
 
 
-def from_kernels(state: Mapping[str, Tensor], options: Namespace, name: str) -> tuple[nn.Module, tuple[str, ...]]:
+def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
     """Bare modules with a convolution for every kernel of a state dict, and notes on what was assumed.
 
     Raises:
         BadModelFile: no kernel, no ``--stride``, or a geometry that does not fit a kernel.
     """
     if options.stride is None:
-        raise BadModelFile(
-            f"{name}: {', '.join(geometry_flags(options))} without --stride (a state dict does not hold it)"
-        )
+        raise BadModelFile(f"{', '.join(geometry_flags(options))} without --stride", "a state dict does not hold it")
     if options.input_size or options.example_inputs:
-        raise BadModelFile(
-            f"{name}: kernels alone are no network that could be run (leave out --input-size and --example-inputs)"
-        )
+        what = "kernels alone are no network that could be run"
+        raise BadModelFile(what, "leave out --input-size and --example-inputs")
     if options.output_padding and not options.transposed:
-        raise BadModelFile(
-            f"{name}: --output-padding is for transposed convolutions (give --transposed, or leave it out)"
-        )
+        what = "--output-padding is for transposed convolutions"
+        raise BadModelFile(what, "give --transposed, or leave it out")
     if options.transposed and isinstance(options.padding, str):
-        raise BadModelFile(f"{name}: --padding {options.padding} is for plain convolutions (give --padding in numbers)")
+        what = f"--padding {options.padding} is for plain convolutions"
+        raise BadModelFile(what, "give --padding in numbers")
     geometry = {flag: getattr(options, flag) for flag in FLAGS}
     geometry = {flag: _DEFAULTS[flag] if value in (None, False) else value for flag, value in geometry.items()}
     kernels = {
         key: weight for key, weight in state.items() if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
     }
     if not kernels:
-        raise BadModelFile(f"{name}: 0 convolutions found: no tensor of 3 to 5 axes is called weight (give --arch)")
+        raise BadModelFile("0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch")
     used, convolutions = set(kernels), {}
     for key, weight in kernels.items():
         path = key.removesuffix("weight").removesuffix(".")
         bias = f"{path}.bias" if path else "bias"
         used.add(bias)
-        convolutions[path] = _conv(weight, state.get(bias), geometry, name, path)
+        convolutions[path] = _conv(weight, state.get(bias), geometry, path)
     try:
         root = as_network(convolutions)
     except BadModelFile as error:
-        raise BadModelFile(f"{name}: {error} (give --arch)") from error
+        raise BadModelFile(str(error), "give --arch") from error
     assumed = ", ".join(f"{flag} {_text(geometry[flag])}" for flag in FLAGS)
     notes = [f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default"]
     left = [key for key in state if key not in used]
@@ -73,17 +70,15 @@ def _text(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], name: str, path: str) -> nn.Module:
+def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path: str) -> nn.Module:
     dims, groups, transposed = weight.dim() - 2, geometry["groups"], geometry["transposed"]
     settings = {key: geometry[key] for key in ("padding_mode", "groups")}
     for key in ("stride", "padding", "dilation", *(("output_padding",) if transposed else ())):
         value = geometry[key]
         settings[key] = tuple(value) * (dims if len(value) == 1 else 1) if isinstance(value, list) else value
         if isinstance(value, list) and len(settings[key]) != dims:
-            flag = key.replace("_", "-")
-            raise BadModelFile(
-                f"{name}: {printable(path) or 'its kernel'} has {dims} axes, not {len(value)} (--{flag})"
-            )
+            what = f"{printable(path) or 'its kernel'} has {dims} axes, not {len(value)}"
+            raise BadModelFile(what, f"--{key.replace('_', '-')}")
     first, second = weight.shape[:2]
     d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
     try:
@@ -93,5 +88,5 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], name
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise BadModelFile(f"{name}: {printable(path) or 'its kernel'}: {one_line(error)} (give --arch)") from error
+        raise BadModelFile(f"{printable(path) or 'its kernel'}: {one_line(error)}", "give --arch") from error
     return conv

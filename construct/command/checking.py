@@ -13,11 +13,9 @@ from construct.command.report import LayerRow, NetworkRow
 from construct.command.runs import inputs_for, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
-from verify.argument.certificate import Certificate
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_calls, compare_numbers
 from verify.samples.sampling import LayerCheck, check_call, evaluating, generated_inputs, generated_shape
-from verify.verdict import Verdict
 
 
 def check_conversion(
@@ -39,31 +37,28 @@ def check_conversion(
     for path in alone:
         checks[path] = _checked_alone(path, pairs[path], options, runs is not None)
         progress.advance(path)
-    verdicts: dict[str, tuple[Certificate | None, Verdict]] = {
-        path: (None, check.verdict) for path, check in checks.items()
-    }
     # Where the user chose the sharpness, certificates of leaking heads claim a difference within a bound.
     chosen = options.alpha is not None or options.tolerance is not None
     if not options.no_certify:
         progress.begin("certifying", len(pairs))
-        for path, (conv, layer) in pairs.items():
-            verdicts[path] = certify_layer(
-                conv, layer, checks[path], options.input_bound, within=options.within, leaking=chosen
-            )
-            progress.advance(path)
     rows = []
     for path, (conv, layer) in pairs.items():
-        certificate, verdict = verdicts[path]
-        row = LayerRow(
-            path, conv, layer, checks[path], certificate, verdict, None if runs is None else path not in alone
-        )
+        check = checks[path]
+        certificate, verdict = None, check.verdict
+        if not options.no_certify:
+            certificate, verdict = certify_layer(
+                conv, layer, check, options.input_bound, within=options.within, leaking=chosen
+            )
+            progress.advance(path)
+        exercised = None if runs is None else path not in alone
+        row = LayerRow(path, conv, layer, check, certificate, verdict, exercised)
         if verdict.name == "REFUTED" and not row.alpha >= row.sharp_from:
             leak = f"; at alpha = {row.alpha:.4g} the heads leak attention to other keys (from {row.sharp_from:.4g} on they do not)"
             row = replace(row, verdict=replace(verdict, sentence=verdict.sentence + leak))
         rows.append(row)
     network = None
     if runs is not None:
-        certificates = {path: certificate for path, (certificate, _) in verdicts.items()}
+        certificates = {row.path: row.certificate for row in rows}
         leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
         calls = compare_calls(runs.original, runs.converted)
         numbers = compare_numbers(*runs[1:5], leaking=leaking)

@@ -14,7 +14,7 @@ from construct.modules.parametrizations import plain_convolution
 from verify.report.conversion import conversion_page, is_page, require_jinja2
 
 
-def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
+def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
     """Check, before the long work, that the page can be written and replaces no file of the user's.
 
     Raises:
@@ -23,38 +23,27 @@ def check_page(options: Namespace, outputs: Sequence[Path | None]) -> None:
     path = options.report
     if path is None:
         return
-    name = printable(str(path))
     try:
         require_jinja2()
     except ImportError as error:
         raise BadModelFile(f"--report: {one_line(error)}") from error
     architecture = options.model_file.rpartition(":")[0] if options.model_file else None
     try:
-        for other in (options.model, options.example_inputs, architecture):
-            if other is not None and path.exists() and Path(other).exists() and path.samefile(other):
-                raise BadModelFile(f"{name}: is an input itself (give another name with --report)")
-        if any(other is not None and path.resolve() == other.resolve() for other in outputs):
-            raise BadModelFile(f"{name}: is where other output goes (give another name with --report)")
+        inputs = [Path(other) for other in (options.model, options.example_inputs, architecture) if other is not None]
+        what = ""
+        if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
+            what = "is an input itself"
+        elif any(path.resolve() == other.resolve() for other in outputs):
+            what = "is where other output goes"
     except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, BadModelFile):
-            raise
-        raise BadModelFile(f"{name}: cannot be written: {one_line(error)} (give another name with --report)") from error
+        what = f"cannot be written: {one_line(error)}"
+    if what:
+        raise BadModelFile(f"{printable(path)}: {what}", "give another name with --report")
     check_destination(path, options.model, options.force, is_page, flag="--report")
 
 
-def write_page(
-    report: Report,
-    model: nn.Module,
-    options: Namespace,
-    not_rechecked: Sequence[str],
-) -> None:
-    """Write the page of a conversion, atomically.
-
-    Args:
-        report: of the conversion.
-        model: the original network.
-        options: the command line.
-        not_rechecked: why the output cannot be rechecked, if so.
+def write_page(report: Report, model: nn.Module, options: Namespace, not_rechecked: Sequence[str]) -> None:
+    """Write the page of a conversion of a network, atomically; ``not_rechecked`` says why the output cannot be, if so.
 
     Raises:
         BadModelFile: it cannot be written.
@@ -87,6 +76,4 @@ def write_page(
         write(content, options.report)
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(
-            f"{printable(str(options.report))}: cannot be written: {what} (nothing was changed)"
-        ) from error
+        raise BadModelFile(f"{printable(options.report)}: cannot be written: {what} (nothing was changed)") from error

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # --help | head
             _discard_stdout(stdout)
             return 0
-        name = printable(str(options.model)) + ": "
+        name = printable(options.model) + ": "
         with isolated():
             report = _run(options)
         _print(report, options.json, stdout)
@@ -85,10 +85,9 @@ def _run(options: Namespace) -> Report:
         model, assumed = network_of(source, options)
         model, wrappers = unwrapped(model)
         if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
-            raise BadModelFile(
-                f"{printable(str(options.model))}: is bfloat16, which ONNX's exporter cannot store (--format pt2 can)"
-            )
-        survey = surveyed(model, printable(str(source.path)))
+            what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
+            raise BadModelFile(what, "--format pt2 can")
+        survey = surveyed(model, source.path)
         progress.begin("converting", len(survey.convertible))
         replacements: dict[nn.Module, MHSA] = {}
         for path, conv in survey.convertible.items():
@@ -159,7 +158,7 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     document = certificate_beside(output, options.format)
     if not options.no_certify:
         if document == output:
-            raise BadModelFile(f"{printable(str(output))}: is where the certificate goes (give another name with -o)")
+            raise BadModelFile(f"{printable(output)}: is where the certificate goes (give another name with -o)")
         check_destination(document, options.model, options.force, is_document)
     # The page may not take the certificate's name even without a certificate: the next run may write one.
     check_page(options, (output, document))
@@ -180,7 +179,7 @@ def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
         _discard_stdout(stdout)
     except OSError as error:
         _discard_stdout(stdout)
-        written = f"{printable(str(report.output))} is written" if report.output else "nothing else was written"
+        written = f"{printable(report.output)} is written" if report.output else "nothing else was written"
         raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
 
 

@@ -9,7 +9,7 @@ from construct.builder import conv_to_mhsa
 from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module
 from construct.command.bare_kernels import from_kernels, geometry_flags
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import BadModelFile, one_line, printable
+from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile
 from construct.modules.convolutions import geometry_of
@@ -21,47 +21,45 @@ MOST_HEADS = 10_000
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
     """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
-    content, spec, name = source.content, options.arch or options.model_file, printable(str(source.path))
-    flags = geometry_flags(options)
+    content, spec, flags = source.content, options.arch or options.model_file, geometry_flags(options)
     if isinstance(content, nn.Module) or spec:
         if flags:
-            raise BadModelFile(f"{name}: {', '.join(flags)} is only for a state dict without a network (leave it out)")
+            what = f"{', '.join(flags)} is only for a state dict without a network"
+            raise BadModelFile(f"{printable(source.path)}: {what}", "leave it out")
         if not isinstance(content, nn.Module):
             model = named_module(spec) if options.arch else module_from_file(spec)
-            try:
+            with naming(source.path):
                 return loaded_into(model, source, spec)
-            except BadModelFile as error:
-                raise BadModelFile(f"{name}: {error}") from error
         if spec:
-            raise BadModelFile(
-                f"{name}: holds a whole module, which needs no architecture (leave out {printable(spec)})"
-            )
+            what = f"{printable(source.path)}: holds a whole module, which needs no architecture"
+            raise BadModelFile(what, f"leave out {printable(spec)}")
         return content, ()
-    if flags:
-        return from_kernels(content, options, name)
-    earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-    layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
-    note = f" (it holds {layers} of an earlier conversion)" if earlier else ""
-    raise BadModelFile(f"{name}: {NEEDS_ARCHITECTURE}{note}")
+    with naming(source.path):
+        if flags:
+            return from_kernels(content, options)
+        earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
+        layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
+        note = f" (it holds {layers} of an earlier conversion)" if earlier else ""
+        raise BadModelFile(f"{NEEDS_ARCHITECTURE}{note}")
 
 
-def surveyed(model: nn.Module, name: str) -> Survey:
+def surveyed(model: nn.Module, name: object) -> Survey:
     """The convolutions of the network of this name; refuses one with nothing to convert."""
     convolutions = survey(model)
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
-    if not convolutions.convertible and not convolutions.refused and not earlier:
-        raise BadModelFile(f"{name}: no convolution found (give a network that has one)")
-    for path, conv in convolutions.convertible.items():
-        heads = geometry_of(conv).taps
-        if heads > MOST_HEADS:
-            raise BadModelFile(
-                f"{name}: {printable(path) or 'the layer'} needs {heads} heads, one for each tap of its kernel, and this command "
-                f"takes at most {MOST_HEADS} (convert it in Python with construct.conv_to_mhsa)"
-            )
-    if convolutions.refused and not convolutions.convertible:
-        first, *others = convolutions.refused
-        more = f"; and {len(others)} more" if others else ""
-        raise BadModelFile(f"{name}: no convolution could be converted: {one_line(first)}{more}")
+    with naming(name):
+        if not convolutions.convertible and not convolutions.refused and not earlier:
+            raise BadModelFile("no convolution found", "give a network that has one")
+        for layer, conv in convolutions.convertible.items():
+            heads = geometry_of(conv).taps
+            if heads > MOST_HEADS:
+                what = f"{printable(layer) or 'the layer'} needs {heads} heads, one for each tap of its kernel"
+                what += f", and this command takes at most {MOST_HEADS}"
+                raise BadModelFile(what, "convert it in Python with construct.conv_to_mhsa")
+        if convolutions.refused and not convolutions.convertible:
+            first, *others = convolutions.refused
+            more = f"; and {len(others)} more" if others else ""
+            raise BadModelFile(f"no convolution could be converted: {one_line(first)}{more}")
     return convolutions
 
 

@@ -22,12 +22,7 @@ Content = nn.Module | dict[str, Tensor] | bytes
 
 
 def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[Content, tuple[str, ...]]:
-    """The content of the output file in the chosen format, and notes on it.
-
-    Args:
-        converted: the network.
-        whole: whether a ``.pt`` file holds the network itself, or its state dict.
-        options: of the command.
+    """The content of the output file in the chosen format, and notes on it; ``whole``: a .pt file holds no bare state dict.
 
     Raises:
         BadModelFile: the format does not support the network.
@@ -39,9 +34,8 @@ def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[C
     try:
         program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
     except ValueError as error:
-        raise BadModelFile(
-            f"{printable(str(options.output))}: {one_line(error)} (--format safetensors takes any network)"
-        ) from error
+        what = f"{printable(options.output)}: {one_line(error)}"
+        raise BadModelFile(what, "--format safetensors takes any network") from error
     return program.content, tuple(program.notes())
 
 
@@ -68,16 +62,7 @@ def write_outputs(
 ) -> tuple[str, ...]:
     """Write network and certificate to temporary files, then rename both, so that no network has another's certificate.
 
-    Args:
-        content: of the output.
-        output: path of the network.
-        source: the file that was read.
-        document: path of the certificate.
-        certificates: (path, certificate) of the layers; None to write none, and to delete that of an earlier run.
-        network: the comparison of the whole networks.
-
-    Returns:
-        Notes.
+    ``certificates`` are (path, certificate) of the layers; None writes none, and deletes that of an earlier run.  Returns notes.
 
     Raises:
         BadModelFile: they cannot be written; existing files are unchanged.
@@ -99,7 +84,5 @@ def write_outputs(
                 place = output
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(str(place))}: cannot be written: {what} (nothing was changed)") from error
-    return (
-        (f"{printable(str(document))}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()
-    )
+        raise BadModelFile(f"{printable(place)}: cannot be written: {what} (nothing was changed)") from error
+    return (f"{printable(document)}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()

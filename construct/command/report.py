@@ -26,9 +26,6 @@ class LayerRow:
     """One converted layer.
 
     Attributes:
-        path: in the network.
-        conv: the convolution.
-        layer: its attention layer.
         check: on samples.
         certificate: for all inputs, if there is one.
         verdict: of the certificate, else of the check.
@@ -90,18 +87,11 @@ class Report:
     Attributes:
         source: the file that was read.
         sha256: of its bytes.
-        layers: the converted layers.
         network: None if it was not run.
-        refused: unconverted convolutions, with reasons.
         remarks: (path, remark) on the conversion.
-        earlier: attention layers that the input already had.
-        samples: how many inputs.
-        seed: of the inputs.
+        earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
-        output: the file that was written, or None.
-        document: the certificate that was written, or None.
-        exit_code: of the command.
-        page: the report that was written, or None.
+        output: this, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
         explain: whether every certificate is printed with its steps and assumptions.
     """
 
@@ -126,17 +116,12 @@ def convolution_text(g: ConvGeometry) -> str:
     """A convolution in a few characters, without defaults: ``Conv2d 16->24 2x2 s2``."""
     words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
     words.append("x".join(map(str, g.kernel_size)))
-    options: tuple[tuple[str, tuple[int, ...] | str, int], ...] = (
-        ("s", g.stride, 1),
-        ("p", g.padding, 0),
-        ("d", g.dilation, 1),
-        ("g", (g.groups,), 1),
-        ("op", g.output_padding, 0),
-    )
-    for letter, value, usual in options:
+    usual = {"s": 1, "p": 0, "d": 1, "g": 1, "op": 0}
+    values = (g.stride, g.padding, g.dilation, (g.groups,), g.output_padding)
+    for (letter, default), value in zip(usual.items(), values, strict=True):
         if isinstance(value, str):
             words.append(value)
-        elif any(n != usual for n in value):
+        elif any(n != default for n in value):
             words.append(letter + ("x".join(map(str, value)) if len(set(value)) > 1 else str(value[0])))
     if g.padding_mode != "zeros":
         words.append(g.padding_mode)

@@ -24,7 +24,7 @@ from verify.samples.trace import Trace
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
     """The inputs of a network, one per call, and their description; None if the command line gives none."""
     if options.example_inputs is not None:
-        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(str(options.example_inputs))}"
+        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(options.example_inputs)}"
     if options.input_size is None:
         return None
     size = "x".join(map(str, options.input_size))
@@ -63,16 +63,11 @@ def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Itera
 
         return check_memory
 
-    handles = []
-    try:
+    with contextlib.ExitStack() as handles:
         for path, (conv, layer) in pairs.items():
-            handles.append(
-                conv.register_forward_pre_hook(hook_for(printable(path), layer), with_kwargs=True, prepend=True)
-            )
+            hook = hook_for(printable(path), layer)
+            handles.callback(conv.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Runs(NamedTuple):
@@ -106,14 +101,7 @@ def run_both(
 ) -> Runs:
     """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its initial state.
 
-    Args:
-        model: the original.
-        converted: a conversion that has not been run.
-        pairs: path → (convolution in ``model``, attention layer in ``converted``).
-        inputs: one per call.
-        description: of the inputs.
-        options: of the command.
-        progress: of the command.
+    ``pairs`` has path → (convolution in ``model``, attention layer in ``converted``); ``inputs`` are one per call.
 
     Raises:
         BadModelFile: a network does not run.
@@ -171,14 +159,12 @@ def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
 
 
 def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) -> BadModelFile:
-    name = printable(str(options.model))
+    name = printable(options.model)
     if is_converted:
-        return BadModelFile(
-            f"{name}: converted, the network does not run any more: {describe(error)} "
-            "(its forward may use more of a convolution than a call of it: change that)"
-        )
+        what = f"{name}: converted, the network does not run any more: {describe(error)}"
+        return BadModelFile(what, "its forward may use more of a convolution than a call of it: change that")
     what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
     if options.example_inputs is None:
         what = f"an input of size {' '.join(map(str, options.input_size))}"
         hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
-    return BadModelFile(f"{name}: the network does not run on {what}: {describe(error)} (give {hint})")
+    return BadModelFile(f"{name}: the network does not run on {what}: {describe(error)}", f"give {hint}")

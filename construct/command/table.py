@@ -105,11 +105,11 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
-    lines.append(f"input: {printable(str(report.source))}   SHA-256: {report.sha256}")
+    lines.append(f"input: {printable(report.source)}   SHA-256: {report.sha256}")
     if report.output is not None:
-        lines.append(f"written: {printable(str(report.output))}")
+        lines.append(f"written: {printable(report.output)}")
         if report.document is not None:
-            lines.append(f"certificate: {printable(str(report.document))}")
+            lines.append(f"certificate: {printable(report.document)}")
     else:
         why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
         if report.layers:
@@ -117,7 +117,7 @@ def _lines(report: Report) -> list[str]:
             why = "a layer is REFUTED" if refuted else "the converted network is not the original's equal"
         lines.append(f"written: nothing, because {why}")
     if report.page is not None:
-        lines.append(f"report: {printable(str(report.page))}")
+        lines.append(f"report: {printable(report.page)}")
     for row in report.layers if report.explain else ():
         if row.certificate is not None:
             lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]

@@ -24,7 +24,7 @@ class Scores:
         # ``torch.func.functional_call`` may have replaced them in the layer since.
         self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
         self.encoding = layer.encoding
-        self.argument = layer.encoded(grid)
+        self.argument = self.encoding.argument(grid)
         r = self.encoding.r(self.argument).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r

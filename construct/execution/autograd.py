@@ -1,7 +1,7 @@
 """The three maps of :mod:`construct.execution.kernels` for autograd: each one's derivatives are the two others.
 
-They take and give images, (B, groups·C, *n), and a bias on the way: a call is a single node, and its gradients lie in memory as
-what they belong to.  All three are linear in each of their tensors, which is all that forward-mode derivatives need.
+They map images (B, groups·C, *n) to images and add the bias, so a call is a single node; gradients have the memory format of their
+tensors.  All three are linear in each of their tensors, which is all that forward-mode derivatives need.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from construct.execution.transforms import abstract, faked, is_batched, nonzero,
 
 
 class _Function(torch.autograd.Function):
-    """A function whose ``apply`` does not look for default arguments, which takes torch longer than a small product."""
+    """A function whose ``apply`` does not bind default arguments, which takes torch longer than a small product."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
@@ -30,26 +30,13 @@ class Shifted(_Function):
 
     @staticmethod
     def forward(
-        images: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        shifts: Shifts,
-        adjoint: bool,
-        dtype: torch.dtype,
-        last: bool,
+        images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
     ) -> Tensor:
         """Images (B, groups·C, *n), w (heads, groups, C, D), bias (groups·D,) → (B, groups·D, *o).
 
         Of the adjoint, C and D, n and o change places, but not in w.
 
-        Args:
-            images: x, of the adjoint y.
-            w: of the type to compute in.
-            bias: or None.
-            shifts: where the heads look.
-            adjoint: which of the two.
-            dtype: of the result.
-            last: whether its channels are to be last in memory.
+        ``dtype`` is that of the result, and ``last`` says whether its channels are to be last in memory.
         """
         if faked() or abstract(images, w):
             channels, size = w.shape[1] * w.shape[2 if adjoint else 3], shifts.size if adjoint else shifts.output
@@ -152,7 +139,7 @@ class Weights(_Function):
 def shifted(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
 ) -> Tensor:
-    """As :meth:`Shifted.forward`, with a node for autograd only where one is needed, for that takes time."""
+    """As :meth:`Shifted.forward`; an autograd node is made only where one is needed, for it takes time."""
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias))
     call = Shifted.apply if recorded or transformed() else Shifted.forward
     out = call(images, w, bias, shifts, adjoint, dtype, last)
@@ -167,8 +154,8 @@ def channels_last(x: Tensor) -> bool:
 
 def _each(function: Any, members: int, axes: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
     """A call for each member of a mapped call, of whose inputs some have a mapped axis."""
-    found = []
+    outputs = []
     for member in range(members):
         own = (value if axis is None else value.select(axis, member) for value, axis in zip(inputs, axes, strict=True))
-        found.append(function.apply(*own))
-    return torch.stack(found), 0
+        outputs.append(function.apply(*own))
+    return torch.stack(outputs), 0

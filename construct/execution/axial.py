@@ -6,14 +6,13 @@ rectangular grid the normaliser is one too:
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
 for every c, sharp or soft, on or off the lattice.  (A learned relative embedding factorises too: each axis has components of its
-own.)  Two ways from there:
+own.)  Heads are evaluated in two ways:
 
 * a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.kernels`;
 * any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
 
-Which is which is read off the scores, that is off ``v`` and ``w_key_pos``, and worked out again whenever these change.  What
-does not factorise is handed to ``chunked``, and ``MHSA.explain`` says so: content, and soft heads of the parabola or the
-covariance.
+The scores decide, that is ``v`` and ``w_key_pos``, as they are in each call.  Content, and soft heads of the parabola or the
+covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.explain`` says so.
 """
 
 from functools import lru_cache
@@ -54,25 +53,22 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
 def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
     """As :func:`run`, with its plan, for the execution whose ``run`` is ``owner``."""
-    require(
-        memory_of(layer, len(x), grid, plan),
-        x.device,
-        f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys",
-    )
+    what = f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys"
+    require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
-    aiming = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
-    learned = torch.is_grad_enabled() and any(t.requires_grad for t in aiming)
-    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *aiming)))
+    positional = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
+    learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
+    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
     if not (recorded or plan.soft):
         call = _prepared(x, grid, plan, w.detach(), b_out.detach())
         keep(layer, owner, x, grid, w, call)
         return call(x)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-        seen, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
+        images, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
         y = shifted(
-            seen,
+            images,
             matrices.mT if sight.stuffed else matrices,
             b_out,
             sight.shifts,
@@ -81,7 +77,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
             memory_format(x) != torch.contiguous_format,
         )
         if learned:
-            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in aiming[2:])
+            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
             y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
@@ -90,18 +86,18 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     tokens = grid.padded(x).to(dtype)
     if not recorded and soft_heads.fits(grid, FACTOR_BYTES):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        seen = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+        attended = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
     else:
-        seen = _attended(layer, tokens, grid, plan.soft, w)
-    return y + seen.movedim((-2, -1), (1, 2)).flatten(1, 2)
+        attended = _attended(layer, tokens, grid, plan.soft, w)
+    return y + attended.movedim((-2, -1), (1, 2)).flatten(1, 2)
 
 
 def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
-    """What to do with inputs like x where all heads are shifts and nothing is recorded, in the fewest steps."""
+    """The prepared call for inputs like x, where all heads are shifts and no gradient is recorded."""
     sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-    seen, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
+    images, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
     call = kernels.prepare(
-        kind, seen, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
+        kind, images, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
     )
     if not b_out.is_cpu:
         return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
@@ -122,20 +118,20 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
     if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
         values = numbers(c).tolist()
         own = [kind.components(axis) for axis in range(len(grid.shape))]
-        names = [tuple(tuple(row[p] for p in some) for some in own) for row in values]
+        names = [tuple(tuple(row[p] for p in components) for components in own) for row in values]
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
             total = torch.stack([w[heads[member]] for member in members]).sum(0)
-            seen = x.unflatten(1, (len(total), -1)).movedim((1, 2), (0, -1))  # (groups, B, *o, C)
-            return torch.bmm(seen.flatten(1, -2), total).unflatten(1, seen.shape[1:-1]).movedim(0, -2)
+            rows = x.unflatten(1, (len(total), -1)).movedim((1, 2), (0, -1))  # (groups, B, *o, C)
+            return torch.bmm(rows.flatten(1, -2), total).unflatten(1, rows.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
             shared.setdefault(names[member][axis], []).append(member)
         y = None
         for group in shared.values():  # added one after the other, for there may be many
-            seen = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
-            y = attend(seen, group, axis + 1) if y is None else y + attend(seen, group, axis + 1)
+            tokens = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            y = attend(tokens, group, axis + 1) if y is None else y + attend(tokens, group, axis + 1)
         assert y is not None
         return y
 
@@ -159,10 +155,10 @@ def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: T
     p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
-    seen = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
-    least, most = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, len(keys))
-    there = x.narrow(axis, least, most - least).movedim(axis, 0)
-    y = (p[:, least:most] @ there.flatten(1)).unflatten(1, there.shape[1:])
+    attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
+    least, most = (int(attended[0]), int(attended[-1]) + 1) if len(attended) else (0, len(keys))
+    near = x.narrow(axis, least, most - least).movedim(axis, 0)
+    y = (p[:, least:most] @ near.flatten(1)).unflatten(1, near.shape[1:])
     return y.movedim(0, axis)
 
 
@@ -180,9 +176,9 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     """As :func:`memory`, with its plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
-    aims = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
+    learned = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
     shape = (*layer.w_val.shape, layer.w_out.shape[3])
-    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, aims, batch, grid, plan, most_queries())
+    return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, learned, batch, grid, plan, most_queries())
 
 
 @lru_cache(maxsize=1024)
@@ -191,7 +187,7 @@ def _memory(
     dtype: torch.dtype,
     device: torch.device,
     recorded: bool,
-    aims: bool,
+    learned: bool,
     batch: int,
     grid: TokenGrid,
     plan: Plan,
@@ -203,7 +199,7 @@ def _memory(
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
     outputs = batch * grid.asked * groups * width
-    total += outputs * (2 * size + stored if aims or plan.soft else stored)
+    total += outputs * (2 * size + stored if learned or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
         kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
@@ -222,7 +218,7 @@ def _memory(
 
 
 def _seen(grid: TokenGrid) -> int:
-    """Tokens of a head after every axis, all of them together."""
+    """The number of tokens of a head after each axis, summed over the axes."""
     return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 

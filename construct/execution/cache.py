@@ -1,9 +1,8 @@
 """Cache of prepared calls of each layer, valid while the parameters' bytes are unchanged.
 
-To look a layer over takes longer than a small product: whether content is off, where its heads look, which factor is the
-identity, which kernel is quick.  Numbers may be edited through ``.data`` or from outside torch, which leaves no trace, so a
-prepared call is used only while every number that it was made from is the same, bit by bit; that is compared in every call.
-Only the factor that is not the identity, and the bias, may change: they are read by the call itself.
+Preparing a call takes longer than a small product: is content off, where do the heads look, which factor is the identity, which
+kernel is quick?  Edits through ``.data`` or from outside torch leave no trace, so every call compares the numbers that the
+prepared call was made from, bit by bit.  Only the factor that is not the identity, and the bias, may change: the call reads them.
 """
 
 from collections.abc import Callable
@@ -71,16 +70,7 @@ ENTRIES: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
-    """Keep a call without gradients whose heads were all shifts.
-
-    Args:
-        layer: whose call.
-        run: of the execution that made it.
-        x: (B, D_in, *n).
-        grid: of the call.
-        w: W_h of the heads.
-        call: what was done.
-    """
+    """Keep a call of an execution's ``run``, without gradients, whose heads were all shifts; w are their matrices W_h."""
     held = layer._parameters
     whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
     # A factor in half precision, tensors worked out from others, a grid for a wanted output size: never kept.
@@ -88,12 +78,9 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
         return  # one of them was converted: what was worked with is a copy
-    if (
-        most_queries() is not None
-        or traced()
-        or not plain()
-        or grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
-    ):
+    if most_queries() is not None or traced() or not plain():
+        return
+    if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):

@@ -40,8 +40,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
         values = None if torch.is_grad_enabled() else values_of(tokens, w_val[heads])
         for number, queries in enumerate(blocks):
-            seen = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
-            totals[number] = totals[number] + seen
+            part = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
+            totals[number] = totals[number] + part
         del values
     return torch.cat(totals, dim=1).transpose(1, 2).unflatten(2, grid.query_shape)
 
@@ -49,9 +49,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 def heads_per_block(layer: Layer, needed: Callable[[int], int]) -> int:
     """How many heads are evaluated at once: as many as ``HEADS_BYTES`` hold, or fewer inside of ``smaller_blocks``.
 
-    Args:
-        layer: whose heads.
-        needed: the bytes that so many take.
+    ``needed`` gives the bytes that so many heads take.
     """
     fitting = HEADS_BYTES // max(1, needed(2) - needed(1))
     # There, small layers take several blocks too, of unequal lengths.
@@ -69,9 +67,9 @@ def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
     return torch.einsum("btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype))
 
 
-def added_up(seen: Tensor, w_out: Tensor) -> Tensor:
-    """Σ_h seen_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
-    return torch.einsum("bhqge,hgeo->bqgo", seen, w_out.to(seen.dtype)).flatten(2)
+def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
+    """Σ_h attended_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
+    return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
 def some_heads(
@@ -79,13 +77,7 @@ def some_heads(
 ) -> Tensor:
     """Σ_h P^h X W_val^h W_out^h over a block of heads, for a block of queries: (B, queries, D_out).
 
-    Args:
-        w_val: of these heads.
-        w_out: of these heads.
-        scores: of all.
-        heads: which.
-        queries: which.
-        values: X W_val^h, if it is known already.
+    The weights are those of these heads, the scores those of all; ``values`` is X W_val^h, if it is known already.
     """
     x = scores.tokens
     probabilities = torch.softmax(scores(queries, heads), dim=-1).to(x.dtype)  # (b or 1, h, q, t)
@@ -135,6 +127,5 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
     return max(total - before, first)
 
 
-EXECUTION = Execution(
-    run, memory, "the same numbers, a block of queries at a time, of one head, or of several small ones", products
-)
+_MEANING = "the same numbers, a block of queries at a time, of one head, or of several small ones"
+EXECUTION = Execution(run, memory, _MEANING, products)

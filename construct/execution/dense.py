@@ -16,11 +16,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     Raises:
         NotEnoughMemory: the attention maps do not fit.
     """
-    require(
-        memory(layer, len(x), grid),
-        x.device,
-        f"dense attention of {layer.heads} heads, {grid.asked} queries and {grid.keys} keys",
-    )
+    what = f"dense attention of {layer.heads} heads, {grid.asked} queries and {grid.keys} keys"
+    require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)  # (b or 1, h, q, t)
     x = tokens.unflatten(2, (layer.groups, -1))  # (b, t, g, i)

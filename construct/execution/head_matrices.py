@@ -1,7 +1,7 @@
 """The matrix W_h = W_val^h W_out^h of every head, free where one factor is the identity.
 
-A layer made from a convolution has the tap in one factor and the identity in the other.  That is looked up in every call,
-and not remembered: weights may have been edited since, through ``.data`` or from outside torch, which leaves no trace.
+A layer made from a convolution has the tap in one factor and the identity in the other.  Every call checks that: edits of weights
+through ``.data`` or from outside torch leave no trace.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 from construct.execution.transforms import transformed
 
 AT_ONCE = 2**16
-"""Bytes of identities that are compared at a time, as they lie: what they are compared with stays in a core's cache."""
+"""Bytes that are compared at a time: the identities that they are compared with stay in a core's cache."""
 
 
 def is_identity(blocks: Tensor) -> bool:
@@ -24,18 +24,13 @@ def is_identity(blocks: Tensor) -> bool:
         return False
     if blocks.device.type != "cpu" or not blocks.is_contiguous():
         return torch.equal(blocks, torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand_as(blocks))
-    return are_identities(as_bits(blocks), rows, blocks.dtype)
+    return all(like == part for like, part in identity_parts(as_bits(blocks), rows, blocks.dtype))
 
 
 def as_bits(blocks: Tensor) -> np.ndarray:
     """The very memory of contiguous matrices, (heads·groups, n²), of integers where numpy does not know the numbers."""
     plain = blocks.detach() if blocks.dtype != torch.bfloat16 else blocks.detach().view(torch.int16)
     return plain.numpy().reshape(-1, blocks.shape[-2] * blocks.shape[-1])
-
-
-def are_identities(bits: np.ndarray, rows: int, dtype: torch.dtype) -> bool:
-    """Whether matrices in memory, (matrices, n²), are identities of so many rows and of this type, bit for bit."""
-    return all(like == part for like, part in identity_parts(bits, rows, dtype))
 
 
 def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
@@ -61,13 +56,13 @@ def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[
 
 @lru_cache(maxsize=32)
 def _identities(count: int, rows: int, dtype: torch.dtype) -> bytearray:
-    """So many identities, as they lie in memory."""
+    """The bytes of so many identities."""
     return bytearray(torch.eye(rows, dtype=dtype, device="cpu").view(torch.uint8).numpy().tobytes() * count)
 
 
 @lru_cache(maxsize=32)
 def _ones(times: int, period: int, dtype: torch.dtype) -> bytearray:
-    """A one and zeros, so many numbers, so many times, as they lie in memory."""
+    """The bytes of a one and zeros, ``period`` numbers, so many times."""
     numbers = torch.zeros(times, period, dtype=dtype, device="cpu")
     numbers[:, 0] = 1
     return bytearray(numbers.view(torch.uint8).numpy().tobytes())

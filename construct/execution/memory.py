@@ -8,16 +8,8 @@ from construct.tokens import TokenGrid
 
 
 def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
-    """Bytes of the tokens, as they are gathered and in the working type, and of what batched products make of their operands:
-    tokens and weights, cast and laid out anew, and projections.
-
-    Args:
-        layer: whose weights.
-        batch: images.
-        rows: queries of one block.
-        keys: T.
-        heads: evaluated at once.
-        content: whether scores depend on it.
+    """Bytes of the tokens, gathered and in the working type, and of the operands of batched products: tokens and weights, cast
+    and copied, and projections; for a block of so many ``rows`` (queries) and ``heads``.
     """
     size = torch.promote_types(layer.w_val.dtype, torch.float32).itemsize
     tokens = batch * keys * layer.in_channels * 2
@@ -34,13 +26,7 @@ def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content
 def of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
     """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
 
-    Args:
-        layer: of any encoding; the others take nothing.
-        maps: images with attention of their own.
-        rows: queries of one block.
-        heads: evaluated at once.
-        grid: of the call.
-        content: whether scores depend on it.
+    ``maps`` is how many images have attention of their own; ``rows`` (queries) and ``heads`` are those of a block.
     """
     kind = layer.encoding
     if not isinstance(kind, Relative):

@@ -58,24 +58,14 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     assert w_key_pos is not None
     with nullcontext() if plain() else eagerly():
         bits = _bytes(v), _bytes(w_key_pos)
-    asked: tuple[Any, ...] = (
-        *bits,
-        v.dtype,
-        w_key_pos.dtype,
-        layer.heads,
-        layer.radix,
-        kind.name,
-        kind.numbers(),
-        grid.box,
-        grid.always,
-        grid.step,
-    )
-    asked += (
+    code = (
         encoding.r,
         encoding.r_covariance,
         encoding.number,
         type(layer).position_vector,
-    )  # what is kept holds for this very code
+    )  # a plan holds for this very code
+    numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, kind.name, kind.numbers())
+    asked = (numbers, grid.box, grid.always, grid.step, code)
     kept = _KEPT.get(asked)
     if kept is None:
         if len(_KEPT) >= MOST_KEPT:
@@ -95,31 +85,26 @@ def _bytes(t: Tensor) -> bytes:
 
 @np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
 def _plan(c: np.ndarray, kind: Encoding, grid: TokenGrid) -> Plan:
-    """Every head's shift, where it is established.
-
-    Args:
-        c: float64 (heads, D_p).
-        kind: the encoding.
-        grid: of the call.
-    """
+    """Every head's shift, where it is established; c is float64 (heads, D_p)."""
     heads, box, always = len(c), grid.box, grid.always
     axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
-    found = [np.full(heads, -1)] * len(box)
+    peaks = [np.full(heads, -1)] * len(box)
     if grid.step is None:
         pass  # a shift is one only between evenly spaced queries and their keys
     elif isinstance(kind, Quadratic):
-        found = [_peak(kind.along(c, n, axis)) for axis, n in enumerate(axes)]
+        peaks = [_peak(kind.along(c, n, axis)) for axis, n in enumerate(axes)]
     elif not isinstance(kind, Parabola) or shifts_are_distinct(kind.radix, box):
         # One softmax over all shifts of the box: they are gone through.
         r = kind.r(kind.argument(grid)).detach().cpu().numpy()
         at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1)) * (len(r) + 2) * 2.0**-52)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
-        found = [np.where(at < 0, -1, place) for place in places]
+        peaks = [np.where(at < 0, -1, place) for place in places]
     sharp, deltas = [], []
     for head in range(heads):
-        delta = tuple(int(at[head]) + least for at, (least, _) in zip(found, box, strict=True))
-        peaked = all(at[head] >= 0 for at in found)
-        if peaked and all(least <= n <= most for n, (least, most) in zip(delta, always, strict=True)):
+        delta = tuple(int(at[head]) + least for at, (least, _) in zip(peaks, box, strict=True))
+        if all(at[head] >= 0 for at in peaks) and all(
+            least <= n <= most for n, (least, most) in zip(delta, always, strict=True)
+        ):
             sharp.append(head)
             deltas.append(delta)
     soft = sorted({*range(heads)} - {*sharp})

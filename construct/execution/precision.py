@@ -27,12 +27,12 @@ from torch import Tensor
 
 from construct.encoding import quadratic as encoding
 from construct.execution.protocol import Layer
-from construct.tokens import TokenGrid, array_of
+from construct.tokens import TokenGrid
 
 UNIT = 2.0**-53
 """The unit roundoff of scores."""
 LEAST = 2.0**-1074
-"""What a product that underflows may lose."""
+"""The largest loss of a product that underflows."""
 
 
 class Coarse(NotImplementedError):
@@ -45,7 +45,7 @@ def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     Of the parabola, their numbers.
     """
     device = layer.v.device
-    middles = [(int(array_of(query)[0]) + int(array_of(query)[-1])) / 2 for query in grid.queries]
+    middles = [(first + last) / 2 for first, last in zip(grid.first, grid.last, strict=True)]
 
     def laid_out(axes: list[Tensor]) -> Tensor:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
@@ -87,7 +87,7 @@ def precision(
         operations = 2 * key_dim + pos_dim + 4
     gamma = operations * UNIT / (1 - operations * UNIT)
     least = operations * LEAST * (1 + float(largest.sum()))
-    found = []
+    bounds = []
     c = torch.einsum("hk,hkp->hp", -v, w_key_pos)
     for size, move, (alpha, *linear) in zip(sizes.tolist(), moved.tolist(), c.tolist(), strict=True):
         rounding = gamma * (size + move) * (1 + 2.0**-40) + least
@@ -96,21 +96,14 @@ def precision(
             tau = [-x / (2 * alpha) for x in linear]
             aside = max(abs(t - round(t)) if abs(t) < 2**52 else 0.5 for t in tau)
             gap = alpha * (1 - 2 * aside)
-        found.append((rounding, gap - 2 * move))
-    return found
+        bounds.append((rounding, gap - 2 * move))
+    return bounds
 
 
 def check_precision(
     heads: slice, v: Tensor, w_key_pos: Tensor, largest: Tensor, content: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> None:
-    """Refuse a head whose scores are too coarse, as the module's docstring derives.
-
-    Args:
-        heads: which they are, for messages.
-        v: this and the rest are as of :func:`precision`.
-        w_key_pos: of these heads.
-        largest: of the grid.
-        content: of these heads.
+    """Refuse a head whose scores are too coarse, as the module's docstring derives; arguments as of :func:`precision`.
 
     Raises:
         Coarse: rounding could turn a head to another key.
@@ -118,5 +111,5 @@ def check_precision(
     for head, (rounding, gap) in enumerate(precision(v, w_key_pos, largest, content), heads.start or 0):
         # False where something is not a number: that shows in the output.
         if 2 * rounding >= 0.5 and 4 * rounding >= gap:
-            told = f"the scores of head {head} by {rounding:.3g}, and its best shift leads by {max(gap, 0.0):.3g}"
-            raise Coarse(f"MHSA: sdpa would round {told}")
+            lead = f"its best shift leads by {max(gap, 0.0):.3g}"
+            raise Coarse(f"MHSA: sdpa would round the scores of head {head} by {rounding:.3g}, and {lead}")

@@ -34,15 +34,11 @@ class Layer(Protocol):
     parameters: Callable[..., Any]
 
     def has_content(self) -> bool:
-        """Whether scores depend on what tokens hold."""
+        """Whether scores depend on the tokens' content."""
         ...
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
-        ...
-
-    def encoded(self, grid: TokenGrid) -> Any:
-        """What the encoding r is applied to, for every shift of the grid's box."""
         ...
 
 
@@ -53,8 +49,7 @@ class Execution:
     Attributes:
         run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working one;
             raises NotEnoughMemory before it allocates what does not fit.
-        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters, worked out from
-            shapes and from where the heads look.
+        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters.
         meaning: one line for people.
         cost: (layer, batch, grid) → multiplications of a call, about.
         picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.

@@ -19,6 +19,7 @@ fused kernel is let in.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,52 +69,19 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     keys, queries = coordinates(layer, grid)
     largest = largest_encoding(layer, grid)
     total = layer.b_out.to(tokens.dtype)
-    names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
+    names = ("w_val", "w_out", "w_qry", "w_key", "w_key_pos", "u", "v")
     for heads in blocks_of_heads(layer, together):
-        weights = [getattr(layer, name)[heads] for name in names]
-        total = total + bounded(some_heads, heads, tokens, asking, keys, queries, largest, *weights)
+        w_val, w_out, *weights = (getattr(layer, name)[heads] for name in names)
+        total = total + bounded(some_heads, w_val, w_out, heads, tokens, asking, keys, queries, largest, *weights)
     return total.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def some_heads(
-    heads: slice,
-    tokens: Tensor,
-    asking: Tensor | None,
-    keys: Tensor,
-    queries: Tensor,
-    largest: Tensor,
-    w_qry: Tensor,
-    w_key: Tensor,
-    w_key_pos: Tensor,
-    u: Tensor,
-    v: Tensor,
-    w_val: Tensor,
-    w_out: Tensor,
-) -> Tensor:
-    """Σ_h P^h X W_val^h W_out^h over a block of heads: (B, queries, D_out).
-
-    Args:
-        heads: which they are, for messages.
-        tokens: X, (B, T, D_in) in the working type.
-        asking: X_q, (B, queries, D_in); None without content.
-        keys: (T, D_p − 1), centred.
-        queries: (queries, D_p − 1), centred.
-        largest: max|r_p| over the shifts that occur, (D_p,).
-        w_qry: this and the rest are of these heads: (heads, D_in, D_k).
-        w_key: (heads, D_in, D_k).
-        w_key_pos: (heads, D_k, D_p).
-        u: (heads, D_k).
-        v: (heads, D_k).
-        w_val: (heads, groups, in/groups, D_h).
-        w_out: (heads, groups, D_h, out/groups).
-
-    Raises:
-        Coarse: rounding could turn a head to another key.
-    """
-    q, k = factors(heads, tokens, asking, keys, queries, largest, w_qry, w_key, w_key_pos, u, v)
+def some_heads(w_val: Tensor, w_out: Tensor, heads: slice, tokens: Tensor, *scoring: Any) -> Tensor:
+    """Σ_h P^h X W_val^h W_out^h over a block of heads, with the arguments of :func:`factors`: (B, queries, D_out)."""
+    q, k = factors(heads, tokens, *scoring)
     values = values_of(tokens, w_val)
-    seen = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
-    return added_up(seen, w_out)
+    attended = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
+    return added_up(attended, w_out)
 
 
 def factors(
@@ -129,7 +97,20 @@ def factors(
     u: Tensor,
     v: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Q and K, arguments as of :func:`some_heads`: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
+    """Q and K of a block of heads: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
+
+    Args:
+        heads: which they are, for messages.
+        tokens: X, (B, T, D_in) in the working type.
+        asking: X_q, (B, queries, D_in); None without content.
+        keys: (T, D_p − 1), centred.
+        queries: (queries, D_p − 1), centred.
+        largest: max|r_p| over the shifts that occur, (D_p,).
+        w_qry: this and the rest are of these heads: (heads, D_in, D_k).
+        w_key: (heads, D_in, D_k).
+        w_key_pos: (heads, D_k, D_p).
+        u: (heads, D_k).
+        v: (heads, D_k).
 
     Raises:
         Coarse: rounding could turn a head to another key.
@@ -155,15 +136,9 @@ def _turned(a: Tensor, queries: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ) v by torch's fused kernel and no other.
+    """softmax(q kᵀ) v by torch's fused kernel and no other: (B, heads, queries, width).
 
-    Args:
-        q: float64 (B or 1, heads, queries, rank).
-        k: float64 (B or 1, heads or 1, T, rank).
-        v: float64 (B, heads, T, width).
-
-    Returns:
-        (B, heads, queries, width).
+    All float64: q (B or 1, heads, queries, rank), k (B or 1, heads or 1, T, rank), v (B, heads, T, width).
 
     Raises:
         RuntimeError: the fused kernel does not take these.
@@ -173,8 +148,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (pad(t, (0, size - t.shape[3])).contiguous() for t in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         q, k = (t.expand(batch, heads, -1, -1) for t in (q, k))
-        seen = scaled_dot_product_attention(q, k, v, scale=1.0)
-    return seen[..., :width]
+        attended = scaled_dot_product_attention(q, k, v, scale=1.0)
+    return attended[..., :width]
 
 
 def runs_on(device: torch.device) -> bool:
@@ -227,15 +202,8 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
     rows, columns = min(QUERIES_PER_BLOCK, grid.asked), min(KEYS_PER_BLOCK, grid.keys)
     blocks = 8 * torch.get_num_threads() * rows * (columns + head_size + 2)
     output = 2 * batch * grid.asked * layer.out_channels * size
-    return (
-        pairs
-        + positions
-        + values
-        + seen
-        + blocks
-        + output
-        + operands(layer, batch, grid.asked, grid.keys, heads, content)
-    )
+    beside = operands(layer, batch, grid.asked, grid.keys, heads, content)
+    return pairs + positions + values + seen + blocks + output + beside
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
@@ -249,10 +217,5 @@ def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     return batch * heads * total
 
 
-EXECUTION = Execution(
-    run,
-    memory,
-    "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory",
-    cost,
-    refuses=refuses,
-)
+_MEANING = "torch's fused attention on scores of rank d + 1, plus D_k with content; O(T) memory"
+EXECUTION = Execution(run, memory, _MEANING, cost, refuses=refuses)

@@ -14,7 +14,7 @@ from construct.execution.kernels.blocks import pieces
 from construct.tokens import TokenGrid
 
 AT_ONCE = 2**16
-"""Entries of factors are worked out so many at a time, or those of one factor."""
+"""How many entries of factors are computed at a time; a single factor may have more."""
 Name = tuple[float, ...]
 """The components of c that a factor depends on: heads with the same ones share it."""
 
@@ -41,24 +41,16 @@ def memory(grid: TokenGrid, heads: int, size: int, most: int, recorded: bool) ->
 
 
 def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, negligible: float) -> Tensor:
-    """Σ_h P^h X W_h.
+    """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
-    Args:
-        x: (B, D_in, *shape), padded, in the working type.
-        w: (heads, groups, C, D).
-        c: (heads, D_p), float64.
-        kind: the encoding, which factorises.
-        grid: of the call.
-        negligible: entries of a factor below this are set to zero.
-
-    Returns:
-        (B, *o, groups, D).
+    c is float64 (heads, D_p), of an encoding that factorises; entries of a factor below ``negligible`` are set to zero.
     """
     last, (_, groups, channels, width) = len(grid.shape) - 1, w.shape
     batch, queries = len(x), grid.query_shape
     # (n_d, B, n_1, …, n_{d−1}, D_in)
     tokens = x.movedim(1, -1).movedim(last + 1, 0).contiguous()
-    names = _names(c, kind, last + 1)
+    values = c.tolist()
+    names = [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(last + 1)]
     factors = [_factors(c, kind, grid, axis, x.dtype, negligible, names[axis]) for axis in range(last + 1)]
     total = x.new_zeros(groups, queries[last] * batch * prod(queries[:last]), width)
     shared: dict[Name, list[int]] = {}
@@ -83,12 +75,6 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, n
     return y.movedim(0, -2).movedim(0, last + 1)  # (q_d, B, q_1, …, g, D), and then q_d behind its neighbours
 
 
-def _names(c: Tensor, kind: Encoding, axes: int) -> list[list[Name]]:
-    """For each axis, the name of every head's factor."""
-    values = c.tolist()
-    return [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(axes)]
-
-
 def _factors(
     c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, negligible: float, names: list[Name]
 ) -> dict[Name, Tensor]:
@@ -96,9 +82,9 @@ def _factors(
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = keys[None, :] - grid.queries[axis].to(c.device).double()[:, None]
     heads = {name: head for head, name in enumerate(names)}  # one for each name: heads of one name have one factor
-    found: dict[Name, Tensor] = {}
+    factors: dict[Name, Tensor] = {}
     for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
-        some = [*heads][part]
-        p = torch.softmax(kind.along(c[[heads[name] for name in some]], delta, axis), dim=2).to(dtype)
-        found |= zip(some, p.masked_fill_(p < negligible, 0).unbind(), strict=True)
-    return found
+        block = [*heads][part]
+        p = torch.softmax(kind.along(c[[heads[name] for name in block]], delta, axis), dim=2).to(dtype)
+        factors |= zip(block, p.masked_fill_(p < negligible, 0).unbind(), strict=True)
+    return factors

@@ -48,13 +48,13 @@ def abstract(*tensors: Tensor) -> bool:
 
 
 def plain() -> bool:
-    """Whether operators do what they say: nothing is transformed, derived forward, faked or recorded, but by a compiler."""
+    """Whether operators run as they are: no transform, forward derivative, fake mode or trace but a compiler's is active."""
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Within, nothing is recorded, faked or transformed: what operators make has numbers, and shapes are numbers."""
+    """Switch traces, fake modes and transforms off within the block: results have numbers, and sizes are ints."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:
@@ -102,11 +102,11 @@ def nonzero(t: Tensor) -> bool:
 
 def common(t: Tensor) -> Tensor | None:
     """The numbers that all members of a mapped tensor share; None if they differ."""
-    found, dims = numbers(t), t.dim()
-    if found.dim() > dims:
+    values, dims = numbers(t), t.dim()
+    if values.dim() > dims:
         with eagerly():
-            while found.dim() > dims:
-                if not len(found) or not found.eq(found[:1]).all():
+            while values.dim() > dims:
+                if not len(values) or not values.eq(values[:1]).all():
                     return None
-                found = found[0]
-    return found
+                values = values[0]
+    return values

@@ -45,13 +45,9 @@ def allowed_classes() -> tuple[type, ...]:
 
 @contextlib.contextmanager
 def allowing(named: Mapping[str, Any] | None = None) -> Iterator[frozenset[str]]:
-    """Add the allow-list to torch's safe globals within the block; the caller's own safe globals stay.
+    """Add the allow-list, and more globals by their names in a file, to torch's safe globals within the block.
 
-    Args:
-        named: more globals, by their names in a file.
-
-    Yields:
-        The names of the allow-list.
+    The caller's own safe globals stay.  Yields the names of the allow-list.
     """
     before = set(torch.serialization.get_safe_globals())
     kinds = {_name(kind): kind for kind in (*allowed_classes(), *_VALUES)}
@@ -108,23 +104,22 @@ def import_allowed(names: Iterable[str]) -> Allowed:
         module, _, last = name.rpartition(".")
         top = name.partition(".")[0]
         if top in _NEVER or name.startswith("torch.serialization.") or not all(name.split(".")):
-            raise BadModelFile(f"{name!r} cannot be allowed ({_FORMS})")
+            raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
         try:
             value = getattr(import_module(module), last, None) if module else None
             if value is None or isinstance(value, ModuleType):
                 if top in _FOREIGN and (not module or importlib.util.find_spec(name)):
-                    raise BadModelFile(f"{name!r} cannot be allowed as a whole ({_FORMS})")
+                    raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
                 import_module(name)
                 packages.append(name)
                 continue
         except BadModelFile:
             raise
         except Exception as error:  # the user's package may raise anything
-            raise BadModelFile(
-                f"{name!r}: {describe(error)} (put its package on PYTHONPATH, or save a state dict)"
-            ) from error
+            remedy = "put its package on PYTHONPATH, or save a state dict"
+            raise BadModelFile(f"{name!r}: {describe(error)}", remedy) from error
         if not callable(value) or (top in _FOREIGN and not isinstance(value, type)):
-            raise BadModelFile(f"{name!r} is no class ({_FORMS})")
+            raise BadModelFile(f"{name!r} is no class", _FORMS)
         exact[name] = value
     return Allowed(exact, tuple(packages))
 
@@ -150,9 +145,6 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
 
 def stand_in(name: str) -> type[nn.Module]:
     """An inert class in place of one that is not imported: it keeps a module's children and tensors, and can compute nothing.
-
-    Args:
-        name: of the class in the file, ``package.module.Class``.
 
     Raises:
         Malformed: by an object of it that would lose modules.
@@ -191,9 +183,9 @@ def walk_file(file: BinaryIO) -> Walker:
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != ZIP:
-        return walk_legacy(file, size, ())
+        return walk_legacy(file)
     by_name = records(file, *directory(file, size), sums=False)
     pickle = next((record for name, record in by_name.items() if name.endswith(b"/data.pkl")), None)
     if pickle is None or pickle.size > LARGEST_PICKLE:
         raise Malformed("it has no data.pkl, or too large a one")
-    return walk_bytes(content(file, pickle), ())
+    return walk_bytes(content(file, pickle))

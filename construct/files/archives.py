@@ -99,13 +99,9 @@ def directory(file: BinaryIO, size: int) -> tuple[list[Entry], int]:
 
 
 def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True) -> dict[bytes, Record]:
-    """The records of an archive, by name.
+    """The records of an archive, by name; ``entries`` and ``first`` are from :func:`directory`.
 
-    Args:
-        file: the archive.
-        entries: of its directory.
-        first: the offset of the directory.
-        sums: whether to compare checksums, which reads the whole file.
+    ``sums`` says whether to compare checksums, which reads the whole file.
 
     Raises:
         Malformed: the records have gaps or overlap, or differ from the directory.
@@ -132,9 +128,8 @@ def records(file: BinaryIO, entries: list[Entry], first: int, sums: bool = True)
         if entry.size >= _MAX32:  # torch writes the local header before it knows the packed size
             large = large[:12] + bytes(8) + large[20:]
         filling = rest[n:].removeprefix(large)
-        ideal = (
-            b"FB" + (len(filling) - 4).to_bytes(2, "little") + b"Z" * (len(filling) - 4) if len(filling) > 3 else b""
-        )
+        more = len(filling) - 4
+        ideal = b"FB" + more.to_bytes(2, "little") + b"Z" * more if more >= 0 else b""
         if not rest[n:].startswith(large) or filling != ideal:
             raise Malformed(f"its record {label} has an extra field that is no alignment")
         start = at + _LOCAL.size + n + extra

@@ -24,12 +24,11 @@ AVERAGED = "n_averaged"
 """The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
-def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[str, ...]]:
+def unwrap(content: object, place: str = "") -> tuple[object, tuple[str, ...]]:
     """The module or state dict in a checkpoint, and notes on what was done.
 
     Args:
         content: of the file.
-        name: of the file.
         place: from :func:`model_paths`.
 
     Raises:
@@ -43,29 +42,29 @@ def unwrap(content: object, name: str, place: str = "") -> tuple[object, tuple[s
             tensors = {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
             if not tensors:
                 keys = ", ".join(repr(k)[:60] for k in list(content)[:4]) + (", ..." if len(content) > 4 else "")
-                remedy = (
-                    f"; {place} (save that alone, or one of them)"
-                    if place
-                    else ", but not a state dict (save the state dict)"
-                )
-                raise BadModelFile(f"{name}: a dict with the keys {one_line(keys)}{remedy}")
-            others = [repr(k)[:60] for k in content if k not in tensors]
-            if plain := [
-                k for k in content if k not in tensors and str(k).rpartition(".")[2] in ("weight", "bias", *NAMES)
-            ]:
-                raise BadModelFile(f"{name}: {plain[0]!r:.80} is no tensor (save the state dict of a module)")
-            notes.append(f"passed over, as they are no tensors: {one_line(', '.join(others), 200)}")
+                what = f"a dict with the keys {one_line(keys)}"
+                if place:
+                    raise BadModelFile(f"{what}; {place}", "save that alone, or one of them")
+                raise BadModelFile(f"{what}, but not a state dict", "save the state dict")
+            others = [k for k in content if k not in tensors]
+            if plain := [k for k in others if str(k).rpartition(".")[2] in ("weight", "bias", *NAMES)]:
+                raise BadModelFile(f"{plain[0]!r:.80} is no tensor", "save the state dict of a module")
+            notes.append(f"passed over, as they are no tensors: {_listed(others)}")
             if hasattr(content, "_metadata"):  # of a state dict
                 tensors = OrderedDict(tensors)
                 tensors._metadata = content._metadata  # type: ignore[attr-defined]
             content = tensors
             break
-        others = [repr(k)[:60] for k in content if k != key]
+        others = [k for k in content if k != key]
         path.append(key)
-        passed = f"; passed over: {one_line(', '.join(others), 200)}" if others else ""
+        passed = f"; passed over: {_listed(others)}" if others else ""
         notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{passed}")
         content = content[key]
     return content, tuple(notes)
+
+
+def _listed(keys: list[Any]) -> str:
+    return one_line(", ".join(repr(key)[:60] for key in keys), 200)
 
 
 def _is_state(content: Mapping[Any, Any]) -> bool:
@@ -112,7 +111,7 @@ _DICTS = ("dict", "OrderedDict")
 
 
 def _kind_of(record: object) -> str:
-    """What a record is of: a module, or a state dict; norecord if it is neither."""
+    """What a record is of: a module, or a state dict; empty if it is neither."""
     if isinstance(record, Instance) and isinstance(record.state, Container) and "_modules" in record.state.items[::2]:
         return f"module of class {record.name.rpartition('.')[2]}"
     if isinstance(record, Container) and record.kind in _DICTS:

@@ -5,9 +5,11 @@ Sizes are checked before anything is read.
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from construct.errors import BadModelFile, one_line
@@ -44,8 +46,8 @@ _WRITTEN = frozenset(
 )
 
 
-def kind_of(file: BinaryIO, size: int, name: str) -> str:
-    """The format of a file by its content: "zip", "pickle" or "safetensors".
+def kind_of(file: BinaryIO, path: Path) -> str:
+    """The format of an open file by its content: "zip", "pickle" or "safetensors".
 
     Raises:
         BadModelFile: another format, which is named.
@@ -54,26 +56,24 @@ def kind_of(file: BinaryIO, size: int, name: str) -> str:
     start = file.read(512)
     file.seek(0)
     if not start:
-        raise BadModelFile(f"{name}: the file is empty (save the model again)")
+        raise BadModelFile("the file is empty", "save the model again")
     if start[:4] == ZIP:
         return "zip"
     for magic, what in _FOREIGN.items():
         if start.startswith(magic):
-            raise BadModelFile(f"{name}: not a model file but {what}")
+            raise BadModelFile(f"not a model file but {what}")
     if start[257:262] == b"ustar":
-        raise BadModelFile(f"{name}: not a model file but a tar archive (unpack it with tar)")
+        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
     # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
     length = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")
     if start[:1] == b"\x80" and start[1:2] <= b"\x05" and not length:
         return "pickle"
-    if start[8:9] == b"{" or name.rstrip("'").endswith(".safetensors"):
+    if start[8:9] == b"{" or path.name.endswith(".safetensors"):
         return "safetensors"
     # A message of protocol buffers whose first field is a small version number, and whose second one is known to ONNX.
     if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        raise BadModelFile(
-            f"{name}: an ONNX model, which is not read (give the PyTorch model that it was exported from)"
-        )
-    raise BadModelFile(f"{name}: not a model file{_as_text(start)} (give a file that torch.save or safetensors wrote)")
+        raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
+    raise BadModelFile(f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote")
 
 
 def _as_text(start: bytes) -> str:
@@ -132,45 +132,36 @@ class Archive:
                 raise Malformed("its storages are not where torch works out that they are")
 
 
-def check_archive(file: BinaryIO, size: int, name: str) -> Archive:
+def check_archive(file: BinaryIO) -> Archive:
     """Check a zip archive: complete, uncompressed, with right checksums (torch ignores them), and unambiguous.
 
     Raises:
         BadModelFile: it is not.
     """
     try:
-        return _archive(file, size)
+        return _archive(file)
     except Truncated as error:
-        raise BadModelFile(f"{name}: the file is truncated: {error} (copy or download it again)") from error
+        raise BadModelFile(f"the file is truncated: {error}", "copy or download it again") from error
     except Corrupted as error:
-        raise BadModelFile(f"{name}: {one_line(error)} (copy or download it again)") from error
+        raise BadModelFile(one_line(error), "copy or download it again") from error
     except Malformed as error:
-        raise BadModelFile(
-            f"{name}: the archive is odd: {one_line(error)} (save the model again with torch.save)"
-        ) from error
-    except _NotOurs as error:
-        raise BadModelFile(f"{name}: {error}") from None
-    finally:
-        file.seek(0)
+        what = f"the archive is odd: {one_line(error)}"
+        raise BadModelFile(what, "save the model again with torch.save") from error
 
 
-class _NotOurs(Exception):
-    """A valid archive that holds no model of torch.save."""
-
-
-def _archive(file: BinaryIO, size: int) -> Archive:
-    entries, first = directory(file, size)
+def _archive(file: BinaryIO) -> Archive:
+    entries, first = directory(file, file.seek(0, os.SEEK_END))
     if any(entry.name.endswith(b"/constants.pkl") for entry in entries):
-        raise _NotOurs("a TorchScript archive (re-save as the nn.Module itself, or its state dict)")
+        raise BadModelFile("a TorchScript archive", "re-save as the nn.Module itself, or its state dict")
     by_name = records(file, entries, first)
     folder = next(iter(by_name), b"").partition(b"/")[0] + b"/"
     if folder == b"/" or b"\0" in folder or not all(name.startswith(folder) for name in by_name):
-        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+        raise BadModelFile("a zip archive, but not a model file", "give a file that torch.save wrote")
     if any(name.endswith((b"/archive_format", b"/serialized_exported_program.json")) for name in by_name):
         return Archive(file, "pt2", {})
     by_path = {name[len(folder) :].decode(errors="backslashreplace"): record for name, record in by_name.items()}
     if "data.pkl" not in by_path:
-        raise _NotOurs("a zip archive, but not a model file (give a file that torch.save wrote)")
+        raise BadModelFile("a zip archive, but not a model file", "give a file that torch.save wrote")
     for name in by_path:
         key = name.removeprefix("data/")
         if name not in _WRITTEN and not (key != name and key.isascii() and key.isdigit()):
@@ -196,7 +187,7 @@ def _archive(file: BinaryIO, size: int) -> Archive:
 _VERSIONS = [f"{number}\n".encode() for number in range(1, 11)]
 
 
-def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
+def check_safetensors(file: BinaryIO) -> dict[str, str]:
     """Check the header of a safetensors file before the safetensors library reads it.
 
     Returns:
@@ -205,32 +196,28 @@ def check_safetensors(file: BinaryIO, size: int, name: str) -> dict[str, str]:
     Raises:
         BadModelFile: truncated, or no valid header.
     """
+    size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or size - 8 < length <= LONGEST_HEADER:
-        raise BadModelFile(
-            f"{name}: the file is truncated, if it is safetensors: the end of its header is missing (copy or download it again)"
-        )
+        what = "the file is truncated, if it is safetensors: the end of its header is missing"
+        raise BadModelFile(what, "copy or download it again")
     if length < 2 or length > LONGEST_HEADER or file.read(1) != b"{":
         what = f"its header would have {length} bytes" if length < 2 or length > LONGEST_HEADER else "it has no header"
-        raise BadModelFile(f"{name}: not safetensors, as its name says: {what} (give a model file)")
+        raise BadModelFile(f"not safetensors, as its name says: {what}", "give a model file")
     file.seek(8)
     try:
         metadata, spans = _header(file.read(length))
-        spans, available = sorted(spans), size - 8 - length
-        if (needed := max((end for _, end in spans), default=0)) > available:
-            raise BadModelFile(
-                f"{name}: the file is truncated: its tensors take {needed} bytes, and {available} are there "
-                "(copy or download it again)"
-            )
-        if [0, *(end for _, end in spans)] != [*(begin for begin, _ in spans), available]:
-            raise ValueError("its tensors overlap, leave holes, or do not fill the file to its end")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, BadModelFile):
-            raise
         what = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
-        raise BadModelFile(f"{name}: its safetensors header is wrong: {what} (save it again)") from error
-    file.seek(0)
+        raise BadModelFile(f"its safetensors header is wrong: {what}", "save it again") from error
+    spans, available = sorted(spans), size - 8 - length
+    if (needed := max((end for _, end in spans), default=0)) > available:
+        what = f"the file is truncated: its tensors take {needed} bytes, and {available} are there"
+        raise BadModelFile(what, "copy or download it again")
+    if [0, *(end for _, end in spans)] != [*(begin for begin, _ in spans), available]:
+        what = "its tensors overlap, leave holes, or do not fill the file to its end"
+        raise BadModelFile(f"its safetensors header is wrong: {what}", "save it again")
     return metadata
 
 

@@ -1,7 +1,6 @@
 """``construct.load``: reads a network, or its attention layers, from a file."""
 
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
@@ -11,10 +10,10 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
-from construct.errors import BadModelFile, UnsupportedLayer, describe, one_line, printable
+from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
 from construct.files.checkpoints import matched_names
 from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
-from construct.files.reading import ModelFile, read
+from construct.files.reading import FilePath, ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.wrappers import unwrapped
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     model: nn.Module | None = None,
     layers: Literal[False] = False,
@@ -35,10 +34,10 @@ def load(
 ) -> nn.Module: ...
 @overload
 def load(
-    path: str | os.PathLike[str], *, layers: Literal[True], allow: Iterable[str] = (), trust: bool = False
+    path: FilePath, *, layers: Literal[True], allow: Iterable[str] = (), trust: bool = False
 ) -> dict[str, MHSA]: ...
 def load(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     model: nn.Module | None = None,
     layers: bool = False,
@@ -75,21 +74,19 @@ def load(
         BadModelFile: no such file, no model, damaged, with classes that are not allowed, a state dict without ``model``, or one
             that does not fit ``model``.
     """
-    name = printable(str(path))
-    if layers and model is not None:
-        raise BadModelFile(f"{name}: model and layers=True are two ways to read it (give one of them)")
+    with naming(path):
+        if layers and model is not None:
+            raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
     file = read(path, allow=allow, trust=trust, inert=layers or model is not None)
     notes = file.notes
-    try:
+    with naming(path):
         if model is not None:
             content, renamed = loaded_into(unwrapped(model)[0], file, type(model).__name__)
             notes += renamed
         else:
             content = _layers(file) if layers else _whole(file)
-    except BadModelFile as error:
-        raise BadModelFile(f"{name}: {error}") from error
     for note in notes:
-        log.warning("%s: %s", name, note)
+        log.warning("%s: %s", printable(path), note)
     return content
 
 
@@ -110,10 +107,8 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
         records = records_in(content, file.metadata)
         unrecorded = [path for path in _attention_paths(content) if path not in records]
         if unrecorded:
-            raise BadModelFile(
-                f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}",
-                "give model=Net(), its network",
-            )
+            what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
+            raise BadModelFile(what, "give model=Net(), its network")
         layers = layers_of(content, records)
     if not layers:
         raise BadModelFile("it holds no attention layer", "python -m construct.from_conv makes some of convolutions")
@@ -126,18 +121,10 @@ def _attention_paths(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes.
+    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and notes on renamed tensors.
 
     Where the file has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
-    or else that of the convolution.
-
-    Args:
-        model: the network, with convolutions or with attention layers.
-        file: with a state dict, or with a module that has one.
-        name: of the network, for messages.
-
-    Returns:
-        The copy, and notes on renamed tensors.
+    or else that of the convolution.  ``name`` is that of the network, for messages.
 
     Raises:
         BadModelFile: they do not fit.
@@ -146,10 +133,8 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     try:
         return _load_state(model, state, records_in(state, file.metadata))
     except Exception as error:  # a user's network may raise anything
-        what = str(error) if isinstance(error, BadModelFile) else describe(error)
-        raise BadModelFile(
-            f"does not fit {printable(name)}: {what}", "give the network that it was saved from"
-        ) from error
+        what = f"does not fit {printable(name)}: {error if isinstance(error, BadModelFile) else describe(error)}"
+        raise BadModelFile(what, "give the network that it was saved from") from error
 
 
 def _load_state(
@@ -209,14 +194,13 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The differences between the names in a state dict and those of its network, in words; empty if there are none."""
     wanted = model.state_dict().keys()
-    missing, unknown = [key for key in wanted if key not in state], [key for key in state if key not in wanted]
-    if not missing and not unknown:
-        return ""
     parts = []
-    if missing:
+    if missing := [key for key in wanted if key not in state]:
         parts.append(f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}")
-    if unknown:
+    if unknown := [key for key in state if key not in wanted]:
         parts.append(f"{len(unknown)} of its own are not in the network{_listed(unknown)}")
+    if not parts:
+        return ""
     holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
     return f"{', and '.join(parts)}; it holds {len(holds)} tensors{_listed(holds, 6)}"
 

@@ -258,7 +258,7 @@ class _BoundedFile:
         return line
 
 
-def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:
+def walk_bytes(data: bytes, classes: Collection[str] = ()) -> Walker:
     """Walk the single pickle of a zip archive."""
     walker, file = Walker(classes), io.BytesIO(data)
     walker.root = walker.walk(file)
@@ -269,9 +269,9 @@ def walk_bytes(data: bytes, classes: Collection[str]) -> Walker:
     return walker
 
 
-def walk_legacy(file: BinaryIO, size: int, classes: Collection[str]) -> Walker:
+def walk_legacy(file: BinaryIO, classes: Collection[str] = ()) -> Walker:
     """Walk the pickles of a file of torch.save before 1.6, in which the storages follow the pickles."""
-    walker = Walker(classes)
+    walker, size = Walker(classes), file.seek(0, 2)
     file.seek(0)
     head = [walker.walk(file) for _ in range(3)]  # a magic number, the protocol, the system
     walker.root = walker.walk(file)

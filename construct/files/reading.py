@@ -10,8 +10,10 @@ import os
 import shlex
 import stat
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
-from construct.errors import BadModelFile, describe, one_line, printable
+from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allow_list import Allowed, allow_options, allowing, import_allowed, stand_in, unlisted_names
 from construct.files.archives import Malformed, Truncated
 from construct.files.checkpoints import model_paths, unwrap
@@ -28,6 +30,8 @@ from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
+
+FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -51,109 +55,101 @@ class ModelFile:
     extra_names: tuple[str, ...] = ()
 
 
-def regular_file(path: str | os.PathLike[str]) -> Path:
+def regular_file(path: FilePath) -> Path:
     """Check that a path is a regular file, without opening it: opening a pipe would block.
 
     Raises:
         BadModelFile: it is not.
     """
-    name = printable(str(path))
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
-    except FileNotFoundError:
-        raise BadModelFile(f"{name}: no such file (check the path)") from None
-    except (OSError, ValueError) as error:
-        raise BadModelFile(f"{name}: {one_line(getattr(error, 'strerror', None) or error)} (check the path)") from None
-    if stat.S_ISDIR(mode):
-        raise BadModelFile(f"{name}: is a directory, not a model file (give the file in it)")
-    if not stat.S_ISREG(mode):
-        raise BadModelFile(f"{name}: is not a regular file (give a file that torch.save wrote)")
+    with naming(path):
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
+        except FileNotFoundError:
+            raise BadModelFile("no such file", "check the path") from None
+        except (OSError, ValueError) as error:
+            raise BadModelFile(one_line(getattr(error, "strerror", None) or error), "check the path") from None
+        if stat.S_ISDIR(mode):
+            raise BadModelFile("is a directory, not a model file", "give the file in it")
+        if not stat.S_ISREG(mode):
+            raise BadModelFile("is not a regular file", "give a file that torch.save wrote")
     return Path(path)
 
 
-def read(
-    path: str | os.PathLike[str], *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False
-) -> ModelFile:
+@contextmanager
+def _opened(path: FilePath) -> Iterator[BufferedReader]:
+    """A file, opened for reading; errors within the block name it."""
+    with naming(path):
+        try:
+            with Path(path).open("rb") as file:
+                yield file
+        except OSError as error:
+            raise BadModelFile(one_line(error.strerror or error), "check the file") from error
+
+
+def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False) -> ModelFile:
     """Read a module or a state dict; code in the file runs only with ``trust``.
 
-    Args:
-        path: of the file.
-        allow: see :func:`construct.load`.
-        trust: see :func:`construct.load`.
-        inert: read objects of other classes without importing these: as modules that hold what they held and compute nothing.
+    ``allow`` and ``trust`` are those of :func:`construct.load`.  With ``inert``, objects of other classes are read without
+    importing these: as modules that hold what they held and compute nothing.
 
     Raises:
         BadModelFile: no such file, no model, damaged, or with classes that are not allowed.
     """
-    path, name = regular_file(path), printable(str(path))
-    allowed = import_allowed(allow)
+    place, allowed = regular_file(path), import_allowed(allow)
     notes: list[str] = []
     metadata: dict[str, str] = {}
     extra_names: list[str] = []
-    place = ""
-    try:
-        with path.open("rb") as file:
-            size, kind, archive = _detect(file, name)
-            suffix = path.suffix.lower()
-            if kind == "safetensors":
-                metadata = check_safetensors(file, size, name)
-            elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
-                # Users choose these formats to avoid pickles.
-                raise BadModelFile(
-                    f"{name}: a pickle, though its name ends in {suffix} (rename it if you want it read)"
-                )
-            other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
-            if other and suffix in _SUFFIXES:
-                notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            file.seek(0)
-            content: object
-            if kind == "safetensors":
-                content = _safetensors(file, name)
-            elif kind == "pt2" and not trust:
-                other = "if you know who made it, or save the nn.Module or its state dict"
-                raise BadModelFile(
-                    f"{name}: a program of torch.export, and to load one can run code that it holds",
-                    f"trust=True {other}",
-                    option=f"--trust {other}",
-                )
-            elif kind == "pt2":
-                content = _load_trusted(file, kind, name)
-            else:
-                content, walker = _load_pickled(file, size, archive, name, allowed, trust, inert)
-                place = model_paths(walker.root)
-                with allowing() as ours:
-                    extra_names = unlisted_names(walker, ours)
-            if trust and kind != "safetensors":
-                notes.append("trusted: it was loaded with whatever code it holds")
-    except OSError as error:
-        raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
-    content, unwrapped = unwrap(content, name, place)
-    return ModelFile(
-        path, digest, _checked_content(content, name, place), (*notes, *unwrapped), metadata, tuple(extra_names)
-    )
+    inside = ""
+    with _opened(path) as file:
+        kind, archive = _detect(file, place)
+        suffix = place.suffix.lower()
+        if kind == "safetensors":
+            metadata = check_safetensors(file)
+        elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
+            # Users choose these formats to avoid pickles.
+            raise BadModelFile(f"a pickle, though its name ends in {suffix}", "rename it if you want it read")
+        other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
+        if other and suffix in _SUFFIXES:
+            notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        content: object
+        if kind == "safetensors":
+            content = _safetensors(file)
+        elif kind == "pt2":
+            if not trust:
+                what = "a program of torch.export, and to load one can run code that it holds"
+                advice = "if you know who made it, or save the nn.Module or its state dict"
+                raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
+            content = _load_trusted(file, kind)
+        else:
+            content, walker = _load_pickled(file, archive, printable(path), allowed, trust, inert)
+            inside = model_paths(walker.root)
+            with allowing() as ours:
+                extra_names = unlisted_names(walker, ours)
+        if trust and kind != "safetensors":
+            notes.append("trusted: it was loaded with whatever code it holds")
+        content, unwrapped = unwrap(content, inside)
+        checked = _checked_content(content, inside)
+    return ModelFile(place, digest, checked, (*notes, *unwrapped), metadata, tuple(extra_names))
 
 
-def read_inputs(path: str | os.PathLike[str]) -> Any:
+def read_inputs(path: FilePath) -> Any:
     """Read the arguments of a call that ``torch.save`` wrote: a tensor, or a tuple or dict of tensors and plain values.
 
     Raises:
         BadModelFile: no such file, or something else in it.
     """
-    path, name = regular_file(path), printable(str(path))
-    try:
-        with path.open("rb") as file:
-            size, kind, archive = _detect(file, name)
-            if kind not in ("torch.save", "pickle"):
-                raise BadModelFile(f"{name}: {_KINDS[kind]}, not the inputs of a network (save them with torch.save)")
-            content, _ = _load_pickled(file, size, archive, name, Allowed())
-    except OSError as error:
-        raise BadModelFile(f"{name}: {one_line(error.strerror or error)} (check the file)") from error
-    if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
-        raise BadModelFile(
-            f"{name}: a {type(content).__name__}, not the inputs of a network (save a tensor, tuple or dict)"
-        )
+    place = regular_file(path)
+    with _opened(path) as file:
+        kind, archive = _detect(file, place)
+        if kind not in ("torch.save", "pickle"):
+            raise BadModelFile(f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save")
+        content, _ = _load_pickled(file, archive, printable(path), Allowed())
+        if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
+            what = f"a {type(content).__name__}, not the inputs of a network"
+            raise BadModelFile(what, "save a tensor, tuple or dict")
     return tuple(content) if isinstance(content, list) else content
 
 
@@ -168,29 +164,22 @@ _KINDS = {
 }
 
 
-def _detect(file: BinaryIO, name: str) -> tuple[int, str, Archive | None]:
-    """The size and format of a file, a key of ``_KINDS``; and its zip archive, checked, if it is one."""
-    size = os.fstat(file.fileno()).st_size
-    kind = kind_of(file, size, name)
-    archive = check_archive(file, size, name) if kind == "zip" else None
-    return size, kind if archive is None else archive.kind, archive
+def _detect(file: BinaryIO, path: Path) -> tuple[str, Archive | None]:
+    """The format of a file, a key of ``_KINDS``; and its zip archive, checked, if it is one."""
+    kind = kind_of(file, path)
+    archive = check_archive(file) if kind == "zip" else None
+    return kind if archive is None else archive.kind, archive
 
 
 def _load_pickled(
-    file: BinaryIO,
-    size: int,
-    archive: Archive | None,
-    name: str,
-    allowed: Allowed,
-    trust: bool = False,
-    inert: bool = False,
+    file: BinaryIO, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False, inert: bool = False
 ) -> tuple[object, Walker]:
     """Load a pickle after a walk has checked every class and size in it."""
     with allowing() as ours:
-        walker = walk_legacy(file, size, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
+        walker = walk_legacy(file, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
         if trust:
             file.seek(0)
-            return _load_trusted(file, "pickle", name), walker
+            return _load_trusted(file, "pickle"), walker
         named = allowed.of(unlisted_names(walker, ours))
         others = unlisted_names(walker, ours | named.keys())
         if others and (not inert or LAZY in others):
@@ -208,15 +197,14 @@ def _load_pickled(
     except MemoryError:
         raise
     except Truncated as error:
-        raise BadModelFile(f"{name}: the file is truncated: {error} (copy or download it again)") from error
+        raise BadModelFile(f"the file is truncated: {error}", "copy or download it again") from error
     except Exception as error:  # torch.load may raise anything; its messages suggest weights_only=False
         what = one_line(error) if isinstance(error, Malformed) else f"torch.load raised {type(error).__name__}"
-        raise BadModelFile(
-            f"{name}: not a model that can be read safely: {what} (save the model again with torch.save)"
-        ) from error
+        what = f"not a model that can be read safely: {what}"
+        raise BadModelFile(what, "save the model again with torch.save") from error
 
 
-def _load_trusted(file: BinaryIO, kind: str, name: str) -> object:
+def _load_trusted(file: BinaryIO, kind: str) -> object:
     """Load a pickle or a torch.export program with whatever code it holds, because the user said ``trust``.
 
     Raises:
@@ -231,54 +219,49 @@ def _load_trusted(file: BinaryIO, kind: str, name: str) -> object:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # it may raise anything
-        raise BadModelFile(f"{name}: {describe(error)} (put the package of its classes on PYTHONPATH)") from error
+        raise BadModelFile(describe(error), "put the package of its classes on PYTHONPATH") from error
 
 
 def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
     """The error for classes that are not allowed, with every remedy."""
     if LAZY in names:
-        return BadModelFile(
-            f"{name}: holds lazy modules whose weights do not exist yet",
-            "run one batch through the network, and save it again",
-        )
+        what = "holds lazy modules whose weights do not exist yet"
+        return BadModelFile(what, "run one batch through the network, and save it again")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    place = model_paths(walker.root)
-    if place:
-        what = f"the model is not at its top: {place}; the file {what}"
-    options = [*allowed.exact, *allowed.packages]
-    more = [option for option in allow_options(names) if option not in options]
-    if allowed.packages and not more:
+    alone = ""
+    if inside := model_paths(walker.root):
+        what = f"the model is not at its top: {inside}; the file {what}"
+        alone = "save that alone, from a program where its classes can be imported"
+    given = [*allowed.exact, *allowed.packages]
+    more = [choice for choice in allow_options(names) if choice not in given]
+    choices = [*given, *more] if more else []
+    if allowed.packages and not choices:
         what += f", which {', '.join(allowed.packages)} does not define as a class"
-    alone = "save that alone, from a program where its classes can be imported" if place else ""
-    remedy, choices = alone or "save its state dict, or give its network with model=Net()", (*options, *more)
-    trusting = "; or, if you trust these packages, whose code then may run: " if more else ""
+    trusting = "; or, if you trust these packages, whose code then may run: " if choices else ""
+    call = f"{trusting}construct.load({name!r}, allow={choices!r})" if choices else ""
     return BadModelFile(
-        f"{name}: {what}",
-        remedy + (f"{trusting}construct.load({name!r}, allow={list(choices)!r})" if more else ""),
+        what,
+        (alone or "save its state dict, or give its network with model=Net()") + call,
         option=(alone or "save a state dict and give --arch or --model-file")
-        + trusting
-        + " ".join(
-            ["python -m construct.from_conv", shlex.quote(name), *(f"--allow {shlex.quote(c)}" for c in choices)]
-            if more
-            else []
-        ),
+        + (f"{trusting}python -m construct.from_conv {shlex.quote(name)}" if choices else "")
+        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
     )
 
 
-def _safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
+def _safetensors(file: BinaryIO) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load
     except ImportError as error:
-        raise BadModelFile(f"{name}: to read safetensors takes a package (pip install safetensors)") from error
+        raise BadModelFile("to read safetensors takes a package", "pip install safetensors") from error
     try:
         return load(file.read())
     except MemoryError:
         raise
     except Exception as error:  # its class of errors is not public
-        raise BadModelFile(f"{name}: not safetensors: {describe(error)} (save it again)") from error
+        raise BadModelFile(f"not safetensors: {describe(error)}", "save it again") from error
 
 
-def _checked_content(content: object, name: str, place: str) -> nn.Module | dict[str, Tensor]:
+def _checked_content(content: object, inside: str) -> nn.Module | dict[str, Tensor]:
     """Check the content: a file may hold allowed classes with attributes that contradict each other."""
     if isinstance(content, nn.Module):
         try:
@@ -287,21 +270,17 @@ def _checked_content(content: object, name: str, place: str) -> nn.Module | dict
                     _check_attention(module, path)
             content.state_dict()
         except Exception as error:  # attributes that are missing or of any type at all
-            raise BadModelFile(f"{name}: its layers contradict themselves: {describe(error)}") from error
+            raise BadModelFile(f"its layers contradict themselves: {describe(error)}") from error
         return content
     if isinstance(content, dict) and content:
         if invalid := [key for key in content if not all(key.split("."))]:
-            raise BadModelFile(
-                f"{name}: a tensor is named {invalid[0]!r:.80}, which no path is (save the state dict of a module)"
-            )
+            what = f"a tensor is named {invalid[0]!r:.80}, which no path is"
+            raise BadModelFile(what, "save the state dict of a module")
         return content
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    what += (
-        f", not a model; {place} (save that alone)"
-        if place
-        else ", not a model (save the nn.Module, or its state dict)"
-    )
-    raise BadModelFile(f"{name}: holds {what}")
+    if inside:
+        raise BadModelFile(f"holds {what}, not a model; {inside}", "save that alone")
+    raise BadModelFile(f"holds {what}, not a model", "save the nn.Module, or its state dict")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile, describe, one_line, printable
+from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allow_list import allowing, unlisted_names, walk_file
 from construct.files.layer_files import to_safetensors
-from construct.files.reading import regular_file
+from construct.files.reading import FilePath, regular_file
 from construct.weights import NAMES
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(model: nn.Module, path: FilePath) -> None:
     """Write a module so that :func:`construct.load` reads it back; an existing file is replaced atomically.
 
     >>> import tempfile, torch, construct
@@ -45,19 +45,16 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
     for name, module in model.named_modules():
         if isinstance(module, MHSA) and is_parametrized(module):
-            raise BadModelFile(
-                f"{printable(str(path))}: tensors of {printable(name or 'the layer')} are parametrized "
-                "(construct.modules.learning.settle makes plain tensors of them)"
-            )
+            what = f"{printable(path)}: tensors of {printable(name or 'the layer')} are parametrized"
+            raise BadModelFile(what, "construct.modules.learning.settle makes plain tensors of them")
     suffix = Path(path).suffix
     if suffix in (".pt2", ".onnx"):
-        raise BadModelFile(
-            f"{printable(str(path))}: {suffix} takes the size of an input (use construct.files.export.to_{suffix[1:]})"
-        )
+        what = f"{printable(path)}: {suffix} takes the size of an input"
+        raise BadModelFile(what, f"use construct.files.export.to_{suffix[1:]}")
     write(to_safetensors(model) if suffix == ".safetensors" else model, path)
 
 
-def is_own_output(path: str | os.PathLike[str]) -> bool:
+def is_own_output(path: FilePath) -> bool:
     """Whether a file is earlier output of this project, judged by the class or tensor names in it; nothing is executed."""
     try:
         with regular_file(path).open("rb") as file:
@@ -78,8 +75,8 @@ def unlisted_names_in(path: Path) -> list[str]:
 
 
 def check_destination(
-    path: str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    path: FilePath,
+    source: FilePath,
     force: bool,
     ours: Callable[[Path], bool] = is_own_output,
     flag: str = "-o",
@@ -96,32 +93,33 @@ def check_destination(
     Raises:
         BadModelFile: it cannot be written, or would replace the input or another file.
     """
-    name, path = printable(str(path)), Path(path)
     other = "" if flag == "-o" else f" with {flag}"
-    try:
-        if path.exists():
-            if path.samefile(source):
-                raise BadModelFile(f"{name}: is the input itself (give another name with {flag})")
-            if not path.is_file():
-                raise BadModelFile(f"{name}: is there, and is not a file (give another name with {flag})")
-            if not force and not ours(path):
-                raise BadModelFile(
-                    f"{name}: exists and is not our own output", option=f"give another name{other}, or --force"
-                )
-        if not path.parent.is_dir():
-            raise BadModelFile(f"{name}: there is no folder {printable(str(path.parent))} (make it first)")
-        temporary = _temporary(path.resolve())
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        temporary.unlink()
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
-        if isinstance(error, BadModelFile):
+    with naming(path):
+        try:
+            path = Path(path)
+            if path.exists():
+                if path.samefile(source):
+                    raise BadModelFile("is the input itself", f"give another name with {flag}")
+                if not path.is_file():
+                    raise BadModelFile("is there, and is not a file", f"give another name with {flag}")
+                if not force and not ours(path):
+                    raise BadModelFile(
+                        "exists and is not our own output", option=f"give another name{other}, or --force"
+                    )
+            if not path.parent.is_dir():
+                raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
+            temporary = _temporary(path.resolve())
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            temporary.unlink()
+        except BadModelFile:
             raise
-        what = one_line(getattr(error, "strerror", None) or error)
-        raise BadModelFile(f"{name}: cannot be written: {what} (give another place with {flag})") from error
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
+            what = f"cannot be written: {one_line(getattr(error, 'strerror', None) or error)}"
+            raise BadModelFile(what, f"give another place with {flag}") from error
     return path
 
 
-def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLike[str]) -> None:
+def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
     """Write a module, a state dict or bytes atomically: into a temporary file beside ``path``, fsynced, then renamed.
 
     Raises:
@@ -134,17 +132,12 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: str | os.PathLik
 
 @contextlib.contextmanager
 def staged(
-    path: str | os.PathLike[str], content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
+    path: FilePath, content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
 ) -> Iterator[Path]:
     """Write as :func:`write` does, but rename into place only when the ``with`` block ends without an error.
 
-    Args:
-        path: of the file.
-        content: of the file.
-        allowed: names beyond the allow-list that it may hold.
-
     Yields:
-        The temporary file, complete and fsynced.
+        The temporary file, complete and fsynced.  It may hold ``allowed`` names beyond the allow-list.
     """
     path = Path(path).resolve()  # a link stays a link
     temporary = _temporary(path)
@@ -153,7 +146,8 @@ def staged(
             if isinstance(content, bytes):
                 file.write(content)
             else:
-                _save_into(file, content, printable(str(path)), allowed)
+                with naming(path):
+                    _save_into(file, content, allowed)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -166,24 +160,22 @@ def staged(
         raise
 
 
-def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], name: str, allowed: Collection[str]) -> None:
+def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], allowed: Collection[str]) -> None:
     """Write with torch.save, and check that it can be read back."""
     stream = _Stream(file)
     try:
         torch.save(content, stream)  # type: ignore[arg-type]
     except Exception as error:
         if stream.failure is None:
-            raise BadModelFile(f"{name}: cannot be saved: {describe(error)}") from error
+            raise BadModelFile(f"cannot be saved: {describe(error)}") from error
     if stream.failure is not None:
         raise stream.failure
     file.flush()
     with allowing() as ours:
         names = unlisted_names(walk_file(file), ours | set(allowed))
     if names:
-        raise BadModelFile(
-            f"{name}: not saved, it could not be read back safely, for it holds {one_line(', '.join(names))} "
-            "(save its state dict)"
-        )
+        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(names))}"
+        raise BadModelFile(what, "save its state dict")
 
 
 class _Stream:
@@ -206,6 +198,6 @@ class _Stream:
 
 
 def _temporary(path: Path) -> Path:
-    """A unique name in the same folder.  Its length in bytes is bounded, as file systems bound names in bytes."""
+    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
     start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
     return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

@@ -19,12 +19,8 @@ from construct.geometry import ConvGeometry
 from construct.modules.parametrizations import is_weight_hook, with_effective_weight
 
 BASES: tuple[type[_ConvNd], ...] = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -186,12 +182,7 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         transposed=transposed,
         output_padding=output_padding,
     )
-    actual = {
-        "in_channels": d_in,
-        "out_channels": d_out,
-        "kernel_size": geometry.kernel_size,
-        "transposed": transposed,
-    }
+    actual = {"in_channels": d_in, "out_channels": d_out, "kernel_size": geometry.kernel_size, "transposed": transposed}
     for name, used in actual.items():
         value = getattr(conv, name)
         if (_tuple(value, dims) if name == "kernel_size" else value) != used:

@@ -55,11 +55,10 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
     expected, actual = ({(p.dtype, p.device) for p in part.parameters()} for part in (module, layers))
-    if not actual <= expected:
-        (dtype, device), *_ = actual - expected
-        raise ValueError(
-            f"the layers of its rule have weights that are {dtype} on {device}, and the module has none of these"
-        )
+    if more := actual - expected:
+        dtype, device = more.pop()
+        what = f"weights that are {dtype} on {device}, and the module has none of these"
+        raise ValueError(f"the layers of its rule have {what}")
     own = {id(part) for part in module.modules()}
     for part in layers.modules():
         if id(part) not in own:
@@ -74,15 +73,7 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
 
     Everything runs in float64 and eval mode, on copies.  The layers that the rule returns for the float64 copy must agree up to
     float64 rounding, so that the module's own dtype hides no difference.  The layers themselves, with weights that may have been
-    rounded to that dtype, must agree up to a few of its units.
-
-    Args:
-        module: of the user's class.
-        rule: that returned ``layers`` for it.
-        layers: with at least one convolution, all convertible.
-
-    Returns:
-        The size of the input and the difference.
+    rounded to that dtype, must agree up to a few of its units.  At least one of the layers is a convolution, all are convertible.
     """
     generator = torch.Generator().manual_seed(0)
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]

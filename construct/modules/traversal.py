@@ -62,9 +62,8 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     for path, module in modules:
         registered = [name for part in (module._modules, module._parameters, module._buffers) for name in part]
         if invalid := [name for name in registered if not isinstance(name, str) or not name or "." in name]:
-            raise ValueError(
-                f"{path or 'the model'}: something in it is named {invalid[0]!r:.60}, as no part of a path is"
-            )
+            what = f"something in it is named {invalid[0]!r:.60}, as no part of a path is"
+            raise ValueError(f"{path or 'the model'}: {what}")
         if len({*registered, *vars(module)}) < len(registered) + len(vars(module)):
             twice = next(name for name in registered if registered.count(name) > 1 or name in vars(module))
             raise ValueError(f"{path or 'the model'}: the name {twice!r:.60} is given to two things")

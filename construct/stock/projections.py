@@ -21,37 +21,24 @@ import torch
 from torch import Tensor, nn
 
 from construct.geometry import ConvGeometry
-from construct.heads import tap_shifts
+from construct.heads import kernel_of_taps, tap_shifts
 from construct.modules.convolutions import HOOKS
 from construct.stock.dot_products import DTYPES, HeadCentre, head_size, refuse
 from construct.tokens import TokenGrid
 
 
 class Projections(NamedTuple):
-    """The weights of an attention per head, float64; the last column of query, key and value multiplies the constant 1.
+    """The weights of an attention per head, float64; the last column of query, key and value multiplies the constant 1."""
 
-    Attributes:
-        query: (heads, D, D_in + d + 2).
-        key: (heads, D, D_in + d + 2).
-        value: (heads, D, D_in + d + 2).
-        out: (D_out, heads, D).
-        bias: (D_out,).
-    """
-
-    query: Tensor
+    query: Tensor  # (heads, D, D_in + d + 2), as are the next two
     key: Tensor
     value: Tensor
-    out: Tensor
-    bias: Tensor
+    out: Tensor  # (D_out, heads, D)
+    bias: Tensor  # (D_out,)
 
 
 def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid) -> tuple[Tensor, Tensor]:
     """The kernel, in torch's layout, and the bias of the convolution that an attention computes on a grid.
-
-    Args:
-        attention: with tokens as in the module's docstring.
-        geometry: of the convolution.
-        grid: the tokens.
 
     Raises:
         UnsupportedLayer: no such kernel; with the reason.
@@ -93,26 +80,18 @@ def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: 
         tau = ", ".join(map(str, centre.tau))
         if any(t.denominator != 1 for t in centre.tau):
             reject(f"head {head} looks at ({tau}), between positions")
-        if (
-            not centre.is_sharp(dtype)
-            or head_size([centre], grid, dtype, tensors.query.shape[1]) != tensors.query.shape[1]
-        ):
-            reject(
-                f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {float(centre.alpha):.4g}"
-            )
+        size = tensors.query.shape[1]
+        if not centre.is_sharp(dtype) or head_size([centre], grid, dtype, size) != size:
+            alpha = float(centre.alpha)
+            reject(f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}")
         tap = numbers.get(tuple(int(t) for t in centre.tau))
         if tap is None:
             reject(f"head {head} looks at ({tau}), no tap of kernel {geometry.kernel_size}")
         kernel[tap] += matrices[head]
 
     constant = torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
-    shaped = kernel.movedim(0, -1).unflatten(-1, geometry.kernel_size)  # (g, in/g, out/g, *K)
-    if geometry.transposed:
-        weight = shaped.flip(tuple(range(3, 3 + geometry.dims))).flatten(0, 1)
-    else:
-        weight = shaped.transpose(1, 2).flatten(0, 1)
     device = attention.out_proj.weight.device
-    return weight.to(device, dtype).contiguous(), (tensors.bias + constant).to(device, dtype)
+    return kernel_of_taps(kernel, geometry).to(device, dtype), (tensors.bias + constant).to(device, dtype)
 
 
 def _check(attention: nn.MultiheadAttention, reject: Callable[[str], NoReturn]) -> torch.dtype:

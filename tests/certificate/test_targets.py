@@ -119,7 +119,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assert box == grid.box
     from construct.encoding import quadratic as encoding
 
-    table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoded(grid))))[0]
+    table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoding.argument(grid))))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     assert Fraction(float(table.abs().max())) <= largest_score(attention, 0, box)
     top = int(np.argmax(table.detach().numpy()))

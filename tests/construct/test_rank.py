@@ -53,6 +53,15 @@ def test_factors_that_cannot_be_stored_are_said_so(caplog: pytest.LogCaptureFixt
     assert "that torch.float32 can store" in caplog.text
 
 
+def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
+    """Of the columns the factor would be 60000 / 6e-8, which float16 stores as infinity."""
+    conv = nn.Conv1d(3, 3, 1, bias=False, dtype=torch.float16)
+    conv.weight.data[..., 0] = torch.tensor([[6e-8] * 3, [60000.0] * 3, [1.0] * 3]).half()
+    layer = conv_to_mhsa(conv, head_dim="rank")
+    assert layer.w_val.shape[-1] == 1
+    assert torch.equal(layer.weight, conv.weight)
+
+
 @settings(max_examples=40)
 @given(cases(integers=[True]), st.integers(1, 4), st.sampled_from(["dense", "chunked", "axial", "auto"]))
 def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: int, execution: str):

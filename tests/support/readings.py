@@ -145,4 +145,4 @@ def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tenso
 
 def unwrapped(content: Any) -> Any:
     """The model inside a checkpoint."""
-    return unwrap(content, "f")[0]
+    return unwrap(content)[0]

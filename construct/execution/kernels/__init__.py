@@ -71,7 +71,7 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
         A function of images of this shape, strides and type, and of the bias.  It reads w as it is when it is called.
     """
     heads, groups, channels, width = w.shape
-    size, made = (shifts.size, groups * channels) if kind == ADJOINT else (shifts.output, groups * width)
+    size, depth = (shifts.size, groups * channels) if kind == ADJOINT else (shifts.output, groups * width)
     batch, wanted = images.shape[0], OTHER if dtype != w.dtype else LAST if last else FIRST
     layouts = layout_of(images, w.dtype), wanted
     task = None
@@ -81,10 +81,10 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
         task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, quick, most_queries())
         if wanted != OTHER:
             return lambda images, bias: task.run(images, w, bias, None)
-    image, *along, channel = strides_of(LAST if last else FIRST, made, size)
+    image, *along, channel = strides_of(LAST if last else FIRST, depth, size)
 
     def call(images: Tensor, bias: Tensor | None) -> Tensor:
-        out = images.new_empty_strided((batch, made, *size), (image, channel, *along), dtype=dtype)
+        out = images.new_empty_strided((batch, depth, *size), (image, channel, *along), dtype=dtype)
         if task is None:
             fill(out, bias)
             return out
@@ -114,18 +114,7 @@ def workspace_of(
     device: torch.device,
     most: int | None,
 ) -> int:
-    """Bytes that a call takes besides its arguments, however these lie in memory.
-
-    Args:
-        kind: FORWARD, ADJOINT or WEIGHTS.
-        shifts: where the heads look.
-        w_shape: (heads, groups, C, D).
-        images: B.
-        dtype: to compute in.
-        stored: that of the images.
-        device: of all.
-        most: queries of a block, at most.
-    """
+    """Bytes that a call on images of type ``stored`` takes besides its arguments, however these lie in memory."""
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0

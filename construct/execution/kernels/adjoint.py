@@ -18,7 +18,6 @@ class Polyphase:
     Args:
         problem: an adjoint.
         select: chooses how to compute a phase.
-
     """
 
     def __init__(self, problem: Problem, select: Callable[[Problem], Task]):

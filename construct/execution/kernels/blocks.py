@@ -17,21 +17,14 @@ def most_queries() -> int | None:
 
 
 def queries_per_block(fitting: int) -> int:
-    """How many queries an execution that works in blocks takes at once: what fits, or fewer inside of :func:`smaller_blocks`.
-
-    Args:
-        fitting: how many would fit into a block of the execution's usual size.
-
-    Returns:
-        At least 1.
-    """
+    """How many queries a block takes, at least 1: as many as fit, or fewer inside of :func:`smaller_blocks`."""
     most = _MOST_QUERIES.get()
     return max(1, fitting if most is None else min(fitting, most))
 
 
 @contextmanager
 def smaller_blocks(queries: int) -> Iterator[None]:
-    """Within, no block holds more than so many queries: so that small inputs take several blocks too, as large ones do."""
+    """Limit blocks to so many queries within the ``with`` block, so that small inputs take several blocks, as large ones do."""
     token = _MOST_QUERIES.set(queries)
     try:
         yield
@@ -71,12 +64,7 @@ class Block:
 
 @lru_cache(maxsize=256)
 def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
-    """An image's queries in blocks of at most so many: whole trailing axes, a range of one axis, one place on those before.
-
-    Args:
-        output: the number of queries along each axis.
-        most: queries of a block, at least 1.
-    """
+    """An image's queries in blocks of at most so many: whole trailing axes, a range of one axis, one place on those before."""
     axis = len(output)
     while axis and prod(output[axis - 1 :]) <= most:
         axis -= 1

@@ -79,15 +79,11 @@ class ByChannel:
 
     def _step(self, block: Block, images: int) -> Step:
         shifts, channels, layout = self.problem.shifts, self.problem.groups, self.problem.x_layout
-        starts = [s * part.start + e for s, part, e in zip(shifts.step, block.box, shifts.least, strict=True)]
-        lengths = tuple(
-            s * (n - 1) + reach + 1 for s, n, reach in zip(shifts.step, block.shape, shifts.reach, strict=True)
-        )
-        clips = [clip(start, 1, n, size) for start, n, size in zip(starts, lengths, shifts.size, strict=True)]
-        x_strides = strides_of(layout, channels, shifts.size) if self.in_place else strides_of(LAST, channels, lengths)
-        y_strides = (
-            strides_of(layout, channels, shifts.output) if self.in_place else strides_of(LAST, channels, block.shape)
-        )
+        starts, lengths, clips = shifts.window(block.box)
+        if self.in_place:
+            x_strides, y_strides = (strides_of(layout, channels, size) for size in (shifts.size, shifts.output))
+        else:
+            x_strides, y_strides = (strides_of(LAST, channels, size) for size in (lengths, block.shape))
         first = block.first * y_strides[-2] if self.in_place else 0
         taps = []
         for head, offset in enumerate(shifts.offsets):
@@ -163,9 +159,9 @@ class ByChannel:
                         behind = ahead = 0
                         at(pulled, step.every).copy_(y[images].movedim(1, -1)[(slice(None), *step.block.box)])
                     for head, queries, seen in step.taps:
-                        made = apart[: prod(queries[0])].view(queries[0])
-                        torch.mul(at(tokens, seen, behind), at(given, queries, ahead), out=made)
-                        out[head] += made.sum(axes)
+                        products = apart[: prod(queries[0])].view(queries[0])
+                        torch.mul(at(tokens, seen, behind), at(given, queries, ahead), out=products)
+                        out[head] += products.sum(axes)
 
     def _tokens(self, x: Tensor, step: Step, window: Tensor) -> Tensor:
         """What a block sees, laid out: (images, *tokens, C)."""
@@ -186,11 +182,11 @@ def _add_up(
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
     for head, (shape, strides, query), (_, paces, token) in step.taps:
         part = out.as_strided(shape, strides, ahead + query)
-        seen = x.as_strided(shape, paces, behind + token)
+        tokens = x.as_strided(shape, paces, behind + token)
         if begun:
-            part.addcmul_(seen, factors[head])
+            part.addcmul_(tokens, factors[head])
         elif bias is None:
-            torch.mul(seen, factors[head], out=part)
+            torch.mul(tokens, factors[head], out=part)
         else:
-            torch.addcmul(bias, seen, factors[head], out=part)
+            torch.addcmul(bias, tokens, factors[head], out=part)
         begun = True

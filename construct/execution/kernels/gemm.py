@@ -1,8 +1,7 @@
 """GEMM: matrix products by BLAS or by oneDNN, whichever is quicker for the shapes.
 
-oneDNN's inner product keeps its pace where matrices are larger than a core's cache (97 against 77 GFLOP/s), and where they have few
-columns (18 against 5 for three), and puts what it makes into new memory; the BLAS behind ``torch.mm`` takes less to begin.
-Both add up the same terms, in orders of their own.
+oneDNN's inner product is faster where matrices exceed a core's cache (97 against 77 GFLOP/s) or have few columns (18 against 5 for
+three), and allocates its result; the BLAS behind ``torch.mm`` has less overhead.  Both sum the same terms, in different orders.
 """
 
 from collections.abc import Callable
@@ -24,20 +23,12 @@ def onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
-    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N).
-
-    Args:
-        a: of any strides.
-        b: of any strides.
-        bias: or None.
-        out: or None.
-        quick: whether oneDNN may be asked, see :func:`onednn`.
-    """
+    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``quick``: oneDNN may be asked."""
     if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
-            made = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
-            return made if out is None else out.copy_(made)
+            result = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
+            return result if out is None else out.copy_(result)
     if out is None:
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
@@ -65,8 +56,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -
             one = one.contiguous()
         if one.is_contiguous():
             assert INNER is not None
-            made = INNER(one, other.mT, None, "none", [], "")
-            total[0].copy_(made) if first else total[0].add_(made)
+            result = INNER(one, other.mT, None, "none", [], "")
+            total[0].copy_(result) if first else total[0].add_(result)
             return
     total[0].addmm_(one, other, beta=0 if first else 1)
 

@@ -31,20 +31,18 @@ class GemmScatter:
         shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
         if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
             return None
-        sent, made = problem.width, problem.channels  # channels of what is read, and of what is written
+        read, written = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
-            sent, made = made, sent
-        if constants.PRODUCTS // (heads * made) < constants.SHORT:
+            read, written = written, read
+        if constants.PRODUCTS // (heads * written) < constants.SHORT:
             return None  # blocks of few queries, and an addition for each head of each of them
-        tokens = problem.images * prod(shifts.output)
-        # The product of a token with all heads has heads·made columns; few columns are slow by themselves.
-        here = (
-            heads * problem.images * prod(shifts.size if kind == FORWARD else shifts.output) * made * constants.SCATTER
-        )
-        there = heads * tokens * sent * (constants.COPY + constants.FEW / made)
+        # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
+        tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
+        scatter_time = heads * tokens * written * constants.SCATTER
+        columns_time = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
         if kind == ADJOINT:
-            there += heads * made * sent * constants.TRANSPOSE
-        return Scattered(problem) if here < there else None
+            columns_time += heads * written * read * constants.TRANSPOSE
+        return Scattered(problem) if scatter_time < columns_time else None
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,11 @@ class Scattered:
         queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
         self.blocks = _parted(self.shifts, queries)
         self.most = max(prod(block.shape) for block, _ in self.blocks)
-        self.made = self.most * heads * self.channels
+        self.products = self.most * heads * self.channels
         self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
         matrix = heads * self.channels * self.width
-        new = self.made + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
-        self.workspace = bytes_of(problem.dtype, self.made, self.image, matrix, new)
+        new = self.products + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
+        self.workspace = bytes_of(problem.dtype, self.products, self.image, matrix, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -86,14 +84,12 @@ class Scattered:
         heads, channels, size = len(self.shifts.offsets), self.channels, self.shifts.size
         w = second.mT if self.problem.kind == FORWARD else second
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
-        with Workspace(second, self.made, self.image) as (made, image):
+        with Workspace(second, self.products, self.image) as (buffer, image):
             image = image[: self.image]
             for y, target in zip(first, out, strict=True):
                 if self.rows:
                     target = target.movedim(0, -1)
-                whole = (
-                    target if self.direct else image.view(*size, channels) if self.rows else image.view(channels, *size)
-                )
+                whole = target if self.direct else image.view((*size, channels) if self.rows else (channels, *size))
                 if bias is None:
                     whole.zero_()
                 else:
@@ -101,16 +97,16 @@ class Scattered:
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
                     tokens = self._tokens(y, block, second)  # (queries, D)
-                    flat = made[: rows * heads * channels]
+                    flat = buffer[: rows * heads * channels]
                     if self.rows:
                         product(tokens, matrix.mT, None, flat.view(rows, -1), self.problem.onednn)
-                        found = flat.view(*block.shape, heads, channels).movedim(-2, 0)
+                        products = flat.view(*block.shape, heads, channels).movedim(-2, 0)
                     else:
                         product(matrix, tokens.mT, None, flat.view(-1, rows), self.problem.onednn)
-                        found = flat.view(heads, channels, *block.shape)
+                        products = flat.view(heads, channels, *block.shape)
                     every = () if self.rows else (slice(None),)
                     for part in parts:
-                        whole[every + part.tokens] += found[part.head][every + part.queries]
+                        whole[every + part.tokens] += products[part.head][every + part.queries]
                 if not self.direct:
                     target.copy_(whole)
         return out
@@ -132,7 +128,7 @@ def _parted(shifts: Shifts, queries: int) -> tuple[tuple[Block, tuple[Part, ...]
 
 def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
     """What every head adds of a block; those that see nothing are left out."""
-    found = []
+    parts = []
     for head, offset in enumerate(shifts.offsets):
         queries, tokens = [], []
         for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
@@ -141,5 +137,5 @@ def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
             queries.append(slice(low, high))
             tokens.append(slice(start + step * low, start + step * (high - 1) + 1, step))
         if all(part.start < part.stop for part in queries):
-            found.append(Part(head, tuple(queries), tuple(tokens)))
-    return tuple(found)
+            parts.append(Part(head, tuple(queries), tuple(tokens)))
+    return tuple(parts)

@@ -16,7 +16,7 @@ from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, pieces
 from construct.execution.kernels.gemm import add_product, product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
-from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, View, clip, order_of, runs_of, strides_of
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, order_of, runs_of, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
@@ -94,11 +94,7 @@ class _Columns:
     def _step(self, block: Block, images: int) -> Step:
         problem, shifts, channels = self.problem, self.problem.shifts, self.problem.channels
         every, queries, rows = problem.groups * channels, prod(block.shape), images * prod(block.shape)
-        starts = [s * part.start + e for s, part, e in zip(shifts.step, block.box, shifts.least, strict=True)]
-        lengths = tuple(
-            s * (n - 1) + reach + 1 for s, n, reach in zip(shifts.step, block.shape, shifts.reach, strict=True)
-        )
-        clips = [clip(start, 1, n, size) for start, n, size in zip(starts, lengths, shifts.size, strict=True)]
+        starts, lengths, clips = shifts.window(block.box)
         real = tuple(high - low for low, high in clips)
         own = strides_of(FIRST if self.turned else LAST, every, lengths)
         inside: View = ((images, *real, every), own, sum(low * n for (low, _), n in zip(clips, own[1:], strict=False)))
@@ -106,11 +102,8 @@ class _Columns:
         if problem.x_layout != OTHER:
             first = sum((at + low) * n for at, (low, _), n in zip(starts, clips, self.x_strides[1:], strict=False))
             source = (inside[0], self.x_strides, first if all(real) else 0)
-        begin = starts if self.in_place else [0] * len(starts)
-        copies = [
-            self._copy(run.head, run.counts, run.steps, run.offset, block.shape, images, begin, own)
-            for run in self.runs
-        ]
+        begin = starts if self.in_place else (0,) * len(starts)
+        copies = [self._copy(run, block.shape, images, begin, own) for run in self.runs]
         depth = self.depth
         matrix: View = ((problem.groups, rows, depth), (rows * depth, *((1, rows) if self.turned else (depth, 1))), 0)
         if self.alone:
@@ -130,48 +123,32 @@ class _Columns:
             (result, (width * y[-1], *along), block.first * y[-2]),
         )
 
-    def _copy(
-        self,
-        head: int,
-        counts: Ints,
-        steps: Ints,
-        offset: Ints,
-        queries: Ints,
-        images: int,
-        begin: list[int],
-        own: Ints,
-    ) -> tuple[View, View]:
+    def _copy(self, run: Run, queries: Ints, images: int, begin: Ints, own: Ints) -> tuple[View, View]:
         """The columns of a run and its tokens: (images, *queries, groups, *heads, C)."""
         shifts, channels, groups = self.problem.shifts, self.problem.channels, self.problem.groups
         image, *along, channel = self.x_strides if self.in_place else own
-        shape = (images, *queries, groups, *counts, channels)
-        ahead = [e - least + b for e, least, b in zip(offset, shifts.least, begin, strict=True)]
+        shape = (images, *queries, groups, *run.counts, channels)
+        ahead = [e - least + b for e, least, b in zip(run.offset, shifts.least, begin, strict=True)]
         tokens: View = (
             shape,
-            (image, *map(mul, shifts.step, along), channels * channel, *map(mul, steps, along), channel),
+            (image, *map(mul, shifts.step, along), channels * channel, *map(mul, run.steps, along), channel),
             sum(map(mul, ahead, along)),
         )
         rows = images * prod(queries)
         between = [prod(queries[axis:]) for axis in range(len(queries) + 1)]  # images, queries
-        heads = [prod(counts[axis + 1 :]) * channels for axis in range(len(counts))]
+        heads = [prod(run.counts[axis + 1 :]) * channels for axis in range(len(run.counts))]
         row, column = (1, rows) if self.turned else (self.depth, 1)
         columns: View = (
             shape,
             (*(n * row for n in between), rows * self.depth, *(n * column for n in heads), column),
-            head * channels * column,
+            run.head * channels * column,
         )
         return columns, tokens
 
     def laid_out(self, x: Tensor, images: slice, step: Step, columns: Tensor, window: Tensor, before: object) -> Tensor:
-        """The columns of one block, (groups, queries, heads·C).
+        """The columns of one block of x (B, groups·C, *n): (groups, queries, heads·C).
 
-        Args:
-            x: (B, groups·C, *n).
-            images: which.
-            step: the block.
-            columns: a buffer.
-            window: a buffer, of which this is the last use if the next block has other zeros.
-            before: what the window has zeros around.
+        ``columns`` and ``window`` are buffers; ``before`` is what the window has zeros around, from the block before.
         """
         ahead = images.start * self.x_strides[0]
         if self.in_place:
@@ -181,10 +158,10 @@ class _Columns:
             if step.zeros is not None and step.zeros != before:
                 window[: step.window].zero_()
             if self.problem.x_layout == OTHER:
-                seen = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
+                inputs = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
             else:
-                seen = at(x, step.source, ahead)  # type: ignore[arg-type]
-            at(window, step.inside).copy_(seen)
+                inputs = at(x, step.source, ahead)  # type: ignore[arg-type]
+            at(window, step.inside).copy_(inputs)
             ahead = 0
         for into, source in step.copies:
             at(columns, into).copy_(at(tokens, source, ahead))
@@ -197,13 +174,13 @@ class Outputs(_Columns):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         groups = problem.groups
-        # Products are made where they belong, if that is a matrix.
+        # Products are written where they belong, if that is a matrix.
         self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
-        self.made = 0 if self.direct else self.rows * problem.groups * problem.width
+        self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
         self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
         weights = len(self.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
-        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.made, weights, new)
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -217,33 +194,32 @@ class Outputs(_Columns):
         alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
         if out is None and not alone:
             out = problem.new(first)
-        with Workspace(second, self.columns, self.window, self.made) as (columns, window, made):
+        with Workspace(second, self.columns, self.window, self.staging) as (columns, window, staging):
             zeros: object = None
             for images in self.images:
                 ahead = images.start * self.y_strides[0]
                 for step in self.steps[images.stop - images.start]:
-                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if alone:
-                        return problem.as_images(product(seen[0], matrix[0], bias, None, quick))
+                        return problem.as_images(product(rows[0], matrix[0], bias, None, quick))
                     assert out is not None
                     if self.turned:
                         result = at(out, step.result, ahead)
                         if groups > 1:
-                            result.copy_(torch.bmm(matrix, seen.mT))
+                            result.copy_(torch.bmm(matrix, rows.mT))
                         else:
-                            product(matrix[0], seen[0].mT, None, result[0], quick)
+                            product(matrix[0], rows[0].mT, None, result[0], quick)
                         if bias is not None:
                             result += bias.view(groups, width, 1)
                     elif direct:
-                        product(seen[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
+                        product(rows[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
                     else:
-                        result = made[: groups * step.rows * width].view(groups, step.rows, width)
-                        products(seen, matrix, None if bias is None else bias.view(groups, width), result, quick)
-                        tokens = (
-                            out[images].movedim(1, -1)[(slice(None), *step.block.box)].unflatten(-1, (groups, width))
-                        )
-                        tokens.copy_(result.view(groups, -1, *step.block.shape, width).movedim(0, -2))
+                        result = staging[: groups * step.rows * width].view(groups, step.rows, width)
+                        products(rows, matrix, None if bias is None else bias.view(groups, width), result, quick)
+                        tokens = out[images].movedim(1, -1)[(slice(None), *step.block.box)]
+                        result = result.view(groups, -1, *step.block.shape, width).movedim(0, -2)
+                        tokens.unflatten(-1, (groups, width)).copy_(result)
         assert out is not None
         return out
 
@@ -269,21 +245,20 @@ class Weights(_Columns):
             for images in self.images:
                 ahead = images.start * self.y_strides[0]
                 for step in self.steps[images.stop - images.start]:
-                    seen = self.laid_out(first, images, step, columns, window, zeros)
+                    rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if self.pulled:
                         y = pulled[: groups * step.rows * width].view(groups, step.rows, width)
-                        tokens = (
-                            second[images].movedim(1, -1)[(slice(None), *step.block.box)].unflatten(-1, (groups, width))
-                        )
-                        y.view(groups, -1, *step.block.shape, width).copy_(tokens.movedim(-2, 0))
+                        tokens = second[images].movedim(1, -1)[(slice(None), *step.block.box)]
+                        tokens = tokens.unflatten(-1, (groups, width)).movedim(-2, 0)
+                        y.view(groups, -1, *step.block.shape, width).copy_(tokens)
                     else:
                         y = at(second, step.result, ahead)
                         y = y.mT if self.turned else y
-                    add_product(total, seen.mT, y, not begun, problem.onednn)
+                    add_product(total, rows.mT, y, not begun, problem.onednn)
                     begun = True
         if not ordered:
-            found = total.view(groups, len(self.heads), problem.channels, width)
+            matrices = total.view(groups, len(self.heads), problem.channels, width)
             for place, head in enumerate(self.heads):
-                out[head].copy_(found[:, place])
+                out[head].copy_(matrices[:, place])
         return out

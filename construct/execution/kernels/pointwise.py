@@ -19,13 +19,9 @@ class Pointwise:
 
     def plan(self, problem: Problem) -> Task | None:
         """A task, if no copy is needed, or that of one small image."""
-        alike = problem.x_layout == problem.y_layout
-        if (
-            problem.kind == ADJOINT
-            or not problem.shifts.identity
-            or not alike
-            or problem.groups * problem.channels == 1
-        ):
+        if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
+            return None
+        if problem.groups * problem.channels == 1:
             return None
         if problem.x_layout == LAST:
             return Rows(problem)
@@ -46,8 +42,8 @@ class Rows:
         if groups == 1:
             self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
         both = groups * channels * width
-        made = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
-        self.workspace = bytes_of(problem.dtype, made, rows * width, groups * rows * channels * (groups > 1))
+        result = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
+        self.workspace = bytes_of(problem.dtype, result, rows * width, groups * rows * channels * (groups > 1))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -80,20 +76,20 @@ class Images:
         large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
         self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
         self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
-        made = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
-        more = problem.channels * self.tokens + made if self.small else 0
-        self.workspace = bytes_of(problem.dtype, made, more, both * (problem.kind != WEIGHTS))
+        result = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
+        more = problem.channels * self.tokens + result if self.small else 0
+        self.workspace = bytes_of(problem.dtype, result, more, both * (problem.kind != WEIGHTS))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
         if out is None and self.alone:
-            seen, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
+            x, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
             if self.small:
-                made = product(seen.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
+                y = product(x.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
             else:
-                made = torch.mm(matrix.mT, seen) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, seen)
-            return made.view(problem.result_shape)
+                y = torch.mm(matrix.mT, x) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, x)
+            return y.view(problem.result_shape)
         out, images = problem.new(first) if out is None else out, problem.images
         x = first.view(images, groups, problem.channels, self.tokens)
         if problem.kind == WEIGHTS:

@@ -68,7 +68,7 @@ class Problem:
         return (self.images, channels, *size), (image, channel, *along)
 
     def new(self, like: Tensor) -> Tensor:
-        """Room for the result, of the type to compute in."""
+        """An uninitialised tensor for the result, of the type to compute in."""
         return like.new_empty_strided(*self._result, dtype=self.dtype)
 
     @property
@@ -130,12 +130,8 @@ def at(tensor: Tensor, view: View, ahead: int = 0) -> Tensor:
 def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
     """The matrices of some heads, one below the other: w (heads, groups, C, D) → (groups, heads·C, D).
 
-    Copied head by head, which is several times quicker where they are a turned view, and not at all where they lie so.
-
-    Args:
-        w: of any strides.
-        heads: which, in this order.
-        turned: for (groups, D, heads·C) instead, contiguous.
+    A view where they lie so; else copied head by head, several times quicker than at once if w is a transposed view.
+    ``turned`` gives (groups, D, heads·C) instead, contiguous.
     """
     total, groups, channels, width = w.shape
     count, first = len(heads), heads[0]

@@ -59,22 +59,24 @@ class Shifts:
         """Whether there is one head, and it sees for every output the input at the same place."""
         return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
 
+    def window(self, box: Box) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
+        """What a box of outputs sees of the input, on each axis: where that begins, its length, and which of it lies inside."""
+        starts = tuple(s * part.start + e for s, part, e in zip(self.step, box, self.least, strict=True))
+        lengths = tuple(
+            s * (part.stop - part.start - 1) + reach + 1
+            for s, part, reach in zip(self.step, box, self.reach, strict=True)
+        )
+        return starts, lengths, tuple(map(clip, starts, (1,) * len(starts), lengths, self.size))
+
     def flipped(self) -> "Shifts":
         """For stride 1, the same pairs of input and output seen from the input: what o sees at o + e_h is seen by t − e_h."""
         return Shifts(tuple(tuple(-e for e in offset) for offset in self.offsets), self.step, self.output, self.size)
 
 
 def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
-    """Which of the positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
+    """Which of ``count`` positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
 
-    Args:
-        start: the first position.
-        step: at least 1.
-        count: how many there are.
-        size: of the axis.
-
-    Returns:
-        Two numbers of 0 … count, equal where there is none.
+    Two numbers of 0 … count, equal where there is none.
 
     >>> clip(-3, 2, 5, 4)  # of −3, −1, 1, 3, 5
     (2, 4)
@@ -107,12 +109,7 @@ def order_of(offsets: tuple[Ints, ...]) -> Ints:
 
 @lru_cache(maxsize=1024)
 def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
-    """All heads, in the order of their offsets, in runs along the last axis.
-
-    Args:
-        offsets: a head each.
-        whole: in a single run, if the heads form a rectangle.
-    """
+    """All heads, in the order of their offsets, in runs along the last axis; ``whole``: in one run if they form a rectangle."""
     offsets = tuple(sorted(offsets))
     rectangle = _rectangle(offsets) if whole else None
     if rectangle is not None:

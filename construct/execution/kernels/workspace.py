@@ -10,24 +10,19 @@ from construct.execution.kernels import constants
 
 
 class _Kept(threading.local):
-    """Of each thread its own."""
+    """One buffer for each thread."""
 
-    def __init__(self) -> None:
-        self.buffer: Tensor | None = None
+    buffer: Tensor | None = None
 
 
 _KEPT = _Kept()
 
 
 class Workspace:
-    """Flat buffers of at least so many numbers, for a ``with``; what they hold is left over from before.
+    """Flat, uninitialised buffers for a ``with`` block, of the type and device of ``like``, each at least as long as its count.
 
-    New memory has to be handed over by the system page by page, which takes longer than to copy so many numbers.  Where operators
-    are watched it is new nevertheless: a mode may make tensors of its own, or a graph, of which what is kept would be a constant.
-
-    Args:
-        like: of whose type and device they are to be.
-        counts: numbers of each.
+    The system hands over new memory page by page, which takes longer than copying as many numbers.  Under a dispatch mode it is
+    new nevertheless: the mode may wrap tensors, or record a graph, in which a kept buffer would be a constant.
     """
 
     def __init__(self, like: Tensor, *counts: int):
@@ -54,5 +49,5 @@ class Workspace:
 
 
 def bytes_of(dtype: torch.dtype, *counts: int) -> int:
-    """What :class:`Workspace` takes."""
+    """Bytes of a :class:`Workspace`."""
     return sum(-(-count // 16) * 16 for count in counts) * dtype.itemsize
