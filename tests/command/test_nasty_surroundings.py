@@ -4,7 +4,6 @@ Rows 50 to 56; 57 and 58 are in test_nasty_files.  Many runs here are processes 
 """
 
 import errno
-import io
 import json
 import os
 import resource
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 import construct
-from archives import packed, records_in
+from archives import archive_of, records_in, saved
 from commands import ROOT, Command, contents, interrupted, names, process
 from construct.files.reading import read
 
@@ -253,16 +252,15 @@ command.write_outputs = together
 
 def from_cuda(content: object, zipped: bool = True) -> bytes:
     """The file that torch.save would have written where the tensors lie on a GPU: only the storages' place differs."""
-    file = io.BytesIO()
-    torch.save(content, file, _use_new_zipfile_serialization=zipped)
+    file = saved(content, _use_new_zipfile_serialization=zipped)
     on_cpu, on_gpu = (b"X" + struct.pack("<I", len(place)) + place for place in (b"cpu", b"cuda:0"))
     if not zipped:
-        assert on_cpu in file.getvalue()
-        return file.getvalue().replace(on_cpu, on_gpu)
-    records = records_in(file.getvalue())
+        assert on_cpu in file
+        return file.replace(on_cpu, on_gpu)
+    records = records_in(file)
     assert on_cpu in records["data.pkl"]
     records["data.pkl"] = records["data.pkl"].replace(on_cpu, on_gpu)
-    return packed((f"archive/{name}", data) for name, data in records.items())
+    return archive_of(records)
 
 
 @pytest.mark.parametrize("form", ["module", "state dict", "old state dict"])

@@ -22,6 +22,7 @@ from archives import (
     EMPTY_ORDERED,
     FORMS,
     Piece,
+    archive_of,
     called,
     joined,
     named,
@@ -444,7 +445,7 @@ def odd_pickle(rng: Random, kind: int | None = None) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         pickle_changed(steps, rng, kind)
     records["data.pkl"] = b"".join(steps)
-    return packed((f"archive/{name}", data) for name, data in records.items())
+    return archive_of(records)
 
 
 def odd_program(rng: Random) -> bytes:
@@ -467,7 +468,7 @@ def odd_program(rng: Random) -> bytes:
     data = {"data.pkl": program(start, items, build if start == EMPTY_ORDERED else b""), "byteorder": b"little"}
     for key, kind, count in zip(keys, chosen, counts, strict=True):
         data.setdefault(f"data/{key}", rng.randbytes(count * kinds[kind]) if rng.random() < 0.9 else rng.randbytes(16))
-    return packed((f"archive/{name}", content) for name, content in {**data, "version": b"3\n"}.items())
+    return archive_of({**data, "version": b"3\n"})
 
 
 def odd_model(rng: Random) -> bytes:
