@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from commands import Command
+
 # The same examples on every run and every machine, also in CI; nothing is stored, no example is timed.
 settings.register_profile(
     "deterministic",
@@ -70,3 +72,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup() -> None:
     """A module that loads a profile of its own would change how much every other test looks at."""
     assert settings.get_current_profile_name() == PROFILE
+
+
+@pytest.fixture
+def from_conv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``python -m construct.from_conv`` in an empty folder, from which it may import."""
+    from construct.from_conv import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return Command(main, capsys)
+
+
+@pytest.fixture
+def verify_command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """``python -m verify``."""
+    from verify.__main__ import main
+
+    return Command(main, capsys)

@@ -20,6 +20,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from verify.oracle import per_axis
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 PADDINGS = ("none", "numbers", "same", "numbers", "valid")
@@ -105,7 +107,7 @@ def convolutions(
     if padding != "same":
         options["stride"] = stride
     if flip:
-        steps = zip(_tuple(options["stride"], d), _tuple(options["dilation"], d), strict=True)
+        steps = zip(per_axis(options["stride"], d), per_axis(options["dilation"], d), strict=True)
         most = [max(stride, dilation) - 1 for stride, dilation in steps]
         if draw(st.booleans()):
             options["output_padding"] = tuple(draw(st.integers(0, m)) for m in most)
@@ -232,8 +234,8 @@ def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
     if conv.weight.dtype != torch.float16 or conv.transposed or conv.padding_mode != "zeros":
         return False
     d, n, axis = conv.weight.dim() - 2, size[-1], _axes_of(conv)[-1]
-    firsts = range(-axis.before, n + axis.after - axis.span, _tuple(conv.stride, d)[-1])
-    taps = range(0, axis.span + 1, _tuple(conv.dilation, d)[-1])
+    firsts = range(-axis.before, n + axis.after - axis.span, per_axis(conv.stride, d)[-1])
+    taps = range(0, axis.span + 1, per_axis(conv.dilation, d)[-1])
     return not any(0 <= first + tap < n for first in firsts for tap in taps)
 
 
@@ -268,11 +270,6 @@ def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | tuple[in
     """One number for all axes, or one an axis, as torch takes it."""
     one = st.integers(least, most)
     return st.one_of(one, st.tuples(*(one for _ in range(d))))
-
-
-def _tuple(value: int | Sequence[int], d: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * d if len(values) == 1 else values
 
 
 @st.composite
@@ -311,13 +308,12 @@ class _Axis(NamedTuple):
 
 def _axes_of(conv: Any) -> list[_Axis]:
     d, axes = conv.weight.dim() - 2, []
-    padding = (0,) * d if isinstance(conv.padding, str) else _tuple(conv.padding, d)
-    for i, kernel in enumerate(conv.weight.shape[2:]):
-        span = _tuple(conv.dilation, d)[i] * (kernel - 1)
-        p = padding[i]
+    padding = 0 if isinstance(conv.padding, str) else conv.padding
+    stated = (per_axis(value, d) for value in (conv.stride, conv.dilation, padding, conv.output_padding))
+    for kernel, stride, dilation, p, extra in zip(conv.weight.shape[2:], *stated, strict=True):
+        span = dilation * (kernel - 1)
         if conv.transposed:
-            extra = _tuple(conv.output_padding, d)[i]
-            axes.append(_Axis(_tuple(conv.stride, d)[i], span - p, span - p + extra, span))
+            axes.append(_Axis(stride, span - p, span - p + extra, span))
         elif conv.padding == "same":
             axes.append(_Axis(1, span // 2, span - span // 2, span))
         else:

@@ -15,17 +15,12 @@ from torch import nn
 
 import construct
 import verify
-from construct.from_conv import main
+from commands import Command
+from report_layers import seeded
 from verify.rounding.elements import convolution_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions
-
-
-def seeded(make: Callable[[], Any]) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make()
 
 
 def halfway() -> tuple[nn.Conv1d, Any]:
@@ -127,8 +122,7 @@ def test_what_is_sharp_is_known() -> None:
     assert not one_hot(construct.conv_to_mhsa(conv, alpha=46.0))
 
 
-def test_the_command_line_gives_the_place_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_line_gives_the_place_too(from_conv: Command) -> None:
     torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 1, 3))), "model.pt")
-    assert main(["model.pt", "--alpha", "0.5", "--no-certify"]) == 1
-    assert re.search(r"REFUTED: .*at \(\d, \d, \d+\) the convolution gives", capsys.readouterr().out)
+    out = from_conv.prints("model.pt", "--alpha", "0.5", "--no-certify", code=1)
+    assert re.search(r"REFUTED: .*at \(\d, \d, \d+\) the convolution gives", out)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import construct
+import verify
 from construct.command import demo
 from networks import NETWORKS
 from verify.argument.verdicts import same_expression
@@ -41,13 +42,15 @@ class After(nn.Module):
         return self.then(self.conv(x))
 
 
+class OneConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+
 def pairs_of(model: nn.Module, net: nn.Module) -> dict[str, Any]:
-    layers = dict(net.named_modules())
-    return {
-        path: (module, layers[path])
-        for path, module in model.named_modules()
-        if isinstance(layers.get(path), construct.MHSA)
-    }
+    convs, layers = dict(model.named_modules()), dict(net.named_modules())
+    return {path: (convs[path], layer) for path, layer in layers.items() if isinstance(layer, construct.MHSA)}
 
 
 def runs(model: nn.Module, inputs: list[Any], net: nn.Module | None = None) -> tuple[list[Any], list[Any], list[Any]]:
@@ -65,6 +68,11 @@ def runs(model: nn.Module, inputs: list[Any], net: nn.Module | None = None) -> t
 
 def compared(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Calls:
     return compare_calls(*runs(model, list(inputs), net)[:2])
+
+
+def difference(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> str:
+    """What differs in the calls, or nothing."""
+    return compared(model, *inputs, net=net).difference or ""
 
 
 def noise(*shape: int) -> Tensor:
@@ -158,8 +166,7 @@ def test_the_same_calls_are_seen_as_such(name: str) -> None:
     model = After(SAME[name])
     before = copy.deepcopy(model.state_dict())
     calls = compared(model, noise(2, 4, 9), noise(1, 4, 9))
-    assert calls.difference is None
-    assert calls.unseen == ()
+    assert (calls.difference, calls.unseen) == (None, ())
     assert (calls.converted, calls.layers, calls.executed, calls.left) == (1, ("conv",), 1, 0)
     assert calls.compared >= 2
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -170,8 +177,7 @@ def test_the_same_calls_are_seen_as_such(name: str) -> None:
 def test_common_networks_make_the_same_calls(name: str) -> None:
     model, x = NETWORKS[name].ready()
     calls = compared(model, x[:1])
-    assert calls.difference is None
-    assert calls.unseen == ()
+    assert (calls.difference, calls.unseen) == (None, ())
     assert calls.converted == calls.executed > 0 == calls.left
 
 
@@ -208,26 +214,19 @@ class Counting(nn.Module):
     def forward(self, x: Tensor) -> Any:
         count = sum(isinstance(module, nn.Conv2d) for module in self.modules())
         y = self.conv(x)
-        if self.kind == "scale":
-            return y * count
-        if self.kind == "branch":
-            return F.relu(y) if count else F.silu(y)
-        if self.kind == "constant":
-            return y + torch.full((1,), float(count))
-        if self.kind == "more calls":
-            return y if count else y + 1
-        if self.kind == "fewer calls":
-            return y + 1 if count else y
-        if self.kind == "plain":
-            return y, count
-        if self.kind == "order":
-            return F.relu(y) + F.silu(y) if count else F.silu(y) + F.relu(y)
-        if self.kind == "twice":
-            return self.conv(x) if count else y
-        if self.kind == "swapped":
-            z = y + 1
-            return y - z if count else z - y
-        return y[:, :2] if count else y
+        kinds: dict[str, Callable[[], Any]] = {
+            "scale": lambda: y * count,
+            "branch": lambda: F.relu(y) if count else F.silu(y),
+            "constant": lambda: y + torch.full((1,), float(count)),
+            "more calls": lambda: y if count else y + 1,
+            "fewer calls": lambda: y + 1 if count else y,
+            "plain": lambda: (y, count),
+            "order": lambda: F.relu(y) + F.silu(y) if count else F.silu(y) + F.relu(y),
+            "twice": lambda: self.conv(x) if count else y,
+            "swapped": lambda: torch.sub(*(y, y + 1)[:: 1 if count else -1]),
+            "shape": lambda: y[:, :2] if count else y,
+        }
+        return kinds[self.kind]()
 
 
 COUNTING = {
@@ -247,8 +246,7 @@ COUNTING = {
 @pytest.mark.parametrize("kind", COUNTING)
 def test_other_calls_are_named(kind: str) -> None:
     calls = compared(Counting(kind), noise(1, 2, 6, 6))
-    assert calls.difference is not None
-    assert calls.difference.startswith(COUNTING[kind]), calls.difference
+    assert (calls.difference or "").startswith(COUNTING[kind]), calls.difference
     assert not same_expression(calls, {}, {})
 
 
@@ -294,9 +292,7 @@ HIDDEN = [from_a_list, zero_of_a_sign, changed_and_back, of_everyone, beside_the
 
 @pytest.mark.parametrize("then", HIDDEN)
 def test_other_arguments_are_named_wherever_they_come_from(then: Callable[..., Any]) -> None:
-    difference = compared(Odd(then), noise(1, 2, 6, 6)).difference
-    assert difference is not None
-    assert "goes in" in difference
+    assert "goes in" in difference(Odd(then), noise(1, 2, 6, 6))
 
 
 def test_arrays_of_numbers_are_compared() -> None:
@@ -311,7 +307,7 @@ def test_arrays_of_numbers_are_compared() -> None:
 
     calls = compared(Picks(False), noise(1, 2, 6, 6))
     assert (calls.difference, calls.unseen) == (None, ())
-    assert compared(Picks(True), noise(1, 2, 6, 6)).difference is not None
+    assert difference(Picks(True), noise(1, 2, 6, 6))
 
 
 def small() -> tuple[nn.Sequential, Any, Tensor]:
@@ -332,11 +328,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "a slope": ("2", lambda m: setattr(m, "negative_slope", 0.11), "leaky_relu in 2: 0.11 goes in"),
     "another pooling": ("4", lambda m: setattr(m, "dilation", (1, 1)), "max_pool2d in 4: "),
     "a weight after it all": ("6", lambda m: one_ulp(m.weight), "linear in 6: a constant goes in that differs"),
-    "another module": (
-        "2",
-        lambda m: m.register_forward_hook(lambda m, x, y: y + 0),
-        "the converted network calls add",
-    ),
+    "a hook": ("2", lambda m: m.register_forward_hook(lambda m, x, y: y + 0), "the converted network calls add"),
 }
 
 
@@ -345,9 +337,7 @@ def test_a_fault_between_the_layers_is_named(fault: str) -> None:
     model, net, x = small()
     where, spoil, named = FAULTS[fault]
     spoil(net.get_submodule(where))
-    difference = compared(model, x, net=net).difference
-    assert difference is not None
-    assert named in difference
+    assert named in difference(model, x, net=net)
 
 
 # ---- what is not seen -------------------------------------------------------------------------------------------------------
@@ -419,16 +409,17 @@ def changed_past_all_modes(x: Tensor) -> Tensor:
     return x
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 UNSEEN |= {
     "changed in a thread": (changed_in_a_thread, "changed past the trace"),
     "changed past all modes": (changed_past_all_modes, "changed past the trace"),
     "a Python function": (lambda x: x.clone().apply_(lambda value: value + 1), "of class function goes into apply_"),
     "an index of its own": (lambda x: x[0][Place(0)], "of class Place goes into __getitem__"),
     "a number of its own": (lambda x: x * Equal(2), "of class Equal goes into mul"),
-    "random numbers of its own": (
-        lambda x: x.clone().uniform_(generator=torch.Generator().manual_seed(0)),
-        "of class Generator goes into uniform_",
-    ),
+    "random numbers of its own": (lambda x: x.clone().uniform_(generator=seeded()), "of class Generator goes into"),
     "an own operator": (lambda x: copied(x), "copied.default is an operator beyond torch's own"),
     "a class of tensors": (lambda x: x * Scaled(torch.ones(1)), "mul is worked out by the class Scaled"),
 }
@@ -436,11 +427,7 @@ UNSEEN |= {
 
 @pytest.mark.parametrize("how", ["hook", "every module's hook", "forward"])
 def test_what_a_layer_is_given_while_the_network_runs_is_said(how: str) -> None:
-    class Giving(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(1, 2, 3, padding=1)
-
+    class Giving(OneConvolution):
         def forward(self, x: Tensor) -> Tensor:
             if how == "forward":
                 self.conv.forward = type(self.conv).forward.__get__(self.conv)  # type: ignore[method-assign]
@@ -453,7 +440,7 @@ def test_what_a_layer_is_given_while_the_network_runs_is_said(how: str) -> None:
             handle.remove()
             return y
 
-    calls = compared(Giving(), noise(1, 1, 5, 5))
+    calls = compared(Giving(), noise(1, 2, 5, 5))
     assert calls.unseen == ("conv gets a hook, or a forward, while the network runs",)
 
 
@@ -467,16 +454,15 @@ def test_what_goes_past_a_trace_is_said_and_no_difference(name: str) -> None:
 
 
 def test_a_method_of_a_layer_held_elsewhere_is_said_to_hide_the_rest() -> None:
-    class Held(nn.Module):
+    class Held(OneConvolution):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(1, 2, 3, padding=1)
             self.step = self.conv.forward
 
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(self.step(x))
 
-    calls = compared(Held(), noise(1, 1, 5, 5))
+    calls = compared(Held(), noise(1, 2, 5, 5))
     assert calls.difference is None
     assert "past a call of it" in " ".join(calls.unseen)
     assert calls.compared == 0
@@ -509,18 +495,18 @@ def test_state_between_calls_is_run_from_the_same_start() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv, self.calls = nn.Conv2d(1, 1, 1), 0
-            self.register_buffer("seen", torch.zeros(1))
+            self.register_buffer("count", torch.zeros(1))
 
         def forward(self, x: Tensor) -> Any:
             self.calls += 1
-            self.seen += 1
-            return self.conv(x) * self.calls + self.seen, self.calls
+            self.count += 1
+            return self.conv(x) * self.calls + self.count, self.calls
 
     model = Stateful()
     net: Any = construct.convert(model)
     x = [noise(1, 1, 2, 2)] * 3
-    assert compared(model, *x, net=copy.deepcopy(net)).difference is None
-    assert compared(model, *x, net=net).difference is not None  # which has been run before
+    assert not difference(model, *x, net=copy.deepcopy(net))
+    assert difference(model, *x, net=net)  # which has been run before
 
 
 def test_inputs_of_any_form_and_a_shared_layer() -> None:
@@ -544,8 +530,6 @@ def test_inputs_of_any_form_and_a_shared_layer() -> None:
 
 
 def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> None:
-    import verify
-
     model, net, x = small()
     pairs = pairs_of(model, net)
     ours, theirs, _ = runs(model, [x], net)
@@ -663,9 +647,8 @@ def test_predictions_and_indices_are_counted() -> None:
 
 def test_a_float64_run_that_is_not_finite_is_no_yardstick() -> None:
     model = After(lambda x: x * (float("nan") if x.dtype == torch.float64 else 1.0))
-    told = compare_numbers(*runs(model, [noise(1, 4, 9)]))
-    assert told is not None
-    assert (told.verdict.name, told.original) == ("UNDECIDED", None)
+    numbers = numbers_of(model, noise(1, 4, 9))
+    assert (numbers.verdict.name, numbers.original) == ("UNDECIDED", None)
 
 
 def test_infinities_of_both_signs_and_complex_numbers_refute() -> None:

@@ -12,13 +12,12 @@ from torch import nn
 
 import construct
 import verify
+from commands import Command
 from construct.errors import BadModelFile
-from construct.from_conv import main
 from construct.modules.learning import learned_quadratic
 
 ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
-"""Files that only the command imports, or that speak of it."""
 
 
 class Own(nn.Conv2d):
@@ -96,7 +95,7 @@ def test_errors_in_python_name_no_option_of_the_command(name: str, tmp_path: Pat
 
 def test_texts_of_the_library_name_no_option_of_the_command() -> None:
     """But where an error says what the command is to say."""
-    found = []
+    texts = []
     for path in sorted((ROOT / "construct").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -107,26 +106,23 @@ def test_texts_of_the_library_name_no_option_of_the_command() -> None:
             for part in ast.walk(node.value)
         }
         statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-        found += [
+        texts += [
             (name, node.value)
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and OPTION.search(node.value)
             if id(node) not in options | statements and not name.startswith("construct/command/")
         ]
-    assert not found
+    assert not texts
 
 
-def test_the_command_names_its_own_options(tmp_path: Path, capsys: Any) -> None:
-    path = program(tmp_path / "a.pt2")
-    with pytest.raises(
-        BadModelFile, match=r"\(trust=True if you know who made it, or save the nn\.Module or its state"
-    ):
+def test_the_command_names_its_own_options(from_conv: Command) -> None:
+    path = program(Path("a.pt2"))
+    ways_out = "if you know who made it, or save the nn.Module or its state"
+    with pytest.raises(BadModelFile, match=rf"\(trust=True {re.escape(ways_out)}"):
         construct.load(path)
-    assert main([str(path)]) == 2
-    assert "(--trust if you know who made it, or save the nn.Module or its state dict)" in capsys.readouterr().err
-    path = saved(LAYER.state_dict(), tmp_path / "a.pt")
-    assert main([str(path)]) == 2
-    assert "give --arch pkg.module:factory or --model-file net.py:Net" in capsys.readouterr().err
+    assert f"(--trust {ways_out} dict)" in from_conv.refuses(path)
+    path = saved(LAYER.state_dict(), Path("a.pt"))
+    assert "give --arch pkg.module:factory or --model-file net.py:Net" in from_conv.refuses(path)
 
 
 def test_an_error_has_both_ways_out() -> None:

@@ -1,12 +1,12 @@
 """Surroundings to survive, by their row in the list of inputs: disks, signals, other runs, no GPU, terminals, little memory.
 
-Rows 50 to 56; 57 and 58 are in test_nasty_files.  Most runs here are processes of their own, every warning an error.
+Rows 50 to 56; 57 and 58 are in test_nasty_files.  Many runs here are processes of their own, every warning an error.
 """
 
 import errno
-import io
 import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -20,57 +20,30 @@ import torch
 from torch import nn
 
 import construct
-from archives import packed, records_in
+from archives import archive_of, records_in, saved
+from commands import ROOT, Command, contents, interrupted, names, process
 from construct.files.reading import read
-from construct.from_conv import main
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def model(from_conv: Command) -> Path:
     """A small network in the current folder, which is empty but for it."""
-    monkeypatch.chdir(tmp_path)
     torch.save(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1)), "m.pt")
-    return tmp_path / "m.pt"
-
-
-def process(*argv: object, before: str = "", **options: Any) -> subprocess.Popen[Any]:
-    """The command as a process of its own; ``before`` is code that is run ahead of it, in the same process."""
-    code = f"{before}\nimport sys\nfrom construct.from_conv import main\nsys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    return subprocess.Popen([sys.executable, "-W", "error", "-c", code, *map(str, argv)], env=environment, **options)
-
-
-def names() -> set[str]:
-    return {path.name for path in Path.cwd().iterdir()} - {"__pycache__"}
-
-
-def refusal(capsys: Any, *argv: object) -> str:
-    """The one line with which the command refuses; nothing is written."""
-    before = {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
-    assert main([str(argument) for argument in argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err[:-1].isprintable()
-    assert {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()} == before
-    return err
+    return Path("m.pt").resolve()
 
 
 # ---- 50: where nothing can be written --------------------------------------------------------------------------------
 
 
 def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_long_work(
-    model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def long_work(*_: Any, **__: Any) -> Any:
         pytest.fail("the model was read before the folder was looked at")
 
     monkeypatch.setattr("construct.command.main.read", long_work)
-    assert "there is no folder none" in refusal(capsys, model, "-o", "none/o.pt")
-    assert "there is no folder" in refusal(capsys, model, "-o", "m.pt/o.pt")
+    assert "there is no folder none" in from_conv.refuses(model, "-o", "none/o.pt")
+    assert "there is no folder" in from_conv.refuses(model, "-o", "m.pt/o.pt")
     opened = os.open
 
     def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -79,33 +52,33 @@ def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_lon
         return opened(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", read_only)
-    line = refusal(capsys, model, "-o", "o.pt")
+    line = from_conv.refuses(model, "-o", "o.pt")
     assert "o.pt: cannot be written: Read-only file system (give another place with -o)" in line
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_row_50_a_folder_without_the_right_to_write(model: Path, capsys: Any) -> None:
+def test_row_50_a_folder_without_the_right_to_write(model: Path, from_conv: Command) -> None:
     Path("locked").mkdir(mode=0o500)
-    assert "cannot be written: Permission denied" in refusal(capsys, model, "-o", "locked/o.pt")
+    assert "cannot be written: Permission denied" in from_conv.refuses(model, "-o", "locked/o.pt")
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
-def test_row_50_a_disk_that_is_full_keeps_the_earlier_output(ending: str, model: Path) -> None:
+def test_row_50_a_disk_that_is_full_keeps_the_earlier_output(ending: str, model: Path, from_conv: Command) -> None:
     """The real thing, as far as one can without a small disk: the system refuses to let a file grow."""
-    assert main(["m.pt", "-o", f"o.{ending}"]) == 0
-    before = {name: Path(name).read_bytes() for name in names()}
+    from_conv.prints("m.pt", "-o", f"o.{ending}")
+    before = contents()
     # The limit leaves room for nothing but the first records.
     full = "import resource, torch; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))"
-    done = process("m.pt", "-o", f"o.{ending}", "--alpha", "256", before=full)
-    out, err = done.communicate(timeout=100)
-    assert (done.returncode, out) == (2, "")
+    running = process("m.pt", "-o", f"o.{ending}", "--alpha", "256", before=full)
+    out, err = running.communicate(timeout=100)
+    assert (running.returncode, out) == (2, "")
     assert err.startswith(f"error: o.{ending}: cannot be written: File too large")
     assert err.count("\n") == 1
-    assert {name: Path(name).read_bytes() for name in names()} == before
+    assert contents() == before
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["the layers", "the certificate"])
-def test_row_50_no_space_left(which: int, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_50_no_space_left(which: int, model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, synced = [], os.fsync
 
     def full(descriptor: int) -> None:
@@ -114,47 +87,39 @@ def test_row_50_no_space_left(which: int, model: Path, capsys: Any, monkeypatch:
             raise OSError(errno.ENOSPC, "No space left on device")
         synced(descriptor)
 
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    before = {name: Path(name).read_bytes() for name in names()}
-    capsys.readouterr()
+    from_conv.prints("m.pt", "-o", "o.pt")
     monkeypatch.setattr(os, "fsync", full)
-    assert main(["m.pt", "-o", "o.pt", "--alpha", "256"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(
-        "error: o." + ("pt" if which == 1 else "json") + ": cannot be written: No space left on device"
-    )
-    assert names() == set(before)
-    assert {name: Path(name).read_bytes() for name in names()} == before
+    line = from_conv.refuses("m.pt", "-o", "o.pt", "--alpha", "256")
+    ending = "pt" if which == 1 else "json"
+    assert line.startswith(f"error: o.{ending}: cannot be written: No space left on device")
 
 
-def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, capsys: Any) -> None:
+def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, from_conv: Command) -> None:
     """A run without a certificate takes that of an earlier run away, and says so; what is not ours stays."""
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    assert main(["m.pt", "-o", "o.pt", "--no-certify", "--alpha", "3"]) == 1
+    options = ("m.pt", "-o", "o.pt")
+    from_conv.prints(*options)
+    from_conv.prints(*options, "--no-certify", "--alpha", "3", code=1)
     assert names() == {"m.pt", "o.pt", "o.json"}  # REFUTED: nothing is written, and nothing taken away
-    capsys.readouterr()
-    assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
-    assert "o.json, of an earlier run, was taken away: it spoke of other layers" in capsys.readouterr().out
+    out = from_conv.prints(*options, "--no-certify")
+    assert "o.json, of an earlier run, was taken away: it spoke of other layers" in out
     assert names() == {"m.pt", "o.pt"}
     for foreign in ("notes", '{"format": "of somebody"}'):
         Path("o.json").write_text(foreign)
-        assert main(["m.pt", "-o", "o.pt", "--no-certify"]) == 0
-        assert "taken away" not in capsys.readouterr().out
+        assert "taken away" not in from_conv.prints(*options, "--no-certify")
         assert Path("o.json").read_text() == foreign
 
 
-def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, capsys: Any) -> None:
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    assert main(["m.pt", "-o", "o.json", "--no-certify", "--force"]) == 0
-    assert "taken away" not in capsys.readouterr().out
+def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, from_conv: Command) -> None:
+    from_conv.prints("m.pt", "-o", "o.pt")
+    assert "taken away" not in from_conv.prints("m.pt", "-o", "o.json", "--no-certify", "--force")
     assert isinstance(read("o.json").content, torch.nn.Module)
 
 
-def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_50_no_layers_leave_their_certificate(
+    model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where an earlier certificate cannot be taken away, the earlier layers stay with it."""
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    before = {name: Path(name).read_bytes() for name in names()}
+    from_conv.prints("m.pt", "-o", "o.pt")
     unlink = Path.unlink
 
     def refused(path: Path, missing_ok: bool = False) -> None:
@@ -162,12 +127,9 @@ def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monk
             raise PermissionError(errno.EPERM, "Operation not permitted")
         unlink(path, missing_ok)
 
-    capsys.readouterr()
     monkeypatch.setattr(Path, "unlink", refused)
-    assert main(["m.pt", "-o", "o.pt", "--alpha", "256", "--no-certify"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: o.json: cannot be written: Operation not permitted (nothing was changed)\n")
-    assert {name: Path(name).read_bytes() for name in names()} == before
+    line = from_conv.refuses("m.pt", "-o", "o.pt", "--alpha", "256", "--no-certify")
+    assert line == "error: o.json: cannot be written: Operation not permitted (nothing was changed)"
 
 
 @pytest.mark.parametrize(
@@ -175,10 +137,11 @@ def test_row_50_no_layers_leave_their_certificate(model: Path, capsys: Any, monk
 )
 def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        done = process("m.pt", "-o", "o.pt", *options, stdout=full)
-        _, err = done.communicate(timeout=100)
+        running = process("m.pt", "-o", "o.pt", *options, stdout=full)
+        _, err = running.communicate(timeout=100)
     written = "nothing else was written" if "3" in options else "o.pt is written"
-    assert (done.returncode, err) == (2, f"error: stdout: cannot be written: No space left on device ({written})\n")
+    assert running.returncode == 2
+    assert err == f"error: stdout: cannot be written: No space left on device ({written})\n"
     assert names() == ({"m.pt"} if "3" in options else {"m.pt", "o.pt", "o.json"})
 
 
@@ -206,23 +169,15 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.mark.parametrize(("kind", "place"), [*zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2])])
-def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str, str], model: Path) -> None:
-    assert main(["m.pt"]) == 0
-    before = {name: Path(name).read_bytes() for name in names()}
-    done = process(
-        "m.pt",
-        "--alpha",
-        "256",
-        before=WAIT.format(package=place[0].rpartition(".")[0], module=place[0].rpartition(".")[2], name=place[1]),
-    )
-    deadline = time.monotonic() + 60
-    while not Path("running").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    done.send_signal(kind)
-    out, err = done.communicate(timeout=60)
-    assert (done.returncode, out, err) == (130, "", "interrupted\n")
-    Path("running").unlink()
-    assert {name: Path(name).read_bytes() for name in names()} == before
+def test_row_51_interrupted_at_any_stage(
+    kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command
+) -> None:
+    from_conv.prints("m.pt")
+    before = contents()
+    package, _, module = place[0].rpartition(".")
+    wait = WAIT.format(package=package, module=module, name=place[1])
+    interrupted(process("m.pt", "--alpha", "256", before=wait), kind)
+    assert contents() == before
 
 
 @pytest.mark.parametrize("package", ["torch", "verify"])
@@ -231,15 +186,8 @@ def test_row_51_interrupted_while_it_imports(kind: signal.Signals, package: str,
     slow = "import pathlib, time\npathlib.Path('running').touch()\ntime.sleep(60)\n"
     Path("slow", package).mkdir(parents=True)
     Path("slow", package, "__init__.py").write_text(slow)
-    environment = {**os.environ, "PYTHONPATH": f"slow{os.pathsep}{ROOT}"}
-    words = [sys.executable, "-m", "construct.from_conv", "m.pt"]
-    done = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not Path("running").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    done.send_signal(kind)
-    assert (*done.communicate(timeout=60), done.returncode) == ("", "interrupted\n", 130)
-    assert names() == {"m.pt", "slow", "running"}
+    interrupted(process("m.pt", environment={"PYTHONPATH": f"slow{os.pathsep}{ROOT}"}), kind)
+    assert names() == {"m.pt", "slow"}
 
 
 def test_row_51_a_program_that_imports_the_package_answers_signals_itself() -> None:
@@ -252,24 +200,23 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
 # ---- 52: what stands where the output goes ---------------------------------------------------------------------------
 
 
-def test_row_52_nothing_of_the_users_is_replaced(model: Path, capsys: Any) -> None:
+def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command) -> None:
     Path("o.pt").write_text("precious")
     Path("o2.json").write_text('{"precious": true}')
-    assert "o.pt: exists and is not our own output (give another name, or --force)" in refusal(
-        capsys, "m.pt", "-o", "o.pt"
-    )
-    assert "o2.json: exists and is not our own output" in refusal(capsys, "m.pt", "-o", "o2.pt")
-    assert main(["m.pt", "-o", "o.pt", "--force"]) == 0
+    line = from_conv.refuses("m.pt", "-o", "o.pt")
+    assert "o.pt: exists and is not our own output (give another name, or --force)" in line
+    assert "o2.json: exists and is not our own output" in from_conv.refuses("m.pt", "-o", "o2.pt")
+    from_conv.prints("m.pt", "-o", "o.pt", "--force")
     assert isinstance(construct.load("o.pt"), nn.Sequential)
-    assert main(["m.pt", "-o", "o.pt", "--alpha", "256"]) == 0  # its own output needs no word
+    from_conv.prints("m.pt", "-o", "o.pt", "--alpha", "256")  # its own output needs no word
 
 
 @pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
-def test_row_52_output_onto_the_input(form: str, model: Path, capsys: Any) -> None:
+def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command) -> None:
     Path("folder").mkdir()
     Path("link.pt").symlink_to("m.pt")
     Path("hard.pt").hardlink_to("m.pt")
-    assert "is the input itself" in refusal(capsys, "m.pt", "-o", form, "--force")
+    assert "is the input itself" in from_conv.refuses("m.pt", "-o", form, "--force")
 
 
 # ---- 53: two runs at once --------------------------------------------------------------------------------------------
@@ -305,23 +252,19 @@ command.write_outputs = together
 
 def from_cuda(content: object, zipped: bool = True) -> bytes:
     """The file that torch.save would have written where the tensors lie on a GPU: only the storages' place differs."""
-    file = io.BytesIO()
-    torch.save(content, file, _use_new_zipfile_serialization=zipped)
-    here, there = (b"X" + struct.pack("<I", len(place)) + place for place in (b"cpu", b"cuda:0"))
+    file = saved(content, _use_new_zipfile_serialization=zipped)
+    on_cpu, on_gpu = (b"X" + struct.pack("<I", len(place)) + place for place in (b"cpu", b"cuda:0"))
     if not zipped:
-        assert here in file.getvalue()
-        return file.getvalue().replace(here, there)
-    records = records_in(file.getvalue())
-    assert here in records["data.pkl"]
-    records["data.pkl"] = records["data.pkl"].replace(here, there)
-    return packed((f"archive/{name}", data) for name, data in records.items())
+        assert on_cpu in file
+        return file.replace(on_cpu, on_gpu)
+    records = records_in(file)
+    assert on_cpu in records["data.pkl"]
+    records["data.pkl"] = records["data.pkl"].replace(on_cpu, on_gpu)
+    return archive_of(records)
 
 
 @pytest.mark.parametrize("form", ["module", "state dict", "old state dict"])
-def test_row_54_a_checkpoint_saved_on_a_gpu(
-    form: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_row_54_a_checkpoint_saved_on_a_gpu(form: str, from_conv: Command) -> None:
     conv = nn.Conv2d(1, 2, 3)
     content = from_cuda(conv if form == "module" else conv.state_dict(), zipped=not form.startswith("old"))
     Path("m.pt").write_bytes(content)
@@ -329,19 +272,18 @@ def test_row_54_a_checkpoint_saved_on_a_gpu(
         with pytest.raises(RuntimeError, match="CUDA"):
             torch.load("m.pt", weights_only=False)  # as it is, torch does not load it here
     options = () if form == "module" else ("--stride", "1")
-    assert main(["m.pt", *options]) == 0
-    assert "PROVED" in capsys.readouterr().out
+    assert "PROVED" in from_conv.prints("m.pt", *options)
     layer: Any = construct.load("m.mhsa.pt")
     assert layer.w_val.device.type == "cpu"
     assert torch.equal(layer.weight, conv.weight)
 
 
-def test_row_54_a_gpu_that_is_not_there(model: Path, capsys: Any) -> None:
-    assert "unrecognized arguments: --device cuda" in refusal(capsys, "m.pt", "--device", "cuda")
+def test_row_54_a_gpu_that_is_not_there(model: Path, from_conv: Command) -> None:
+    assert "unrecognized arguments: --device cuda" in from_conv.refuses("m.pt", "--device", "cuda")
     torch.save(nn.Conv2d(1, 1, 1).state_dict(), "s.pt")
     Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 1, 1, device='cuda')\n")
     if not torch.cuda.is_available():
-        assert "net.py:net: " in refusal(capsys, "s.pt", "--model-file", "net.py:net")
+        assert "net.py:net: " in from_conv.refuses("s.pt", "--model-file", "net.py:net")
 
 
 # ---- 55: who reads -----------------------------------------------------------------------------------------------------
@@ -373,8 +315,7 @@ def test_row_55_no_stdout_at_all(model: Path) -> None:
     "locale",
     [
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1"},
+        *({"PYTHONIOENCODING": coding} for coding in ("ascii", "latin-1")),
     ],
 )
 def test_row_55_a_locale_without_our_letters(locale: dict[str, str], model: Path) -> None:
@@ -425,12 +366,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
-    name: str, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With figures, and before anything is allocated: the process may not even take another GiB."""
-    import resource
-
-    conv, options, told = BOMBS[name]
+    conv, options, message = BOMBS[name]
     torch.save(conv, "m.pt")
     monkeypatch.setattr("construct.errors.available_bytes", lambda device: 8 * 2**30)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -438,20 +377,20 @@ def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))
     try:
         started = time.process_time()
-        line = refusal(capsys, "m.pt", *options)
+        line = from_conv.refuses("m.pt", *options)
         assert time.process_time() - started < 5
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert told in line
+    assert message in line
     assert "GiB, and 8.0 GiB are free on cpu (" in line
 
 
-def test_row_56_an_allocation_that_fails_is_told_with_its_size(model: Path, capsys: Any) -> None:
+def test_row_56_an_allocation_that_fails_is_told_with_its_size(model: Path, from_conv: Command) -> None:
     Path("net.py").write_text(
         "import torch\nclass Outer(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.conv = torch.nn.Conv2d(1, 2, 1)\n"
         "    def forward(self, x):\n        return self.conv(x) + torch.empty(2**46).sum()\n"
     )
     torch.save({f"conv.{key}": value for key, value in nn.Conv2d(1, 2, 1).state_dict().items()}, "s.pt")
-    line = refusal(capsys, "s.pt", "--model-file", "net.py:Outer", "--input-size", "1", "4", "4")
+    line = from_conv.refuses("s.pt", "--model-file", "net.py:Outer", "--input-size", 1, 4, 4)
     assert "out of memory: 262144.0 GiB more were asked for (" in line

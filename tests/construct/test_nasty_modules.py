@@ -14,8 +14,8 @@ The numbers are those of the list of nasty inputs.  Rows that other files show:
 
 import copy
 import functools
-import json
 import math
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +28,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import construct
 import verify
+from commands import Command
 from construct import MHSA, UnsupportedLayer
-from construct.from_conv import main
 from construct.modules.parametrizations import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
 from verify.samples.calls import convolution_calls
@@ -55,16 +55,16 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "construct.network"]
 
 
-def command(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in argv])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+class OneConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
 
 
 # ---- 23: own code on a convolution -----------------------------------------------------------------------------------
 
 
-class Own(nn.Conv2d):
+class OwnForward(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).relu()
 
@@ -108,21 +108,22 @@ def test_row_23_a_subclass_that_inherits_what_computes_is_converted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conv", "reason"),
+    ("conv", "name"),
     [
-        (Own(3, 3, 1), "its class has a forward of its own"),
-        (with_own_weight(), "its class has a weight of its own"),
-        (OwnCall(3, 3, 1), "its class has a __call__ of its own"),
-        (OwnPadding(3, 3, 1), "its class has a _output_padding of its own"),
+        (OwnForward(3, 3, 1), "forward"),
+        (with_own_weight(), "weight"),
+        (OwnCall(3, 3, 1), "__call__"),
+        (OwnPadding(3, 3, 1), "_output_padding"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_row_23_a_subclass_with_code_of_its_own_is_refused_by_name(conv: nn.Module, reason: str) -> None:
+def test_row_23_a_subclass_with_code_of_its_own_is_refused_by_name(conv: nn.Module, name: str) -> None:
+    kind = type(conv).__name__
     way_out = (
-        f"; in Python, construct.convert(model, rules={{{type(conv).__name__}: function}}) takes the torch layers that"
+        f"in Python, construct.convert(model, rules={{{kind}: function}}) takes the torch layers that compute the same"
     )
-    told = f"{reason}{way_out} compute the same"
-    assert refusals(nn.Sequential(OrderedDict(block=conv))) == {"block": (type(conv).__name__, told)}
+    reason = f"its class has a {name} of its own; {way_out}"
+    assert refusals(nn.Sequential(OrderedDict(block=conv))) == {"block": (kind, reason)}
 
 
 def test_row_23_a_forward_in_the_instance_is_refused() -> None:
@@ -141,7 +142,7 @@ def normalise(module: Any, args: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("register", "hook", "told"),
+    ("register", "hook", "described"),
     [
         ("register_forward_hook", double, "a forward hook (double)"),
         ("register_forward_pre_hook", normalise, "a forward pre-hook (normalise)"),
@@ -149,11 +150,11 @@ def normalise(module: Any, args: Any) -> None:
         ("register_full_backward_pre_hook", normalise, "a backward pre-hook (normalise)"),
     ],
 )
-def test_row_23_hooks_are_refused_by_name(register: str, hook: Any, told: str) -> None:
+def test_row_23_hooks_are_refused_by_name(register: str, hook: Any, described: str) -> None:
     """A hook may change what the layer computes, or its weight, as ``normalise`` does; no proof about the layer covers that."""
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
     getattr(model[0], register)(hook)
-    assert refusals(model)["0"][1].startswith(f"it has {told}")
+    assert refusals(model)["0"][1].startswith(f"it has {described}")
 
 
 def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
@@ -168,9 +169,9 @@ def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
 
 
 def test_row_24_lazy_and_meta_say_what_to_do_first() -> None:
-    found = refusals(nn.ModuleDict({"lazy": nn.LazyConv2d(4, 3), "meta": nn.Conv2d(3, 4, 3, device="meta")}))
-    assert "run one batch" in found["lazy"][1]
-    assert "load real weights first" in found["meta"][1]
+    refused = refusals(nn.ModuleDict({"lazy": nn.LazyConv2d(4, 3), "meta": nn.Conv2d(3, 4, 3, device="meta")}))
+    assert "run one batch" in refused["lazy"][1]
+    assert "load real weights first" in refused["meta"][1]
 
 
 class CondConv2d(nn.Module):
@@ -197,12 +198,10 @@ class DeformConv2d(nn.Module):
         return nn.functional.conv2d(x, self.weight) + self.conv_offset(x)
 
 
-class ConvBlock(nn.Module):
+class ConvBlock(OneConvolution):
     """No convolution, but a holder of one, with an attribute or two of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel_size, self.conv = (3, 3), nn.Conv2d(3, 3, 3)
+    kernel_size = (3, 3)
 
     @property
     def weight(self) -> Tensor:
@@ -215,78 +214,60 @@ class ConvBlock(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning", "ignore:.*torch.ao.quantization:DeprecationWarning")
 def test_row_25_other_convolutions_are_left_and_listed(caplog: pytest.LogCaptureFixture) -> None:
     quantised = torch.ao.nn.quantized.Conv2d(3, 3, 3)
-    model = nn.ModuleDict(
-        {"cond": CondConv2d(), "deform": DeformConv2d(), "quantised": quantised, "block": ConvBlock()}
-    )
-    found = refusals(model)
-    assert {path: kind for path, (kind, _) in found.items()} == {
-        "cond": "CondConv2d",
-        "deform": "DeformConv2d",
-        "quantised": "Conv2d",
-    }
-    assert "quantised" in found["quantised"][1]
+    modules = {"cond": CondConv2d(), "deform": DeformConv2d(), "quantised": quantised, "block": ConvBlock()}
+    model = nn.ModuleDict(modules)
+    refused = refusals(model)
+    kinds = {path: kind for path, (kind, _) in refused.items()}
+    assert kinds == {"cond": "CondConv2d", "deform": "DeformConv2d", "quantised": "Conv2d"}
+    assert "quantised" in refused["quantised"][1]
     net = convert(model, strict=False)
     assert isinstance(net["deform"].conv_offset, MHSA)
     assert isinstance(net["block"].conv, MHSA)
     assert len(said(caplog)) == 3
 
 
-NETWORKS = """
-import torch
-from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
-import warnings
-import test_nasty_modules as nasty
+def left() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 3, 3), CondConv2d())
 
-def left():
-    return nn.Sequential(nn.Conv2d(3, 3, 3), nasty.CondConv2d())
 
-def normed():
+def normed() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return nn.Sequential(
-            nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4),
-            parametrizations.spectral_norm(nn.Conv2d(4, 4, 1)), nn.Conv2d(4, 2, 1),
-        )
+        old = nn.utils.weight_norm(nn.Conv2d(3, 4, 3))
+    new = parametrizations.spectral_norm(nn.Conv2d(4, 4, 1))
+    return nn.Sequential(old, nn.BatchNorm2d(4), new, nn.Conv2d(4, 2, 1))
 
-tied = nasty.TiedAcross
-compiled = lambda: nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3)))
-dictionary = nasty.Dictionary
-two = nasty.TwoInputs
-partly = nasty.PartlyFunctional
-aux = nasty.Auxiliary
-inplace = nasty.InPlace
-"""
+
+def parallel() -> nn.Module:
+    return nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3)))
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Writes the state dict of a network of the file above; returns the command line for it."""
-    monkeypatch.chdir(tmp_path)
+def state(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes the state dict of a network of this file; returns the words of the command line for it."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    (tmp_path / "nets.py").write_text(NETWORKS)
 
-    def written(name: str) -> tuple[object, ...]:
-        names: dict[str, Any] = {}
+    def write(build: Any) -> tuple[object, ...]:
+        name = build.__name__
+        Path("nets.py").write_text(f"from {Path(__file__).stem} import {name}\n")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            exec((tmp_path / "nets.py").read_text(), names)
-            model = names[name]()
-        torch.save(model.state_dict(), tmp_path / f"{name}.pt")
-        return (tmp_path / f"{name}.pt", "--model-file", f"nets.py:{name}")
+            torch.save(build().state_dict(), f"{name}.pt")
+        return f"{name}.pt", "--model-file", f"nets.py:{name}"
 
-    return written
+    return write
 
 
-def test_row_25_the_command_lists_what_it_left_and_fails(state: Any, capsys: Any) -> None:
-    options = (*state("left"), "--input-size", 3, 8, 8)
-    code, out, err = command(capsys, *options, "--partial")
-    assert (code, err) == (0, "")
+SIZE = ("--input-size", 3, 8, 8)
+
+
+def test_row_25_the_command_lists_what_it_left_and_fails(state: Any, from_conv: Command) -> None:
+    options = (*state(left), *SIZE)
+    out = from_conv.prints(*options, "--partial")
     assert "left unconverted: 1: CondConv2d: not one of torch's convolutions" in out
     assert "convolution calls: 2 in the original, 1 in the converted (2 executed, 1 converted)" in out
-    code, out, _ = command(capsys, *options, "--json")
-    assert code == 1
-    assert [row["class"] for row in json.loads(out)["left_unconverted"]] == ["CondConv2d"]
+    facts = from_conv.facts(*options, code=1)
+    assert [row["class"] for row in facts["left_unconverted"]] == ["CondConv2d"]
 
 
 # ---- 26: weights that are worked out ---------------------------------------------------------------------------------
@@ -336,25 +317,26 @@ KINDS = [
 ]
 
 
-def made(name: str, kind: Any = KINDS[0]) -> Any:
+def parametrized(name: str, kind: Any = KINDS[0]) -> Any:
     torch.manual_seed(0)
     conv = kind()
     FOLDED[name][0](conv)
-    for (
-        parameter
-    ) in conv.parameters():  # as training does: what an older way has left as ``weight`` is now of yesterday
-        with torch.no_grad():
+    with torch.no_grad():  # as training does: what an older way has left as ``weight`` is now of yesterday
+        for parameter in conv.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return conv
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+old_weight_norm = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+
+
+@old_weight_norm
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("name", FOLDED)
 def test_row_26_the_weight_of_eval_mode_is_converted_and_it_is_said(
     name: str, kind: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    conv, x = made(name, KINDS[kind]), image()
+    conv, x = parametrized(name, KINDS[kind]), image()
     model = nn.Sequential(OrderedDict(block=conv)).train()
     kept = copy.deepcopy(model.state_dict())
     net = convert(model)
@@ -373,10 +355,10 @@ def test_row_26_the_weight_of_eval_mode_is_converted_and_it_is_said(
     assert (parametrization_names(alike), plain_convolution(alike)) == ((), alike)
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@old_weight_norm
 @pytest.mark.parametrize("name", FOLDED)
 def test_row_26_a_folded_layer_trains_if_what_it_was_made_from_did(name: str) -> None:
-    conv = made(name)
+    conv = parametrized(name)
     assert conv.training
     with torch.no_grad():
         assert convert(conv).w_val.requires_grad
@@ -386,12 +368,11 @@ def test_row_26_a_folded_layer_trains_if_what_it_was_made_from_did(name: str) ->
     assert not layer.b_out.requires_grad
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@old_weight_norm
 def test_row_26_an_older_weight_norm_elsewhere_does_not_stop_the_copy() -> None:
     """After a call it leaves a result of autograd as ``weight``, which ``copy.deepcopy`` refuses."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.utils.weight_norm(nn.Linear(4, 2))
-    )
+    normed = nn.utils.weight_norm(nn.Linear(4, 2))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), normed)
     model(image()).sum().backward()
     net = convert(model)
     torch.testing.assert_close(net(image()), model(image()))
@@ -409,20 +390,16 @@ def test_row_26_a_parametrization_that_fails_is_refused_in_one_line() -> None:
     assert "cannot be worked out" in refusals(nn.Sequential(conv))["0"][1]
 
 
-def test_row_26_the_command_says_so_and_proves_it(state: Any, capsys: Any) -> None:
-    options = (*state("normed"), "--input-size", 3, 8, 8)
-    code, out, err = command(capsys, *options)
-    assert (code, err) == (0, "")
+def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command) -> None:
+    options = (*state(normed), *SIZE)
+    out = from_conv.prints(*options)
     assert "0: parametrization folded into its eval-mode weight: weight_norm of weight" in out
     assert "to recheck it takes a file that holds these" in out
     assert "2: parametrization folded into its eval-mode weight: spectral_norm of weight" in out
     assert "compared in eval mode; batch normalisation and dropout are as they were" in out
-    facts = json.loads(command(capsys, *options, "--json")[1])
-    assert [layer["folded"] for layer in facts["layers"]] == [
-        ["weight_norm of weight"],
-        ["spectral_norm of weight"],
-        [],
-    ]
+    facts = from_conv.facts(*options)
+    folded = [["weight_norm of weight"], ["spectral_norm of weight"], []]
+    assert [layer["folded"] for layer in facts["layers"]] == folded
     assert [layer["verdict"]["name"] for layer in facts["layers"]] == ["PROVED"] * 3
     assert facts["network"]["same_expression"] is True
 
@@ -482,13 +459,12 @@ def test_row_27_parametrized_ties_are_told(caplog: pytest.LogCaptureFixture) -> 
     pair = first, second = [parametrizations.weight_norm(nn.Conv2d(3, 3, 1, bias=False)) for _ in range(2)]
     second.get_submodule("parametrizations.weight").original1 = first.get_parameter("parametrizations.weight.original1")
     convert(nn.Sequential(*pair))
-    told = "0.parametrizations.weight: original1 was shared with 1.parametrizations.weight.original1, and is no longer"
-    assert any(line.startswith(told) for line in said(caplog))
+    start = "0.parametrizations.weight: original1 was shared with 1.parametrizations.weight.original1, and is no longer"
+    assert any(line.startswith(start) for line in said(caplog))
 
 
-def test_row_27_the_command_tells_of_undone_ties(state: Any, capsys: Any) -> None:
-    code, out, _ = command(capsys, *state("tied"), "--input-size", 3, 9, 8)
-    assert code == 0
+def test_row_27_the_command_tells_of_undone_ties(state: Any, from_conv: Command) -> None:
+    out = from_conv.prints(*state(TiedAcross), "--input-size", 3, 9, 8)
     assert "down: weight was shared with up.weight and 1 more, and is no longer" in out
     assert "again: not exercised by the check" in out
 
@@ -497,10 +473,8 @@ def test_row_27_the_command_tells_of_undone_ties(state: Any, capsys: Any) -> Non
 
 
 def test_row_28_complex_is_refused() -> None:
-    assert (
-        refusals(nn.Sequential(nn.Conv2d(1, 1, 1, dtype=torch.complex64)))["0"][1]
-        == "its weight is complex, which is not covered"
-    )
+    conv = nn.Conv2d(1, 1, 1, dtype=torch.complex64)
+    assert refusals(nn.Sequential(conv))["0"][1] == "its weight is complex, which is not covered"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -609,7 +583,7 @@ def test_row_39_a_wrapper_inside_the_network_is_taken_off(wrap: Any) -> None:
     assert unwrapped(inner) == (inner, [])
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@old_weight_norm
 def test_row_39_a_wrapper_inside_beside_an_older_weight_norm() -> None:
     model: Any = nn.Sequential(nn.DataParallel(block()), nn.utils.weight_norm(nn.Conv2d(4, 1, 1)))
     expected = model(image())  # leaves a result of autograd in the second layer
@@ -634,10 +608,8 @@ def test_row_39_a_forward_compiled_alone() -> None:
 
 
 def test_row_39_sharded_weights_are_refused() -> None:
-    class FullyShardedDataParallel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = nn.Sequential(nn.Linear(2, 2))
+    class FullyShardedDataParallel(OneConvolution):
+        pass
 
     assert "sharded" in refusals(nn.Sequential(FullyShardedDataParallel()))["0"][1]
 
@@ -651,100 +623,75 @@ def test_row_39_torchscript_is_refused_by_name() -> None:
     assert "TorchScript" in refusals(nn.Sequential(Script()))["0"][1]
 
 
-def test_row_39_the_command_takes_a_wrapper_off(state: Any, capsys: Any) -> None:
-    code, out, _ = command(capsys, *state("compiled"), "--input-size", 3, 8, 8)
-    assert code == 0
-    assert "DataParallel taken off" in out
+def test_row_39_the_command_takes_a_wrapper_off(state: Any, from_conv: Command) -> None:
+    assert "DataParallel taken off" in from_conv.prints(*state(parallel), *SIZE)
 
 
 # ---- 40: what goes in and out of a network ---------------------------------------------------------------------------
 
 
-class Dictionary(nn.Module):
+class Dictionary(OneConvolution):
     """Nested dictionaries and tuples out, one of them a dataclass-like container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
 
     def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
         return {"features": [y, (y.relu(), {"mean": y.mean()})], "name": "no tensor"}
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
+class TwoInputs(OneConvolution):
     def forward(self, x: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
         return self.conv(x * mask) * scale
 
 
-def test_row_40_nested_outputs_are_compared(state: Any, capsys: Any) -> None:
-    code, out, _ = command(capsys, *state("dictionary"), "--input-size", 3, 8, 8, "--json")
-    assert code == 0
-    network = json.loads(out)["network"]
+def test_row_40_nested_outputs_are_compared(state: Any, from_conv: Command) -> None:
+    network = from_conv.facts(*state(Dictionary), *SIZE)["network"]
     assert network["max_abs"] is not None
     assert network["convolutions"] == {"executed": 1, "converted": 1}
 
 
-def test_row_40_several_inputs_need_examples_and_the_layers_need_none(state: Any, capsys: Any) -> None:
-    options = state("two")
-    code, _, err = command(capsys, *options, "--input-size", 3, 8, 8)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "mask" in err
-    assert "every layer is checked alone" in err
-    code, out, _ = command(capsys, *options)
-    assert code == 0
-    assert "same sums  PROVED" in out
+def test_row_40_several_inputs_need_examples_and_the_layers_need_none(state: Any, from_conv: Command) -> None:
+    options = state(TwoInputs)
+    line = from_conv.refuses(*options, *SIZE)
+    assert "mask" in line
+    assert "every layer is checked alone" in line
+    assert "same sums  PROVED" in from_conv.prints(*options)
 
 
 @pytest.mark.parametrize("form", [tuple, list, dict])
-def test_row_40_the_command_takes_example_inputs(form: Any, state: Any, capsys: Any) -> None:
-    options, given = state("two"), (image(), torch.ones(9, 8))
-    torch.save(dict(zip(("x", "mask"), given, strict=True)) if form is dict else form(given), "inputs.pt")
-    code, out, err = command(capsys, *options, "--example-inputs", "inputs.pt")
-    assert (code, err) == (0, "")
+def test_row_40_the_command_takes_example_inputs(form: Any, state: Any, from_conv: Command) -> None:
+    options, inputs = (*state(TwoInputs), "--example-inputs", "inputs.pt"), (image(), torch.ones(9, 8))
+    torch.save(dict(zip(("x", "mask"), inputs, strict=True)) if form is dict else form(inputs), "inputs.pt")
+    out = from_conv.prints(*options)
     assert "on the example inputs in inputs.pt" in out
     assert "the same expression" in out
-    facts = json.loads(command(capsys, *options, "--example-inputs", "inputs.pt", "--json")[1])
+    facts = from_conv.facts(*options)
     assert [(layer["exercised"], layer["calls"]) for layer in facts["layers"]] == [(True, 1)]
     assert facts["network"]["input_size"] is None
 
 
-def test_row_40_example_inputs_that_do_not_fit(state: Any, capsys: Any, tmp_path: Path) -> None:
-    options = (*state("two"), "--example-inputs", "inputs.pt")
-    for wrong, told in (
+def test_row_40_example_inputs_that_do_not_fit(state: Any, from_conv: Command) -> None:
+    options = (*state(TwoInputs), "--example-inputs", "inputs.pt")
+    for wrong, reason in (
         (image(), "does not run on the example inputs: TypeError"),
         ("a text", "a str, not the inputs of a network"),
         (nn.Linear(1, 1), "a Linear, not the inputs of a network"),
         ((image() * math.nan, torch.ones(9, 8)), "not finite"),
     ):
         torch.save(wrong, "inputs.pt")
-        code, out, err = command(capsys, *options)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert told in err
-    assert "no such file" in command(capsys, *options[:-1], "none.pt")[2]
-    assert "give one of them" in command(capsys, *options, "--input-size", 3, 8, 8)[2]
+        assert reason in from_conv.refuses(*options)
+    assert "no such file" in from_conv.refuses(*options[:-1], "none.pt")
+    assert "give one of them" in from_conv.refuses(*options, *SIZE)
 
 
-class InPlace(nn.Module):
+class InPlace(OneConvolution):
     """Changes its input, as a first layer with ``inplace=True`` does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.mul_(3))
 
 
-def test_row_40_a_network_that_changes_its_input_is_given_its_own_copy(state: Any, capsys: Any) -> None:
-    code, out, _ = command(capsys, *state("inplace"), "--input-size", 3, 8, 8, "--json")
-    assert code == 0
-    network = json.loads(out)["network"]
+def test_row_40_a_network_that_changes_its_input_is_given_its_own_copy(state: Any, from_conv: Command) -> None:
+    network = from_conv.facts(*state(InPlace), *SIZE)["network"]
     assert network["max_abs"] < 1e-4
     assert network["same_expression"] is True
 
@@ -764,53 +711,51 @@ def test_row_40_example_inputs_of_any_form(inputs: Any) -> None:
 # ---- 41, 42: what the check did not see ------------------------------------------------------------------------------
 
 
-class Auxiliary(nn.Module):
+class Auxiliary(OneConvolution):
     """A head for training only, as Inception's."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.aux = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+        self.aux = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
         return (y, self.aux(y)) if self.training else y
 
 
-class PartlyFunctional(nn.Module):
+class PartlyFunctional(OneConvolution):
     """A weight without a module, and a convolution called past its module."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.kernel = nn.Conv2d(3, 4, 3), nn.Parameter(torch.rand(4, 4, 1, 1))
+        self.kernel = nn.Parameter(torch.rand(4, 4, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.conv2d(self.conv(x), self.kernel)
 
 
 @pytest.mark.parametrize("certify", [(), ("--no-certify",)], ids=["certified", "sampled"])
-def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(certify: Any, state: Any, capsys: Any) -> None:
-    options = (*state("aux"), "--input-size", 3, 8, 8, *certify)
-    code, out, _ = command(capsys, *options)
-    assert code == 0
+def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(
+    certify: Any, state: Any, from_conv: Command
+) -> None:
+    options = (*state(Auxiliary), *SIZE, *certify)
+    out = from_conv.prints(*options)
     assert "aux: not exercised by the check" in out
     assert "on samples: 1 of 2 layers CHECKED" in out
-    facts = json.loads(command(capsys, *options, "--json")[1])
+    facts = from_conv.facts(*options)
     assert facts["checked"] == 1
     assert [layer["exercised"] for layer in facts["layers"]] == [True, False]
-    assert "aux.w_val" in torch.load("aux.mhsa.pt", weights_only=True)
+    assert "aux.w_val" in torch.load("Auxiliary.mhsa.pt", weights_only=True)
 
 
-def test_row_42_functional_convolutions_are_counted_and_fail(state: Any, capsys: Any) -> None:
-    options = (*state("partly"), "--input-size", 3, 8, 8)
-    code, out, _ = command(capsys, *options)
-    assert code == 1
+def test_row_42_functional_convolutions_are_counted_and_fail(state: Any, from_conv: Command) -> None:
+    options = (*state(PartlyFunctional), *SIZE)
+    out = from_conv.prints(*options, code=1)
     assert "(2 executed, 1 converted)" in out
     assert "left unconverted: convolutions that the network calls as functions" in out
-    assert command(capsys, *options, "--partial")[0] == 0
-    assert json.loads(command(capsys, *options, "--json")[1])["network"]["convolutions"] == {
-        "executed": 2,
-        "converted": 1,
-    }
+    from_conv.prints(*options, "--partial")
+    facts = from_conv.facts(*options, code=1)
+    assert facts["network"]["convolutions"] == {"executed": 2, "converted": 1}
 
 
 # ---- references to methods and functions -----------------------------------------------------------------------------
@@ -845,7 +790,7 @@ def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
         assert not torch.allclose(net(x), model(x))
 
 
-class Caught(nn.Module):
+class InClosures(nn.Module):
     """Functions with modules inside, some of which are reached in no other way."""
 
     def __init__(self) -> None:
@@ -868,7 +813,7 @@ class Caught(nn.Module):
 
 
 def test_row_23_functions_that_hold_modules_follow_the_conversion() -> None:
-    model, x = Caught(), image()
+    model, x = InClosures(), image()
     net = convert(model)
     with torch.no_grad():
         assert sum(convolution_calls(model, x).values()) == 6

@@ -55,7 +55,7 @@ def examine(name):
     outputs: dict[str, Tensor] = {}
     with torch.no_grad():
         before = convolution_calls(lambda: outputs.update(expected=model(x)))
-        after = convolution_calls(lambda: outputs.update(found=net(x)))
+        after = convolution_calls(lambda: outputs.update(converted=net(x)))
         turned = flipped(model, next(path for path, (conv, _) in pairs.items() if max(conv.kernel_size) > 1))(x)
     checks = check_on_activations(model, pairs, [x], "a random input")
     scale = float(outputs["expected"].abs().max())
@@ -68,10 +68,16 @@ def examine(name):
         "verdicts": {path: str(check.verdict) for path, check in checks.items()},
         "least compared": min(check.discrepancy.compared for check in checks.values()),
         "ratio": max(check.ratio for check in checks.values()),
-        "shape": [list(outputs["expected"].shape), list(outputs["found"].shape)],
-        "logits": float((outputs["expected"] - outputs["found"]).abs().max()) / scale,
+        "shape": [list(outputs["expected"].shape), list(outputs["converted"].shape)],
+        "logits": float((outputs["expected"] - outputs["converted"]).abs().max()) / scale,
         "logits, one kernel flipped": float((outputs["expected"] - turned).abs().max()) / scale,
     }
+
+
+def verdicts(model, net, x):
+    """path → the name of the verdict on every layer, on the activations of an input."""
+    checks = check_on_activations(model, pairs_of(model, net), [x], "an input")
+    return {path: check.verdict.name for path, check in checks.items()}
 
 
 def peak_mib():
@@ -80,20 +86,20 @@ def peak_mib():
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
 
-def judge(name, seen):
+def judge(name, figures):
     """What ``examine`` must have found."""
-    print(name, {key: value for key, value in seen.items() if key != "verdicts"})
+    print(name, {key: value for key, value in figures.items() if key != "verdicts"})
     convolutions = NETWORKS[name].convolutions
-    assert seen["executed"] == convolutions
-    assert seen["still executed"] == {}
-    assert seen["left"] == 0
-    assert seen["layers"] == len(seen["verdicts"]) == seen["calls"] == convolutions
-    assert all(verdict.startswith("CHECKED") for verdict in seen["verdicts"].values()), seen["verdicts"]
-    assert seen["least compared"] > 0
-    assert 0 <= seen["ratio"] <= 1
-    assert seen["shape"][0] == seen["shape"][1]
-    assert seen["logits"] <= 1e-5
-    assert seen["logits, one kernel flipped"] > 1e-3  # so that agreeing logits mean something
+    assert figures["executed"] == convolutions
+    assert figures["still executed"] == {}
+    assert figures["left"] == 0
+    assert figures["layers"] == len(figures["verdicts"]) == figures["calls"] == convolutions
+    assert all(verdict.startswith("CHECKED") for verdict in figures["verdicts"].values()), figures["verdicts"]
+    assert figures["least compared"] > 0
+    assert 0 <= figures["ratio"] <= 1
+    assert figures["shape"][0] == figures["shape"][1]
+    assert figures["logits"] <= 1e-5
+    assert figures["logits, one kernel flipped"] > 1e-3  # so that agreeing logits mean something
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "resnet18"])
@@ -105,18 +111,13 @@ def test_every_convolution_of_a_network_becomes_attention_that_computes_the_same
 def test_resnet18_in_little_memory():
     """In a process of its own, so that the peak is this conversion's and no other test's."""
     code = "import json; from test_networks import *; print(json.dumps(examine('resnet18') | {'peak MiB': peak_mib()}))"
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        f"import sys; sys.path[:0] = {[str(HERE.parents[1]), str(HERE.parent / 'support'), str(HERE)]}; {code}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    places = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
+    code = f"import sys; sys.path[:0] = {places}; {code}"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    judge("resnet18", seen)
-    assert seen["peak MiB"] < 1024
+    figures = json.loads(done.stdout)
+    judge("resnet18", figures)
+    assert figures["peak MiB"] < 1024
 
 
 def test_a_single_wrong_layer_is_refuted_where_it_is():
@@ -127,9 +128,7 @@ def test_a_single_wrong_layer_is_refuted_where_it_is():
     layer = pairs[path][1]
     with torch.no_grad():
         layer.w_val[[0, 1]] = layer.w_val[[1, 0]]  # encodings permuted against values
-    names = {
-        path: check.verdict.name for path, check in check_on_activations(model, pairs, [x], "a random input").items()
-    }
+    names = verdicts(model, net, x)
     assert names.pop(path) == "REFUTED"
     assert set(names.values()) == {"CHECKED"}
 
@@ -145,14 +144,9 @@ def small(seed=0) -> Any:
     """Three convolutions of three kinds between other layers, (N, 3, 9, 8) → (N, 5)."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 6, 2, stride=2, groups=3, bias=False),
-        nn.ReLU(),
-        nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
+        *(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
+        *(nn.Conv2d(6, 6, 2, stride=2, groups=3, bias=False), nn.ReLU()),
+        *(nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         nn.Linear(4, 5),
     )
 
@@ -310,8 +304,7 @@ def test_parametrized_convolutions_of_one_shape_are_not_mistaken_for_tied_ones()
     net, x = convert(model), image()
     assert not convolution_calls(net, x)
     assert len({id(layer.w_val) for layer in net}) == 6
-    checks = check_on_activations(model, {str(i): (conv, net[i]) for i, conv in enumerate(model)}, [x], "an image")
-    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}
+    assert verdicts(model, net, x) == {str(i): "CHECKED" for i in range(6)}
 
 
 def test_a_weight_that_moves_when_looked_at_in_training_is_left_where_it_is():
@@ -329,9 +322,7 @@ def test_frozen_stays_frozen():
     model[1].requires_grad_(False)
     assert isinstance(model[2].bias, Tensor)
     model[2].bias.requires_grad_(False)
-    trained = [
-        [layer.w_val.requires_grad, layer.w_out.requires_grad, layer.b_out.requires_grad] for layer in convert(model)
-    ]
+    trained = [[tensor.requires_grad for tensor in (a.w_val, a.w_out, a.b_out)] for a in convert(model)]
     assert trained == [[True, True, True], [False, False, False], [True, True, False], [True, True, False]]
     for layer in convert(model):
         assert not any(getattr(layer, name).requires_grad for name in ("w_qry", "w_key", "w_key_pos", "u", "v"))
@@ -587,9 +578,7 @@ def test_casting_a_converted_network(dtype):
     for layer in (layer for layer in cast.modules() if isinstance(layer, MHSA)):
         assert layer.w_val.dtype == layer.b_out.dtype == dtype
         assert layer.v.dtype == layer.w_key_pos.dtype == torch.promote_types(dtype, torch.float32)
-    checks = check_on_activations(model, pairs_of(model, cast), [x], "an image")
-    assert len(checks) == 3
-    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}, checks
+    assert list(verdicts(model, cast, x).values()) == ["CHECKED"] * 3
     back = cast.float()
     assert back(image()).dtype == torch.float32
 
@@ -616,8 +605,7 @@ def test_a_network_converts_wherever_its_weights_lie_in_memory():
     model, x = small().eval().to(memory_format=torch.channels_last), image()
     net = convert(model)
     assert all(p.is_contiguous() for layer in net.modules() if isinstance(layer, MHSA) for p in layer.parameters())
-    checks = check_on_activations(model, pairs_of(model, net), [x], "an image")
-    assert {check.verdict.name for check in checks.values()} == {"CHECKED"}
+    assert set(verdicts(model, net, x).values()) == {"CHECKED"}
 
 
 INSPECTED = (
@@ -648,16 +636,16 @@ def test_code_that_inspects_convolutions_can_read_the_layer(conv):
 
 
 def test_apply_visits_every_layer_and_initialisers_reach_its_parameters():
-    net, seen = convert(small()), []
+    net, visited = convert(small()), []
 
     def constant(module):
-        seen.append(type(module).__name__)
+        visited.append(type(module).__name__)
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 nn.init.constant_(parameter, 0.5)
 
     assert net.apply(constant) is net
-    assert seen.count("MHSA") == 3
+    assert visited.count("MHSA") == 3
     assert bool((net[0].w_val == 0.5).all())
 
 
@@ -667,11 +655,11 @@ def test_autocast():
     with torch.no_grad():
         full, first = model(x), net[0](x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            expected, found, alone = model(x), net(x), net[0](x)
-    assert found.dtype == expected.dtype == torch.bfloat16
+            expected, output, alone = model(x), net(x), net[0](x)
+    assert output.dtype == expected.dtype == torch.bfloat16
     assert torch.equal(alone, first.bfloat16())  # computed in float32, rounded once
     # Around the layers everything runs in 8 bits.
-    torch.testing.assert_close(found.float(), full, rtol=0, atol=0.05 * float(full.abs().max()))
+    torch.testing.assert_close(output.float(), full, rtol=0, atol=0.05 * float(full.abs().max()))
 
 
 def test_permuting_whole_heads_changes_nothing():
@@ -696,9 +684,8 @@ def test_permuting_whole_heads_changes_nothing():
 
 def test_small_integers_make_a_network_equal_bit_for_bit():
     torch.manual_seed(0)
-    model = nn.Sequential(
-        *list(conv_norm(3, 4, 3, 2))[::2], nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.ConvTranspose2d(6, 2, 3, 2)
-    )
+    rest = [nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.ConvTranspose2d(6, 2, 3, 2)]
+    model = nn.Sequential(*list(conv_norm(3, 4, 3, 2))[::2], *rest)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randint(-3, 4, parameter.shape))

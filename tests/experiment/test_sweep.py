@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import Command
 from verify.__main__ import main
 from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
@@ -26,27 +27,32 @@ from verify.experiment.sweep.sweeping import Random
 def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
     """The rows of a file, by column."""
     with contextlib.closing(sqlite3.connect(path)) as file:
-        found = file.execute(f"SELECT {', '.join(COLUMNS)} FROM certificates WHERE {where}").fetchall()
-    return [dict(zip(COLUMNS, row, strict=True)) for row in found]
+        lines = file.execute(f"SELECT {', '.join(COLUMNS)} FROM certificates WHERE {where}").fetchall()
+    return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Command:
+    """The command in an empty folder, from which it may import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return Command(lambda words: main(["sweep", *words]), capsys)
+
+
+OUTPUT = ("--output", "r.db")
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
     """A file with a network of three convolutions, one of which runs at half the size."""
     torch.manual_seed(0)
-    layers = (
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 3, stride=2),
-        nn.Flatten(0, 1),
-        nn.Conv1d(4, 2, 2),
-    )
-    torch.save(nn.Sequential(*layers[:3], nn.Flatten(2), layers[4]), tmp_path / "net.pt")
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Flatten(2), nn.Conv1d(4, 2, 2)
+    torch.save(nn.Sequential(*layers), tmp_path / "net.pt")
     return tmp_path / "net.pt"
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are run in this process, one after the other."""
 
     @contextlib.contextmanager
@@ -79,45 +85,36 @@ def test_what_is_written_once_is_read_back(tmp_path: Path):
     again.close()
 
 
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "notes.txt").write_text("notes" * 1000)
-    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as file:
+def test_a_file_of_something_else_is_left_alone(sweep: Command):
+    Path("notes.txt").write_text("notes" * 1000)
+    with contextlib.closing(sqlite3.connect("other.db")) as file:
         file.execute("CREATE TABLE t (a)")
     for name in ("notes.txt", "other.db"):
-        before = (tmp_path / name).read_bytes()
-        assert main(["sweep", "--random", "1", "--output", str(tmp_path / name)]) == 2
-        assert main(["sweep", "--report", str(tmp_path / name)]) == 2
-        assert (tmp_path / name).read_bytes() == before
-    assert main(["sweep", "--report", str(tmp_path / "none.db")]) == 2
-    assert not (tmp_path / "none.db").exists()
-    assert capsys.readouterr().err.count("error: ") == 5
+        sweep.refuses("--random", "1", "--output", name)
+        sweep.refuses("--report", name)
+    sweep.refuses("--report", "none.db")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--random", "5"], "give --output"),
-        (["--output", "r.db"], "give networks, or --random"),
-        (["a.pt", "--random", "5", "--output", "r.db"], "give networks, or --random"),
-        (["--random", "0", "--output", "r.db"], "from 1"),
-        (["--random", "1", "--workers", "0", "--output", "r.db"], "--workers takes"),
-        (["--random", "1", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1", "--output", "r.db"], "--scheduler"),
-        (["--random", "1", "--timeout", "0", "--output", "r.db"], "--timeout takes"),
-        (["--random", "1", "--input-size", "3", "8", "--output", "r.db"], "--input-size goes"),
-        (["none/*.pt", "--output", "r.db"], "no such file"),
-        (["net.pt", "--input-size", "3", "x", "--output", "r.db"], "not a whole number"),
-        (["lines.txt", "--output", "r.db"], "lines.txt: net.pt --alfa 3: unrecognized arguments: --alfa 3"),
-    ],
-)
-def test_wrong_arguments_get_one_line(words: list[str], message: str, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.pt").touch()
-    (tmp_path / "lines.txt").write_text("net.pt --alfa 3\n")
-    assert main(["sweep", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "r.db").exists()
+WRONG = {
+    "--random 5": "give --output",
+    "--output r.db": "give networks, or --random",
+    "a.pt --random 5 --output r.db": "give networks, or --random",
+    "--random 0 --output r.db": "from 1",
+    "--random 1 --workers 0 --output r.db": "--workers takes",
+    "--random 1 --workers 2 --scheduler tcp://127.0.0.1:1 --output r.db": "--scheduler",
+    "--random 1 --timeout 0 --output r.db": "--timeout takes",
+    "--random 1 --input-size 3 8 --output r.db": "--input-size goes",
+    "none/*.pt --output r.db": "no such file",
+    "net.pt --input-size 3 x --output r.db": "not a whole number",
+    "lines.txt --output r.db": "lines.txt: net.pt --alfa 3: unrecognized arguments: --alfa 3",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_arguments_get_one_line(words: str, sweep: Command):
+    Path("net.pt").touch()
+    Path("lines.txt").write_text("net.pt --alfa 3\n")
+    assert WRONG[words] in sweep.refuses(*words.split())
 
 
 def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
@@ -149,52 +146,50 @@ def test_a_network_is_a_task_for_each_layer(network: Path):
     assert 0 <= row.observed <= row.bound
 
 
-def test_networks_come_from_files_globs_lines_and_factories(network: Path, tmp_path: Path, monkeypatch, here, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "copy.pt").write_bytes(network.read_bytes())
+@pytest.mark.usefixtures("in_this_process")
+def test_networks_come_from_files_globs_lines_and_factories(network: Path, sweep: Command):
+    Path("copy.pt").write_bytes(network.read_bytes())
     Path("made.py").write_text("from torch import nn\ndef net(): return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1))\n")
     Path("more.txt").write_text("# our own\nnet.pt --input-size 3 7 7 --alpha 30\n\n")
-    words = ["sweep", "*.pt", "more.txt", "--arch", "made:net", "--output", "r.db"]
-    assert main(words) == 0
-    assert "10 layers: 10 PROVED" in capsys.readouterr().out
-    found = rows(Path("r.db"))
-    assert sorted({row["model"] for row in found}) == ["copy.pt", "made:net", "net.pt"]
-    assert {row["alpha"] for row in found} == {1024.0, 30.0}
-    assert {row["claim"] for row in found if row["alpha"] == 30} == {"within"}
-    assert all(row["worker"] and row["seconds"] > 0 and not row["error"] for row in found)
-    assert main(words) == 0  # nothing is left, and what was found is said again
-    assert "10 layers: 10 PROVED" in capsys.readouterr().out
-    assert rows(Path("r.db")) == found
+    words = ["*.pt", "more.txt", "--arch", "made:net", *OUTPUT]
+    assert "10 layers: 10 PROVED" in sweep(*words)[1]
+    written = rows(Path("r.db"))
+    assert sorted({row["model"] for row in written}) == ["copy.pt", "made:net", "net.pt"]
+    assert {row["alpha"] for row in written} == {1024.0, 30.0}
+    assert {row["claim"] for row in written if row["alpha"] == 30} == {"within"}
+    assert all(row["worker"] and row["seconds"] > 0 and not row["error"] for row in written)
+    assert "10 layers: 10 PROVED" in sweep(*words)[1]  # nothing is left, and what was found is said again
+    assert rows(Path("r.db")) == written
 
 
-def test_a_network_that_cannot_be_read_costs_a_row(network: Path, tmp_path: Path, here, capsys):
-    bad = tmp_path / "bad.pt"
-    bad.write_bytes(network.read_bytes()[:700])
-    assert main(["sweep", str(bad), str(network), "--output", str(tmp_path / "r.db")]) == 1
-    out = capsys.readouterr().out
+@pytest.mark.usefixtures("in_this_process")
+def test_a_network_that_cannot_be_read_costs_a_row(network: Path, sweep: Command):
+    Path("bad.pt").write_bytes(network.read_bytes()[:700])
+    code, out, _ = sweep("bad.pt", network, *OUTPUT)
+    assert code == 1
     assert "4 layers: 3 PROVED, 1 failed" in out
-    assert f"{bad}: " in out
-    bad.write_bytes(network.read_bytes())  # the same command, once it is mended
-    assert main(["sweep", str(bad), str(network), "--output", str(tmp_path / "r.db")]) == 0
-    assert "6 layers: 6 PROVED" in capsys.readouterr().out
+    assert "bad.pt: " in out
+    Path("bad.pt").write_bytes(network.read_bytes())  # the same command, once it is mended
+    code, out, _ = sweep("bad.pt", network, *OUTPUT)
+    assert (code, "6 layers: 6 PROVED" in out) == (0, True)
 
 
-def test_other_weights_are_other_rows(network: Path, tmp_path: Path, here):
-    words = ["sweep", str(network), "--output", str(tmp_path / "r.db")]
-    assert main(words) == 0
+@pytest.mark.usefixtures("in_this_process")
+def test_other_weights_are_other_rows(network: Path, sweep: Command):
+    assert sweep(network, *OUTPUT)[0] == 0
     model: Any = torch.load(network, weights_only=False)
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] += 1
     torch.save(model, network)
-    assert main(words) == 0
-    assert len(rows(tmp_path / "r.db")) == 4
+    assert sweep(network, *OUTPUT)[0] == 0
+    assert len(rows(Path("r.db"))) == 4
 
 
-def test_a_layer_that_is_not_converted_is_said(tmp_path: Path, here, capsys):
-    torch.save(nn.ModuleList([nn.Conv1d(1, 1, 3), nn.Conv1d(1, 1, 3, dtype=torch.complex64)]), tmp_path / "two.pt")
-    assert main(["sweep", str(tmp_path / "two.pt"), "--output", str(tmp_path / "r.db")]) == 1
-    assert "2 layers: 1 PROVED, 1 refused" in capsys.readouterr().out
+@pytest.mark.usefixtures("in_this_process")
+def test_a_layer_that_is_not_converted_is_said(sweep: Command):
+    torch.save(nn.ModuleList([nn.Conv1d(1, 1, 3), nn.Conv1d(1, 1, 3, dtype=torch.complex64)]), "two.pt")
+    code, out, _ = sweep("two.pt", *OUTPUT)
+    assert (code, "2 layers: 1 PROVED, 1 refused" in out) == (1, True)
 
 
 def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):
@@ -205,28 +200,27 @@ def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):
         list(first.run())
 
 
-def test_the_report_counts_and_draws(tmp_path: Path, here, capsys):
-    path = tmp_path / "r.db"
-    assert main(["sweep", "--random", "6", "--seed", "40", "--output", str(path)]) == 0
-    assert main(["sweep", "--report", str(path), "--figure", str(tmp_path / "f.png")]) == 0
-    out = capsys.readouterr().out
-    assert "| all |" in out
+@pytest.mark.usefixtures("in_this_process")
+def test_the_report_counts_and_draws(sweep: Command):
+    assert sweep("--random", 6, "--seed", 40, *OUTPUT)[0] == 0
+    out = sweep.prints("--report", "r.db", "--figure", "f.png")
     assert "0 rows with an error" in out
-    assert f"wrote {tmp_path / 'f.png'}" in out
-    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
-    built = rows(path, "fault = ''")
+    assert "wrote f.png" in out
+    assert Path("f.png").read_bytes()[:4] == b"\x89PNG"
+    built = rows(Path("r.db"), "fault = ''")
     assert [f"seed {seed}" for seed in range(40, 46)] == sorted(row["layer"] for row in built)
     proved = sum(row["verdict"] == "PROVED" for row in built)
     assert f"| all | {proved} |" in out
 
 
-def test_a_false_verdict_is_an_exit_code(tmp_path: Path, here, capsys):
-    results = Results(tmp_path / "r.db")
+@pytest.mark.usefixtures("in_this_process")
+def test_a_false_verdict_is_an_exit_code(sweep: Command):
+    results = Results(Path("r.db"))
     row = Row(key_of("random", 0, ""), "random", "seed 0", kind="Conv1d", verdict="PROVED", error="a false PROVED: x")
     results.add([row])
     results.close()
-    assert main(["sweep", "--random", "1", "--output", str(tmp_path / "r.db")]) == 1
-    assert "random: seed 0: a false PROVED: x" in capsys.readouterr().out
+    code, out, _ = sweep("--random", 1, *OUTPUT)
+    assert (code, "random: seed 0: a false PROVED: x" in out) == (1, True)
 
 
 # ---- a real cluster ----------------------------------------------------------------------------------------------------------
@@ -254,26 +248,23 @@ def until(happened: Callable[[], Any], seconds: float = 90.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(sqlite3.OperationalError):
-            if found := happened():
-                return found
+            if outcome := happened():
+                return outcome
         time.sleep(0.1)
     raise TimeoutError
 
 
-def some_rows(folder: Path) -> list[dict[str, Any]]:
+def rows_so_far(folder: Path) -> list[dict[str, Any]]:
     return rows(folder / "r.db") if (folder / "r.db").exists() else []
 
 
 @pytest.mark.deep
 def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path):
     with running(tmp_path, "--random", "150", "--workers", "2") as process:
-        victim = int(until(lambda: some_rows(tmp_path))[0]["worker"].rpartition(":")[2])
-        listening = [
-            connection.laddr.ip
-            for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True))
-            for connection in one.net_connections()
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        victim = int(until(lambda: rows_so_far(tmp_path))[0]["worker"].rpartition(":")[2])
+        processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        connections = [connection for one in processes for connection in one.net_connections()]
+        listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]
         os.kill(victim, signal.SIGKILL)
         out, err = process.communicate(timeout=240)
     assert set(listening) == {"127.0.0.1"}
@@ -299,7 +290,7 @@ def test_a_task_that_hangs_is_given_up(tmp_path: Path, network: Path):
 def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path):
     words = "--random", "120", "--workers", "2"
     with running(tmp_path, *words) as process:
-        until(lambda: some_rows(tmp_path))
+        until(lambda: rows_so_far(tmp_path))
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -335,7 +326,7 @@ def test_a_scheduler_that_goes_ends_the_sweep_in_one_line(tmp_path: Path):
         start("worker", address, *host, *dashboard, "--nthreads", "1", "--nworkers", "2")
         time.sleep(5)
         with running(tmp_path, "--random", "2000", "--scheduler", address) as process:
-            until(lambda: some_rows(tmp_path), 240)  # the workers import torch first
+            until(lambda: rows_so_far(tmp_path), 240)  # the workers import torch first
             scheduler.kill()
             _, err = process.communicate(timeout=120)
     assert process.returncode == 2

@@ -353,61 +353,52 @@ def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
     assert f"`python -m examples.taught {name} " in text
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text(encoding="utf-8").splitlines()]
     summary = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))
-    assert {path.name for path in tmp_path.iterdir()} == {METRICS, SUMMARY, TABLE, FOLDER} | {
-        f"{figure}.svg" for figure in plots.FIGURES[name]
-    }
+    figures = {f"{figure}.svg" for figure in plots.FIGURES[name]}
+    assert {path.name for path in tmp_path.iterdir()} == {METRICS, SUMMARY, TABLE, FOLDER} | figures
     if name == "teacher":
         assert [group["heads"] for group in summary["groups"]] == [4, 10, 4, 10]
-        assert {row["count"]["asked"] for group in summary["groups"] for row in group["students"]} == {
-            "injective",
-            "cover",
-        }
+        students = [row for group in summary["groups"] for row in group["students"]]
+        assert {row["count"]["asked"] for row in students} == {"injective", "cover"}
         assert [line["step"] for line in lines if line["group"] == 0] == [0, 1, 2, 3]
         assert "| images | 4 | paper | injective | 0 of 2 | " in text
     else:
-        assert [(line["task"], line["way"], line["epoch"]) for line in lines] == [
-            (task, way, epoch) for task in finetuning.TASKS for way in ("cnn", "content") for epoch in (0, 1)
-        ]
+        expected = [*product(finetuning.TASKS, ("cnn", "content"), (0, 1))]
+        assert [(line["task"], line["way"], line["epoch"]) for line in lines] == expected
         assert "| same | the CNN itself |" in text
         assert "| shifted | content | mix |" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        (["teacher", "--heads", "0"], 2, "error: --heads is 0, not a positive number"),
-        (["teacher", "--kernel", "2"], 2, "error: --kernel is 2, and Δ_K has a middle for odd K alone"),
-        (["teacher", "--kernel", "7"], 2, "error: --side is 7: a patch has to be larger than the kernel of 7"),
-        (["teacher", "--alphas", "1", "inf"], 2, "error: --alphas is inf, not a positive number"),
-        (["teacher", "--rates", "nan"], 2, "error: --rates is nan, not a positive number"),
-        (["teacher", "--seeds", "-1"], 2, "error: --seeds has -1, not a whole number from 0 on"),
-        (["teacher", "--heads", "5", "--starts", "local"], 2, "error: 5 heads are no kernel"),
-        (["teacher", "--side", "400", "--data", "images"], 2, "error: --side is 400, and a held-out part is"),
-        ("teacher --value-rate 1e30 --steps 9 --jobs 1".split(), 1, "error: 4 heads, paper start"),
-        (["cnn", "--train", "1438"], 2, "error: --train is 1438, and there are 1437 train pictures"),
-        (["cnn", "--alpha", "0"], 2, "error: --alpha is 0.0, not a positive number"),
-        (["cnn", "--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
-        (["cnn", "--out", "taken"], 2, "error: --out taken: File exists"),
-        (["teacher", "--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
-        (["teacher", "--threads", "99999999999"], 2, "error: --threads is 99999999999, and more than 1024"),
-        (["teacher", "--sharpen", "1e38"], 2, "error: --sharpen is 1e+38, and more than 1048576 makes no difference"),
-        ("teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1".split(), 1, "error: 4 heads, paper start"),
-        ("cnn --rate 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1".split(), 1, "error: cnn, same, seed 0: a step"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
+BAD_INPUT = {
+    "teacher --heads 0": (2, "--heads is 0, not a positive number"),
+    "teacher --kernel 2": (2, "--kernel is 2, and Δ_K has a middle for odd K alone"),
+    "teacher --kernel 7": (2, "--side is 7: a patch has to be larger than the kernel of 7"),
+    "teacher --alphas 1 inf": (2, "--alphas is inf, not a positive number"),
+    "teacher --rates nan": (2, "--rates is nan, not a positive number"),
+    "teacher --seeds -1": (2, "--seeds has -1, not a whole number from 0 on"),
+    "teacher --heads 5 --starts local": (2, "5 heads are no kernel"),
+    "teacher --side 400 --data images": (2, "--side is 400, and a held-out part is"),
+    "teacher --value-rate 1e30 --steps 9 --jobs 1": (1, "4 heads, paper start"),
+    "cnn --train 1438": (2, "--train is 1438, and there are 1437 train pictures"),
+    "cnn --alpha 0": (2, "--alpha is 0.0, not a positive number"),
+    "cnn --epochs 0": (2, "--epochs is 0, not a positive number"),
+    "cnn --out taken": (2, "--out taken: File exists"),
+    "teacher --jobs 0": (2, "--jobs is 0, not a positive number"),
+    "teacher --threads 99999999999": (2, "--threads is 99999999999, and more than 1024"),
+    "teacher --sharpen 1e38": (2, "--sharpen is 1e+38, and more than 1048576 makes no difference"),
+    "teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1": (1, "4 heads, paper start"),
+    "cnn --rate 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1": (1, "cnn, same, seed 0: a step"),
+}
+
+
+@pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_is_one_line(
-    words: list[str],
-    code: int,
-    told: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
-    ends_in_one_line(lambda: main(words), code, told, capsys)
-    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # told before anything is begun
+    code, reason = BAD_INPUT[words]
+    ends_in_one_line(lambda: main(words.split()), code, f"error: {reason}", capsys)
+    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # refused before anything is begun
 
 
 def random_pictures(size: tuple[int, ...]) -> Pictures:
@@ -526,13 +517,11 @@ def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: py
     assert found_in(folder) == found_in(tmp_path / "whole")
     (*_, last) = sorted(written)
     content = last.read_text(encoding="utf-8")
-    for damaged, told in (
-        (content[:-9], "damaged"),
-        (content.replace('"batch": 2', '"batch": 3', 1), "of another part"),
-    ):
+    other = content.replace('"batch": 2', '"batch": 3', 1)
+    for reason, damaged in {"damaged": content[:-9], "of another part": other}.items():
         last.write_text(damaged, encoding="utf-8")
         capsys.readouterr()
-        ends_in_one_line(lambda: main([*words, "--out", str(folder)]), 2, f"error: {last}: {told}", capsys)
+        ends_in_one_line(lambda: main([*words, "--out", str(folder)]), 2, f"error: {last}: {reason}", capsys)
 
 
 @given(st.integers(0, 9), st.integers(0, 9))

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch import nn
 
 import construct
 from archives import called, named, program, with_pickle
+from commands import Command
 from construct.errors import BadModelFile
-from construct.from_conv import main
 
 NETS = """
 import dataclasses, enum, os, subprocess
@@ -53,15 +54,13 @@ os.environ["NETS_IMPORTED"] = "yes"
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def nets(from_conv: Command) -> Any:
     """A package of the user's own, with a module in it."""
-    (tmp_path / "mypkg").mkdir()
-    (tmp_path / "mypkg" / "__init__.py").write_text("")
-    (tmp_path / "mypkg" / "__main__.py").write_text("raise SystemExit('this ran')")
-    (tmp_path / "mypkg" / "nets.py").write_text(NETS)
-    (tmp_path / "mypkgs.py").write_text("from torch import nn\nclass Net(nn.ReLU): pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    Path("mypkg").mkdir()
+    Path("mypkg/__init__.py").write_text("")
+    Path("mypkg/__main__.py").write_text("raise SystemExit('this ran')")
+    Path("mypkg/nets.py").write_text(NETS)
+    Path("mypkgs.py").write_text("from torch import nn\nclass Net(nn.ReLU): pass\n")
     from mypkg import nets  # type: ignore[import-not-found]
 
     yield nets
@@ -69,45 +68,45 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def told(content: Any, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
+@pytest.fixture
+def refusal(from_conv: Command) -> Callable[..., str]:
     """The line with which the command refuses what torch.save wrote of this."""
-    torch.save(content, "m.pt")
-    assert main(["m.pt", *options]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err[:-1].isprintable()
-    return err
+
+    def refuse(content: Any, *options: str) -> str:
+        torch.save(content, "m.pt")
+        return from_conv.refuses("m.pt", *options)
+
+    return refuse
 
 
-def test_row_13_a_package_is_allowed_as_a_whole(nets: Any, capsys: Any) -> None:
-    line = told(nets.Block(), capsys=capsys)
-    command = line.partition("whose code then may run: python -m construct.from_conv ")[2].rstrip(")\n").split()
+def test_row_13_a_package_is_allowed_as_a_whole(nets: Any, refusal: Any, from_conv: Command) -> None:
+    line = refusal(nets.Block())
+    command = line.partition("whose code then may run: python -m construct.from_conv ")[2].rstrip(")").split()
     assert command == ["m.pt", "--allow", "mypkg"]
-    assert main(command) == 0
-    assert "PROVED" in capsys.readouterr().out
+    assert "PROVED" in from_conv.prints(*command)
     for allow in (["mypkg"], ["mypkg.nets"], [f"mypkg.nets.{kind}" for kind in ("Block", "Kind", "Config", "Plain")]):
         net: Any = construct.load("m.pt", allow=allow)
         assert type(net) is nets.Block
         assert (net.kind, net.config, net.plain.x) == (nets.Kind.A, nets.Config(), 1)
 
 
-def test_row_13_a_command_with_what_was_allowed_already(nets: Any, capsys: Any) -> None:
-    line = told(nn.Sequential(nets.Block(), nets.Block().double()), "--allow", "mypkg.nets.Block", capsys=capsys)
+def test_row_13_a_command_with_what_was_allowed_already(nets: Any, refusal: Any) -> None:
+    line = refusal(nn.Sequential(nets.Block(), nets.Block().double()), "--allow", "mypkg.nets.Block")
     assert "not allowed: mypkg.nets.Config, mypkg.nets.Kind, mypkg.nets.Plain (" in line
-    assert line.endswith("m.pt --allow mypkg.nets.Block --allow mypkg)\n")
+    assert line.endswith("m.pt --allow mypkg.nets.Block --allow mypkg)")
 
 
-def test_row_13_of_a_package_its_own_classes_alone_are_allowed(nets: Any, capsys: Any) -> None:
+def test_row_13_of_a_package_its_own_classes_alone_are_allowed(nets: Any, refusal: Any) -> None:
     """No function, no module, and nothing that it has from elsewhere, under any name."""
     for name in ("act", "os", "nn", "subprocess", "dataclasses", "Borrowed", "nothing"):
         Path("m.pt").write_bytes(with_pickle(program(called(named("mypkg.nets", name)))))
         with pytest.raises(BadModelFile, match=f"not allowed: mypkg.nets.{name}[ ,]"):
             construct.load("m.pt", allow=["mypkg"])
-    line = told(nn.Sequential(nn.Conv2d(1, 1, 3), holding(nets.act)), "--allow", "mypkg", capsys=capsys)
-    assert line.endswith("m.pt --allow mypkg --allow mypkg.nets.act)\n")
+    line = refusal(nn.Sequential(nn.Conv2d(1, 1, 3), holding(nets.act)), "--allow", "mypkg")
+    assert line.endswith("m.pt --allow mypkg --allow mypkg.nets.act)")
 
 
-def test_row_13_a_class_that_an_allowed_package_does_not_have(nets: Any, capsys: Any) -> None:
+def test_row_13_a_class_that_an_allowed_package_does_not_have(nets: Any, refusal: Any) -> None:
     net = nets.Block()
     torch.save(net, "m.pt")
     del nets.Kind
@@ -121,105 +120,78 @@ def holding(thing: Any) -> nn.Module:
     return module
 
 
-def test_row_13_a_package_is_no_beginning_of_a_name(nets: Any, capsys: Any) -> None:
+def test_row_13_a_package_is_no_beginning_of_a_name(nets: Any, refusal: Any) -> None:
     import mypkgs  # type: ignore[import-not-found]
 
-    assert "not allowed: mypkgs.Net (" in told(
-        nn.Sequential(nn.Conv2d(1, 1, 1), mypkgs.Net()), "--allow", "mypkg", capsys=capsys
-    )
+    assert "not allowed: mypkgs.Net (" in refusal(nn.Sequential(nn.Conv2d(1, 1, 1), mypkgs.Net()), "--allow", "mypkg")
 
 
-def test_row_13_nothing_of_a_package_that_is_not_allowed_is_imported(nets: Any, capsys: Any, monkeypatch: Any) -> None:
+def test_row_13_nothing_of_a_package_that_is_not_allowed_is_imported(
+    nets: Any, from_conv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.save(nets.Block(), "m.pt")
     for name in ("mypkg.nets", "mypkg"):
         sys.modules.pop(name)
     monkeypatch.delenv("NETS_IMPORTED")
-    assert main(["m.pt"]) == 2
-    assert main(["m.pt", "--allow", "mypkgs"]) == 2
+    from_conv.refuses("m.pt")
+    from_conv.refuses("m.pt", "--allow", "mypkgs")
     assert not {"mypkg", "mypkg.nets"} & sys.modules.keys()
     # Nor, of one that is, what would run it.
     with Path("m.pt").open("rb") as file:
         assert b"mypkg.nets" in file.read()
-    assert main(["m.pt", "--allow", "mypkg"]) == 0
+    from_conv.prints("m.pt", "--allow", "mypkg")
+
+
+PACKAGES = "os builtins sys subprocess pickle torch torch.nn torch.serialization collections importlib".split()
+CALLABLES = "torch.serialization.load torch.load torch.hub.load os.system builtins.eval operator.setitem".split()
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "os",
-            "builtins",
-            "sys",
-            "subprocess",
-            "pickle",
-            "torch",
-            "torch.nn",
-            "torch.serialization",
-            "collections",
-            "importlib",
-        ),
-        *(
-            "torch.serialization.load",
-            "torch.load",
-            "torch.hub.load",
-            "os.system",
-            "builtins.eval",
-            "operator.setitem",
-            "a..b",
-            "",
-        ),
-        *("construct", "verify", "__main__", "functools.reduce"),
-    ],
+    "name", [*PACKAGES, *CALLABLES, "a..b", "", "construct", "verify", "__main__", "functools.reduce"]
 )
-def test_row_02_what_is_never_allowed(name: str, nets: Any, capsys: Any) -> None:
-    line = told(nn.Conv2d(1, 1, 1), "--allow", name, capsys=capsys)
+def test_row_02_what_is_never_allowed(name: str, nets: Any, refusal: Any) -> None:
+    line = refusal(nn.Conv2d(1, 1, 1), "--allow", name)
     assert line.startswith(f"error: {name!r} ")
     assert "cannot be allowed" in line or "is no class" in line
 
 
-def test_row_02_a_package_with_a_main_of_its_own_is_not_run(nets: Any, capsys: Any) -> None:
-    pickle = program(called(named("mypkg.__main__", "Net")))
-    Path("m.pt").write_bytes(with_pickle(pickle))
-    assert main(["m.pt", "--allow", "mypkg"]) == 2
-    assert "not allowed: mypkg.__main__.Net, which mypkg does not define" in capsys.readouterr().err
+def test_row_02_a_package_with_a_main_of_its_own_is_not_run(nets: Any, from_conv: Command) -> None:
+    Path("m.pt").write_bytes(with_pickle(program(called(named("mypkg.__main__", "Net")))))
+    line = from_conv.refuses("m.pt", "--allow", "mypkg")
+    assert "not allowed: mypkg.__main__.Net, which mypkg does not define" in line
 
 
-def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, capsys: Any) -> None:
+def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, refusal: Any) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3))
     adam = torch.optim.Adam(net.parameters())
-    line = told({"epoch": 3, "model": net, "optimizer": adam, "args": Namespace(lr=1)}, capsys=capsys)
-    assert (
-        "the model is not at its top: its entry ['model'] holds a module of class Sequential; the file holds classes"
-        in line
-    )
+    line = refusal({"epoch": 3, "model": net, "optimizer": adam, "args": Namespace(lr=1)})
+    assert "the model is not at its top: its entry ['model'] holds a module of class Sequential; the file holds" in line
     assert "argparse.Namespace" in line
     assert "torch.optim.adam.Adam (save that alone" in line
-    line = told({"nets": {"g": net.state_dict()}, "args": Namespace(lr=1)}, capsys=capsys)
+    line = refusal({"nets": {"g": net.state_dict()}, "args": Namespace(lr=1)})
     assert "its entry ['nets']['g'] holds a state dict" in line
-    assert line.endswith("python -m construct.from_conv m.pt --allow argparse.Namespace)\n")
+    assert line.endswith("python -m construct.from_conv m.pt --allow argparse.Namespace)")
     net(torch.ones(1, 1, 3, 3)).sum().backward()
     adam.step()
-    line = told({"net": net.state_dict(), "optimizer": adam.state_dict(), "args": Namespace(lr=1)}, capsys=capsys)
+    line = refusal({"net": net.state_dict(), "optimizer": adam.state_dict(), "args": Namespace(lr=1)})
     assert "its entry ['net'] holds a state dict; the file holds classes" in line  # and no moments of the optimizer
-    line = told({"epoch": 3, "gen": net, "disc": net}, capsys=capsys)
+    line = refusal({"epoch": 3, "gen": net, "disc": net})
     assert "its entry ['gen'] holds a module of class Sequential; its entry ['disc'] holds a" in line
-    line = told([net, {"lr": 1}], capsys=capsys)
-    assert (
-        "an object of class list, not a model; its entry [0] holds a module of class Sequential (save that alone)"
-        in line
-    )
-    assert "its entry" not in told([torch.ones(2)], capsys=capsys)
+    line = refusal([net, {"lr": 1}])
+    reason = "an object of class list, not a model; its entry [0] holds a module of class Sequential (save that alone)"
+    assert reason in line
+    assert "its entry" not in refusal([torch.ones(2)])
 
 
-def test_row_64_missing_keys_and_what_the_file_does_hold(nets: Any, capsys: Any) -> None:
+def test_row_64_missing_keys_and_what_the_file_does_hold(nets: Any, refusal: Any) -> None:
     Path("net.py").write_text(
         "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))\n"
     )
     state = {"features.weight": torch.ones(2, 1, 3, 3), "0.bias": torch.ones(2), "scale": torch.ones(())}
-    line = told(state, "--model-file", "net.py:net", capsys=capsys)
+    line = refusal(state, "--model-file", "net.py:net")
     assert "6 of the network's 7 tensors are missing in it (0.weight, 1.weight, 1.bias, ...)" in line
     assert "2 of its own are not in the network (features.weight, scale)" in line
     assert "it holds 3 tensors (features.weight 2x1x3x3, 0.bias 2, scale scalar)" in line
     # Where the names fit, torch's own words say what does not.
     whole = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)).state_dict()
-    assert "size mismatch" in told(whole, "--model-file", "net.py:net", capsys=capsys)
+    assert "size mismatch" in refusal(whole, "--model-file", "net.py:net")

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import construct
 import verify
+from commands import Command
 from construct import MHSA
 from construct.errors import BadModelFile
-from construct.from_conv import main
 from construct.modules.learning import learned_quadratic, with_covariance
-from verify.__main__ import main as verify_main
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
 from verify.recheck.arrays import layers_in
@@ -43,7 +42,7 @@ class Net(nn.Module):
 PATHS = ["stem", "body.0", "again.0", "up"]
 
 
-def made(seed: int = 0) -> Any:
+def built(seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Net().eval()
@@ -74,7 +73,7 @@ IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Path) -> None:
-    net = construct.convert(made())
+    net = construct.convert(built())
     state: Any = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
     records = {path: entry["geometry"] for path, entry in state._metadata.items() if "geometry" in entry}
     assert list(records) == PATHS
@@ -89,16 +88,16 @@ def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Pat
 
 @pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
 def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
-    net = construct.convert(made())
+    net = construct.convert(built())
     state: Any = (nn.ModuleDict({prefix: net}) if prefix else nn.DataParallel(net)).state_dict()
     assert sum("geometry" in entry for entry in state._metadata.values()) == len(PATHS)
     path = written(state, tmp_path / "s.pt")
-    assert same(construct.load(path, model=made(1)), net)
+    assert same(construct.load(path, model=built(1)), net)
     assert {name.rpartition("stem")[0] + "stem" for name in construct.load(path, layers=True) if "stem" in name}
 
 
 def test_copies_and_dicts_of_the_callers_own() -> None:
-    net = construct.convert(made())
+    net = construct.convert(built())
     state = net.state_dict()
     copied = copy.deepcopy(state)
     copied._metadata["stem"]["geometry"]["stride"][0] = 5  # type: ignore[attr-defined]
@@ -110,9 +109,8 @@ def test_copies_and_dicts_of_the_callers_own() -> None:
     net.load_state_dict(plain)
     net.load_state_dict(state.copy())
     net.load_state_dict(copy.deepcopy(state), assign=True)
-    with pytest.raises(
-        RuntimeError, match=r"\n\tstem: it was saved from attention with stride \[5, 2\] and not \[2, 2\]"
-    ):
+    reason = r"\n\tstem: it was saved from attention with stride \[5, 2\] and not \[2, 2\]"
+    with pytest.raises(RuntimeError, match=reason):
         net.load_state_dict(copied)
 
 
@@ -120,9 +118,8 @@ def test_copies_and_dicts_of_the_callers_own() -> None:
 def test_a_state_dict_of_another_geometry_is_an_error(strict: bool) -> None:
     first, other = (construct.conv_to_mhsa(nn.Conv2d(2, 2, 3, padding=p)) for p in (1, 0))
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
-    with pytest.raises(
-        RuntimeError, match=r"the layer: it was saved from attention with padding \[0, 0\] and not \[1, 1\]"
-    ):
+    reason = r"the layer: it was saved from attention with padding \[0, 0\] and not \[1, 1\]"
+    with pytest.raises(RuntimeError, match=reason):
         first.load_state_dict(other.state_dict(), strict=strict)
     assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
     first.load_state_dict(dict(other.state_dict()))  # tensors alone say nothing
@@ -153,21 +150,17 @@ def test_any_layer_comes_back(tmp_path_factory: pytest.TempPathFactory, case: Ca
 @pytest.mark.parametrize("form", ["state dict", "checkpoint", "beside extra state", "safetensors"])
 @pytest.mark.parametrize("convert", [lambda net: net, construct.convert], ids=["fresh", "converted"])
 def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) -> None:
-    net: Any = construct.convert(made())
+    net: Any = construct.convert(built())
     net.stem.w_key_pos.data *= 2.0
-    path = tmp_path / "s.pt"
+    path = tmp_path / ("s.safetensors" if form == "safetensors" else "s.pt")
     state = net.state_dict()
-    if form == "checkpoint":
-        written({"epoch": 3, "model": state, "lr": [0.1]}, path)
-    elif form == "beside extra state":
-        state["counts"] = 3
-        written(state, path)
-    elif form == "safetensors":
-        path = tmp_path / "s.safetensors"
+    if form == "safetensors":
         construct.save(net, path)
     else:
-        written(state, path)
-    model = convert(made(1))
+        more = {"counts": 3} if form == "beside extra state" else {}
+        state.update(more)
+        written({"epoch": 3, "model": state, "lr": [0.1]} if form == "checkpoint" else state, path)
+    model = convert(built(1))
     model.stem.requires_grad_(False)
     if convert is construct.convert:
         model.body[0].execution = "dense"
@@ -175,9 +168,8 @@ def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) ->
     assert type(again) is Net
     assert same(again, net)
     assert sorted(construct.load(path, layers=True)) == sorted(PATHS)
-    assert torch.equal(again(IMAGE), net(IMAGE)) == (
-        convert is not construct.convert
-    )  # or nearly, by another execution
+    executed_alike = convert is not construct.convert  # or nearly, by another execution
+    assert torch.equal(again(IMAGE), net(IMAGE)) == executed_alike
     torch.testing.assert_close(again(IMAGE), net(IMAGE))
     assert again.body is again.again
     assert not again.training
@@ -220,30 +212,28 @@ def test_ties_stay_where_the_file_has_them_and_only_there(tmp_path: Path) -> Non
 
 
 def test_files_from_before_load_into_what_the_network_is_converted_to(tmp_path: Path) -> None:
-    net: Any = construct.convert(made())
+    net: Any = construct.convert(built())
     path = written(dict(net.state_dict()), tmp_path / "s.pt")
-    assert same(construct.load(path, model=made(1)), net)
-    assert "nothing is said of the geometry of its attention layer 'stem' (give model=Net()" in refusal(
-        path, layers=True
-    )
+    assert same(construct.load(path, model=built(1)), net)
+    reason = "nothing is said of the geometry of its attention layer 'stem' (give model=Net()"
+    assert reason in refusal(path, layers=True)
     mixed = net.state_dict()
     del mixed._metadata["stem"]["geometry"]
     path = written(mixed, tmp_path / "m.pt")
-    assert same(construct.load(path, model=made(1)), net)
+    assert same(construct.load(path, model=built(1)), net)
     assert "attention layer 'stem'" in refusal(path, layers=True)
 
 
 def test_convolutions_come_back_too(tmp_path: Path) -> None:
-    net = made()
+    net = built()
     path = written(net.state_dict(), tmp_path / "s.pt")
-    fresh = made(1)
+    fresh = built(1)
     assert same(construct.load(path, model=fresh), net)
     assert not same(fresh, net)
-    assert refusal(path).endswith(
-        "s.pt: a state dict without its network (give model=Net(), the network that it is of)"
-    )
-    partly: Any = construct.convert(made(), filter_fn=lambda _, name: name != "up")
-    again: Any = construct.load(written(partly.state_dict(), tmp_path / "p.pt"), model=made(1))
+    way_out = "(give model=Net(), the network that it is of)"
+    assert refusal(path).endswith(f"s.pt: a state dict without its network {way_out}")
+    partly: Any = construct.convert(built(), filter_fn=lambda _, name: name != "up")
+    again: Any = construct.load(written(partly.state_dict(), tmp_path / "p.pt"), model=built(1))
     assert [type(module).__name__ for module in (again.stem, again.up)] == ["MHSA", "ConvTranspose2d"]
 
 
@@ -260,18 +250,17 @@ class Linear(Net):
 
 
 def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
-    net: Any = construct.convert(made())
+    net: Any = construct.convert(built())
     state = net.state_dict()
     path = written(state, tmp_path / "s.pt")
     assert refusal(path) == (
         f"{path}: a state dict without its network (give model=Net(), the network that it is of, or layers=True for its "
         "attention layers alone)"
     )
-    assert "does not fit Stride: ValueError: stem: stride is (2, 2) in the file and (1, 1)" in refusal(
-        path, model=Stride()
-    )
-    told = refusal(path, model=construct.convert(Stride()))
-    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in told
+    line = refusal(path, model=Stride())
+    assert "does not fit Stride: ValueError: stem: stride is (2, 2) in the file and (1, 1)" in line
+    line = refusal(path, model=construct.convert(Stride()))
+    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
     assert "up: Linear: not a convolution" in refusal(path, model=Linear())
     assert "of its own are not in the network" in refusal(path, model=nn.Conv2d(2, 4, 3))
     assert "two ways to read it" in refusal(path, model=Net(), layers=True)
@@ -282,17 +271,17 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
     del missing["stem.v"]
     missing._metadata = state._metadata  # type: ignore[attr-defined]
     path = written(missing, tmp_path / "m.pt")
-    for options in ({"model": made()}, {"layers": True}):
+    for options in ({"model": built()}, {"layers": True}):
         assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
-    assert "holds no attention layer" in refusal(written(made().state_dict(), tmp_path / "c.pt"), layers=True)
+    assert "holds no attention layer" in refusal(written(built().state_dict(), tmp_path / "c.pt"), layers=True)
     assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
 
 
 def test_the_geometry_in_safetensors_binds_a_converted_network_too(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
-    construct.save(construct.convert(made()), path)
-    told = refusal(path, model=construct.convert(Stride()))
-    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in told
+    construct.save(construct.convert(built()), path)
+    line = refusal(path, model=construct.convert(Stride()))
+    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
 
 
 def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -> None:
@@ -302,9 +291,8 @@ def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -
         del state[name]
     path = written(state, tmp_path / "s.pt")
     assert list(construct.load(path, layers=True)) == ["b"]
-    assert same(
-        construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)})).get_submodule("b"), net.get_submodule("b")
-    )
+    again = construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)}))
+    assert same(again.get_submodule("b"), net.get_submodule("b"))
     assert layer_in(path).geometry == net.get_submodule("b").geometry
 
 
@@ -336,14 +324,14 @@ class Kept(nn.Module):
 
 def test_a_whole_module_is_opened_without_its_classes(tmp_path: Path) -> None:
     """Its attention layers, and with the network all of it, as a state dict is."""
-    net: Any = construct.convert(made())
+    net: Any = construct.convert(built())
     path = written(net, tmp_path / "whole.pt")
     assert "holds classes that are not allowed" in refusal(path)
     layers = construct.load(path, layers=True)
     assert list(layers) == PATHS
     assert layers["body.0"] is layers["again.0"]
     assert all(same(layers[name], net.get_submodule(name)) for name in PATHS)
-    opened = construct.load(path, model=made(seed=1))
+    opened = construct.load(path, model=built(seed=1))
     assert type(opened) is Net
     assert same(opened, net)
     assert torch.equal(opened(IMAGE), net(IMAGE))
@@ -358,9 +346,8 @@ class Own(MHSA):
 def test_an_attention_layer_of_an_unknown_class_is_not_passed_over(tmp_path: Path) -> None:
     layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 3))
     layer.__class__ = Own
-    assert "Own is an attention layer of a class of its own" in refusal(
-        written(layer, tmp_path / "own.pt"), layers=True
-    )
+    path = written(layer, tmp_path / "own.pt")
+    assert "Own is an attention layer of a class of its own" in refusal(path, layers=True)
 
 
 @pytest.mark.parametrize("kind", [Built, Kept])
@@ -374,7 +361,7 @@ def test_no_layer_of_an_unknown_class_is_lost_in_silence(kind: Any, tmp_path: Pa
 
 
 def test_layers_of_two_names_are_two_layers(tmp_path: Path) -> None:
-    layers = construct.load(written(construct.convert(made()).state_dict(), tmp_path / "s.pt"), layers=True)
+    layers = construct.load(written(construct.convert(built()).state_dict(), tmp_path / "s.pt"), layers=True)
     before = layers["again.0"].w_val.clone()
     layers["body.0"].w_val.data += 1
     assert torch.equal(layers["again.0"].w_val, before)
@@ -387,10 +374,8 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
     net = learning()
     path = written(net.state_dict(), tmp_path / "s.pt")
     assert same(construct.load(path, model=learning()), net)
-    assert "construct.modules.learning.settle makes plain tensors" in refusal(path, layers=True)
-    assert "construct.modules.learning.settle makes plain tensors" in refusal(
-        path, model=nn.Sequential(nn.Conv1d(1, 2, 3))
-    )
+    for options in ({"layers": True}, {"model": nn.Sequential(nn.Conv1d(1, 2, 3))}):
+        assert "construct.modules.learning.settle makes plain tensors" in refusal(path, **options)
 
 
 # ---- without a network ---------------------------------------------------------------------------------------------------
@@ -458,19 +443,14 @@ def test_metadata_that_are_none(metadata: Any, tmp_path: Path) -> None:
 def test_the_checker_takes_the_geometry_of_attention_from_its_state_dict(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 2, stride=2)).eval()
     mhsa: Any = construct.convert(net)
-    proofs = [
-        (name, verify.certify(net.get_submodule(name), mhsa[int(name)], grid=(6, 6), input_bound=1.0))
-        for name in ("0", "2")
-    ]
+    proofs = [(name, verify.certify(net[int(name)], mhsa[int(name)], grid=(6, 6), input_bound=1.0)) for name in "02"]
     conv, mine, proof = (tmp_path / name for name in ("conv.pt", "mhsa.pt", "proof.json"))
     torch.save(net, conv)
     state = mhsa.state_dict()
     torch.save(state, mine)
     with mine.open("rb") as file:
-        assert [layer.geometry["stride"] for layer in layers_in(file, "f").values() if layer.geometry] == [
-            [1, 1],
-            [2, 2],
-        ]
+        geometries = [layer.geometry for layer in layers_in(file, "f").values()]
+    assert [geometry["stride"] for geometry in geometries if geometry] == [[1, 1], [2, 2]]
     write_document(proof, proofs, conv, mine)
     result = verify.check(proof, conv, mine)
     assert result.verdict.name == "PROVED"
@@ -494,48 +474,38 @@ def test_the_checker_takes_the_geometry_of_attention_from_its_state_dict(tmp_pat
         assert list(layers_in(file, "f")) == ["0"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With the state dict of ``Net``, and its architecture."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    (tmp_path / "net.py").write_text("from test_loading import *\n")
-    torch.save(made().state_dict(), "state.pt")
-    return tmp_path
-
-
 @pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_what_the_command_writes_is_opened_by_everything_of_ours(
-    encoding: str, form: str, folder: Path, capsys: Any
+    encoding: str, form: str, from_conv: Command, verify_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--model-file", "net.py:made", "--encoding", encoding, "--format", form)
-    assert main(["state.pt", *options]) == 0
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    Path("net.py").write_text("from test_loading import *\n")
+    torch.save(built().state_dict(), "state.pt")
+    from_conv.prints("state.pt", "--model-file", "net.py:built", "--encoding", encoding, "--format", form)
     output = f"state.mhsa.{form}"
-    net = construct.load(output, model=made(1))
-    torch.testing.assert_close(net(IMAGE), made()(IMAGE))
+    net = construct.load(output, model=built(1))
+    torch.testing.assert_close(net(IMAGE), built()(IMAGE))
     layers = construct.load(output, layers=True)
     assert sorted(layers) == sorted(PATHS)
     assert {layer.encoding.name for layer in layers.values()} == {encoding}
     assert torch.equal(layers["stem"](IMAGE), net.get_submodule("stem")(IMAGE))
     proof = "state.mhsa.json" if form == "pt" else f"{output}.json"
-    capsys.readouterr()
-    assert verify_main(["check", proof, "--conv", "state.pt", "--mhsa", output]) == 0
-    assert "the file of the MHSA" not in capsys.readouterr().out
-    assert verify_main(["audit", output, "--layer", "stem", "--grid", "6", "6"]) == 0
-    assert "stride 2 × 2" in capsys.readouterr().out
-    assert verify_main(["plot", "centres", output, "--layer", "up", "-o", "up.svg"]) == 0
-    assert verify_main(["audit", output, "--grid", "6", "6"]) == 2
-    assert "several layers; give --layer, one of " in capsys.readouterr().err
+    out = verify_command.prints("check", proof, "--conv", "state.pt", "--mhsa", output)
+    assert "the file of the MHSA" not in out
+    assert "stride 2 × 2" in verify_command.prints("audit", output, "--layer", "stem", "--grid", 6, 6)
+    verify_command.prints("plot", "centres", output, "--layer", "up", "-o", "up.svg")
+    line = verify_command.refuses("audit", output, "--grid", 6, 6)
+    assert "several layers; give --layer, one of " in line
     # And by the command itself.
-    assert main([output, "--model-file", "net.py:made", "-o", "twice.pt"]) == 0
-    assert f"already converted: {len(set(PATHS)) - 1} attention layers" in capsys.readouterr().out
+    out = from_conv.prints(output, "--model-file", "net.py:built", "-o", "twice.pt")
+    assert f"already converted: {len(set(PATHS)) - 1} attention layers" in out
 
 
 def test_safetensors_of_others_say_nothing_of_geometry(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
-    net = construct.convert(made())
+    net = construct.convert(built())
     save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, path)
     assert "a state dict without its network" in refusal(path)
     assert "nothing is said of the geometry" in refusal(path, layers=True)
-    assert same(construct.load(path, model=made(1)), net)
+    assert same(construct.load(path, model=built(1)), net)

@@ -5,10 +5,10 @@ Each payload makes a file called ``trace`` in the current folder, and a test of 
 
 import io
 import pickle
-import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +17,24 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from construct.from_conv import main
-
-ROOT = Path(__file__).parents[2]
+from archives import called, named, saved, text
+from commands import ROOT, Command, names
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, from which a payload could also import."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def refusal(content: bytes, capsys: Any, name: str = "m.pt", *options: str) -> str:
+def refusal(from_conv: Command) -> Callable[..., str]:
     """The one line with which the command refuses such a file; nothing is run, nothing is written."""
-    Path(name).write_bytes(content)
-    before = {path.name for path in Path.cwd().iterdir()}
-    assert main([name, *options]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {name}: ")
-    assert err[:-1].isprintable()
-    assert err.endswith("\n")
-    assert {path.name for path in Path.cwd().iterdir()} == before
-    return err
+
+    def refuse(content: bytes, name: str = "m.pt", *options: str) -> str:
+        Path(name).write_bytes(content)
+        line = from_conv.refuses(name, *options)
+        assert line.startswith(f"error: {name}: ")
+        return line
+
+    return refuse
 
 
 # ---- pickles, put together by hand -----------------------------------------------------------------------------------
-
-
-def text(value: str) -> bytes:
-    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
-
-
-def named(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def called(function: bytes, *arguments: bytes) -> bytes:
-    return function + b"(" + b"".join(arguments) + b"tR"
 
 
 def whole(*instructions: bytes) -> bytes:
@@ -84,12 +62,6 @@ def bare(data: bytes) -> bytes:
     return data
 
 
-def saved(content: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
-
-
 PACKED = [bare, archive, legacy]
 TOUCH, WRITE = text("touch trace"), text("open('trace', 'w').close()")
 SYSTEM = called(named("os", "system"), TOUCH)
@@ -105,34 +77,22 @@ GADGETS = {
     "eval": (called(named("builtins", "eval"), WRITE), "builtins.eval"),
     "Python 2": (called(named("__builtin__", "eval"), WRITE), "builtins.eval"),
     "exec": (called(named("builtins", "exec"), WRITE), "builtins.exec"),
-    "getattr chain": (
-        called(called(GETATTR, called(IMPORT, text("os")), text("system")), TOUCH),
-        "builtins.__import__, builtins.getattr",
-    ),
+    "getattr chain": (called(called(GETATTR, called(IMPORT, text("os")), text("system")), TOUCH),
+                      "builtins.__import__, builtins.getattr"),
     "getattr of what may be named": (
         called(called(GETATTR, called(GETATTR, named("torch", "Tensor"), text("__init__")), text("__doc__")), TOUCH),
-        "builtins.getattr",
-    ),
+        "builtins.getattr"),
     "partial": (called(called(named("functools", "partial"), named("os", "system"), TOUCH)), "functools.partial"),
     "map": (called(named("builtins", "list"), called(named("builtins", "map"), named("os", "system"), b"(" + TOUCH + b"t")),
             "builtins.list, builtins.map, os.system"),
-    "methodcaller": (
-        called(called(named("operator", "methodcaller"), text("system"), TOUCH), called(IMPORT, text("os"))),
-        "operator.methodcaller",
-    ),
-    "a pickle in a pickle": (
-        called(named("_pickle", "loads"), NESTED),
-        "_pickle.loads",
-    ),
-    "numpy runs a string": (
-        called(named("numpy.testing._private.utils", "runstring"), WRITE, EMPTY),
-        "numpy.testing._private.utils.runstring",
-    ),
+    "methodcaller": (called(called(named("operator", "methodcaller"), text("system"), TOUCH), called(IMPORT, text("os"))),
+                     "operator.methodcaller"),
+    "a pickle in a pickle": (called(named("_pickle", "loads"), NESTED), "_pickle.loads"),
+    "numpy runs a string": (called(named("numpy.testing._private.utils", "runstring"), WRITE, EMPTY),
+                            "numpy.testing._private.utils.runstring"),
     "torch runs a command": (called(named("torch.utils.collect_env", "run"), TOUCH), "torch.utils.collect_env.run"),
-    "torch runs a string": (
-        called(named("torch.jit.unsupported_tensor_ops", "execWrapper"), WRITE, EMPTY, EMPTY),
-        "torch.jit.unsupported_tensor_ops.execWrapper",
-    ),
+    "torch runs a string": (called(named("torch.jit.unsupported_tensor_ops", "execWrapper"), WRITE, EMPTY, EMPTY),
+                            "torch.jit.unsupported_tensor_ops.execWrapper"),
     "torch loads a file": (called(named("torch", "load"), text("other.pt")), "torch.load"),
     "torch loads bytes": (called(named("torch.storage", "_load_from_bytes"), TOUCH), "torch.storage._load_from_bytes"),
     "torch compiles": (called(named("torch.utils.cpp_extension", "load_inline"), TOUCH), "torch.utils.cpp_extension.load_inline"),
@@ -144,33 +104,21 @@ GADGETS = {
     "NEWOBJ": (named("evil", "Evil") + b")\x81", "evil.Evil"),
     "BUILD": (named("evil", "Evil") + b")\x81" + EMPTY + b"b", "evil.Evil"),
 }  # fmt: skip
-RUN = [
-    "os",
-    "posix",
-    "subprocess",
-    "eval",
-    "exec",
-    "getattr chain",
-    "partial",
-    "methodcaller",
-    "a pickle in a pickle",
-    "INST",
-    "OBJ",
-]
-RUN += ["map", "numpy runs a string", "torch runs a command", "torch runs a string"]
+RUN = ["os", "posix", "subprocess", "eval", "exec", "getattr chain", "partial", "methodcaller", "a pickle in a pickle"]
+RUN += ["INST", "OBJ", "map", "numpy runs a string", "torch runs a command", "torch runs a string"]
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_row_01_the_payloads_would_run(name: str, folder: Path) -> None:
+def test_row_01_the_payloads_would_run(name: str, from_conv: Command) -> None:
     pickle.loads(whole(GADGETS[name][0]))
-    assert (folder / "trace").exists()
+    assert Path("trace").exists()
 
 
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("name", GADGETS)
-def test_row_01_and_02_a_payload_is_named_and_never_run(name: str, packed: Any, folder: Path, capsys: Any) -> None:
-    payload, told = GADGETS[name]
-    assert told in refusal(packed(whole(payload)), capsys)
+def test_row_01_and_02_a_payload_is_named_and_never_run(name: str, packed: Any, refusal: Any) -> None:
+    payload, names_in_it = GADGETS[name]
+    assert names_in_it in refusal(packed(whole(payload)))
 
 
 class Reduced:
@@ -190,16 +138,14 @@ def in_a_module() -> nn.Module:
     ids=["bare", "state dict", "checkpoint", "module"],
 )  # fmt: skip
 @pytest.mark.parametrize("zipped", [True, False])
-def test_row_01_a_reduce_that_runs_code(content: Any, zipped: bool, folder: Path, capsys: Any) -> None:
-    file = io.BytesIO()
-    torch.save(content, file, _use_new_zipfile_serialization=zipped)
-    assert "not allowed: builtins.exec (" in refusal(file.getvalue(), capsys)
+def test_row_01_a_reduce_that_runs_code(content: Any, zipped: bool, refusal: Any, from_conv: Command) -> None:
+    file = saved(content, _use_new_zipfile_serialization=zipped)
+    assert "not allowed: builtins.exec (" in refusal(file)
     # As the inputs of a network, too, no file runs anything.
-    Path("in.pt").write_bytes(file.getvalue())
+    Path("in.pt").write_bytes(file)
     torch.save(nn.Conv2d(1, 1, 3), "m.pt")
-    assert main(["m.pt", "--example-inputs", "in.pt"]) == 2
-    assert "not allowed: builtins.exec (" in capsys.readouterr().err
-    assert {path.name for path in folder.iterdir()} == {"m.pt", "in.pt"}
+    assert "not allowed: builtins.exec (" in from_conv.refuses("m.pt", "--example-inputs", "in.pt")
+    assert names() == {"m.pt", "in.pt"}
 
 
 # ---- row 2 -----------------------------------------------------------------------------------------------------------
@@ -207,13 +153,13 @@ def test_row_01_a_reduce_that_runs_code(content: Any, zipped: bool, folder: Path
 
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("end", [b"", b"\xff\xff", b"\x93.", b"0", b"X\xff\xff\xff\x7f"], ids=repr)
-def test_row_02_a_payload_before_a_broken_stream(end: bytes, packed: Any, folder: Path, capsys: Any) -> None:
-    assert "os.system" in refusal(packed(b"\x80\x02" + SYSTEM + end), capsys)
+def test_row_02_a_payload_before_a_broken_stream(end: bytes, packed: Any, refusal: Any) -> None:
+    assert "os.system" in refusal(packed(b"\x80\x02" + SYSTEM + end))
 
 
-def test_row_02_a_payload_behind_the_end_of_the_stream(folder: Path, capsys: Any) -> None:
-    refusal(archive(whole(b"K\x01") + b"\x80\x02" + SYSTEM + b"."), capsys)
-    refusal(legacy(whole(b"K\x01")) + b"\x80\x02" + SYSTEM + b".", capsys)
+def test_row_02_a_payload_behind_the_end_of_the_stream(refusal: Any) -> None:
+    refusal(archive(whole(b"K\x01") + b"\x80\x02" + SYSTEM + b"."))
+    refusal(legacy(whole(b"K\x01")) + b"\x80\x02" + SYSTEM + b".")
 
 
 @pytest.mark.parametrize(
@@ -230,46 +176,41 @@ def test_row_02_a_payload_behind_the_end_of_the_stream(folder: Path, capsys: Any
 )
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_row_02_names_with_dots(module: str, name: str, packed: Any, protocol: int, folder: Path, capsys: Any) -> None:
+def test_row_02_names_with_dots(module: str, name: str, packed: Any, protocol: int, refusal: Any) -> None:
     """From protocol 4 on, pickle follows the dots of a name, and so comes from a harmless module to ``os``."""
-    found = named(module, name) if protocol == 2 else text(module) + text(name) + b"\x93"
-    payload = b"\x80" + bytes([protocol]) + whole(called(found, TOUCH))[2:]
+    function = named(module, name) if protocol == 2 else text(module) + text(name) + b"\x93"
+    payload = b"\x80" + bytes([protocol]) + whole(called(function, TOUCH))[2:]
     if protocol == 4 and name == "os.system":
         with pytest.MonkeyPatch.context() as patch:
-            (folder / "would").mkdir()
-            patch.chdir(folder / "would")
+            Path("would").mkdir()
+            patch.chdir("would")
             pickle.loads(payload)
             assert Path("trace").exists()
-    assert f"not allowed: {module}.{name} (" in refusal(packed(payload), capsys)
+    assert f"not allowed: {module}.{name} (" in refusal(packed(payload))
 
 
 @pytest.mark.parametrize(
     "name", ["torch.serialization.os.system", "torch.os.system", "os.system", "builtins.eval", "evil"]
 )
-def test_row_02_what_can_never_be_allowed(name: str, folder: Path, capsys: Any) -> None:
+def test_row_02_what_can_never_be_allowed(name: str, from_conv: Command) -> None:
     Path("m.pt").write_bytes(archive(whole(called(named("torch.serialization", "os.system"), TOUCH))))
-    assert main(["m.pt", "--allow", name]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {name!r}")
-    assert err.count("\n") == 1
-    assert {path.name for path in folder.iterdir()} == {"m.pt"}
+    assert from_conv.refuses("m.pt", "--allow", name).startswith(f"error: {name!r}")
 
 
 EVIL = "open('trace', 'w').close()\nclass Evil: pass\ndef go(*_): return Evil()\n"
 
 
 @pytest.mark.parametrize("packed", PACKED)
-def test_row_02_a_module_beside_the_file_is_not_imported(packed: Any, folder: Path, capsys: Any) -> None:
+def test_row_02_a_module_beside_the_file_is_not_imported(packed: Any, refusal: Any) -> None:
     Path("evil.py").write_text(EVIL)
-    assert "evil.go" in refusal(packed(whole(called(named("evil", "go")))), capsys)
+    assert "evil.go" in refusal(packed(whole(called(named("evil", "go")))))
     assert "evil" not in sys.modules
     # In a process of its own, the current folder is where Python looks first.
     command = [sys.executable, "-m", "construct.from_conv", "m.pt"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (2, "")
     assert "evil.go" in done.stderr
-    assert {path.name for path in folder.iterdir()} == {"evil.py", "m.pt"}
+    assert names() == {"evil.py", "m.pt"}
 
 
 KERNEL = {"weight": torch.ones(1, 1, 3, 3)}
@@ -277,45 +218,41 @@ OPTIONS = ("--stride", "1")
 """With which the harmless half of each file below would be converted."""
 
 
-def test_row_02_the_harmless_half_would_be_converted(folder: Path, capsys: Any) -> None:
+def test_row_02_the_harmless_half_would_be_converted(from_conv: Command) -> None:
     for number, content in enumerate((saved(KERNEL), save(KERNEL))):
         Path(f"{number}.pt").write_bytes(content)
-        assert main([f"{number}.pt", *OPTIONS]) == 0
-    capsys.readouterr()
+        from_conv.prints(f"{number}.pt", *OPTIONS)
 
 
-def test_row_02_a_pickle_that_is_a_zip_too(folder: Path, capsys: Any) -> None:
+def test_row_02_a_pickle_that_is_a_zip_too(refusal: Any) -> None:
     """Zip readers begin at the end of a file and pickle readers at its beginning: which of the two is meant, nobody knows."""
     evil, good = whole(SYSTEM), saved(KERNEL)
     assert zipfile.is_zipfile(io.BytesIO(evil + good))
-    assert "os.system" in refusal(evil + good, capsys, "m.pt", *OPTIONS)
-    assert "os.system" in refusal(legacy(evil) + good, capsys, "m.pt", *OPTIONS)
-    file = io.BytesIO()
-    torch.save(KERNEL, file, _use_new_zipfile_serialization=False)
-    refusal(file.getvalue() + archive(evil), capsys, "m.pt", *OPTIONS)
+    assert "os.system" in refusal(evil + good, "m.pt", *OPTIONS)
+    assert "os.system" in refusal(legacy(evil) + good, "m.pt", *OPTIONS)
+    refusal(saved(KERNEL, _use_new_zipfile_serialization=False) + archive(evil), "m.pt", *OPTIONS)
 
 
-def test_row_02_a_zip_with_something_before_or_behind(folder: Path, capsys: Any) -> None:
+def test_row_02_a_zip_with_something_before_or_behind(refusal: Any) -> None:
     evil, good = archive(whole(SYSTEM)), saved(KERNEL)
     for content in (evil + good, good + evil, b"PK\x03\x04" + good, good[:100] + good, b"#!/bin/sh\n" + good):
-        refusal(content, capsys, "m.pt", *OPTIONS)
+        refusal(content, "m.pt", *OPTIONS)
     for content in (good + b"\0", good + b"some words", good + whole(SYSTEM)):
-        refusal(content, capsys, "m.pt", *OPTIONS)
+        refusal(content, "m.pt", *OPTIONS)
     file = io.BytesIO(good)
     with zipfile.ZipFile(file, "a") as zipped:
         zipped.comment = evil  # in which readers that look backwards find another table of contents
-    refusal(file.getvalue(), capsys, "m.pt", *OPTIONS)
+    refusal(file.getvalue(), "m.pt", *OPTIONS)
 
 
-def test_row_02_a_zip_behind_safetensors(folder: Path, capsys: Any) -> None:
+def test_row_02_a_zip_behind_safetensors(refusal: Any, from_conv: Command) -> None:
     for name in ("m.safetensors", "m.pt"):
-        assert "safetensors" in refusal(save(KERNEL) + archive(whole(SYSTEM)), capsys, name, *OPTIONS)
+        assert "safetensors" in refusal(save(KERNEL) + archive(whole(SYSTEM)), name, *OPTIONS)
     hidden = save({**KERNEL, "z": torch.frombuffer(bytearray(archive(whole(SYSTEM))), dtype=torch.uint8)})
     Path("n.safetensors").write_bytes(hidden)  # as the numbers of a tensor it is just that
     assert zipfile.is_zipfile("n.safetensors")
-    assert main(["n.safetensors", *OPTIONS]) == 0
+    from_conv.prints("n.safetensors", *OPTIONS)
     assert not Path("trace").exists()
-    capsys.readouterr()
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
@@ -323,28 +260,23 @@ def test_row_02_a_zip_behind_safetensors(folder: Path, capsys: Any) -> None:
     "other", ["m/data.pkl", "m/DATA.PKL", "m/Data.pkl", "M/data.pkl", "n/data.pkl", "m/m/data.pkl", "m\\data.pkl"]
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_row_02_two_records_that_could_be_meant(other: str, first: bool, folder: Path, capsys: Any) -> None:
+def test_row_02_two_records_that_could_be_meant(other: str, first: bool, refusal: Any) -> None:
     """Torch's reader takes names without regard to case, and which of two it finds is its own affair."""
-    good, evil = whole(b"K\x01"), whole(SYSTEM)
-    records = [("m/data.pkl", good), (other, evil)]
-    file = io.BytesIO(saved(KERNEL))
-    with zipfile.ZipFile(file) as zipped:
-        kept = [(entry.filename.replace("archive", "m"), zipped.read(entry)) for entry in zipped.infolist()]
-    kept = [(name, content) for name, content in kept if not name.endswith("data.pkl")]
     with zipfile.ZipFile(io.BytesIO(saved(KERNEL))) as zipped:
-        records[0] = ("m/data.pkl", zipped.read("archive/data.pkl"))
+        kept = {entry.filename.replace("archive", "m"): zipped.read(entry) for entry in zipped.infolist()}
+    pickles = [("m/data.pkl", kept.pop("m/data.pkl")), (other, whole(SYSTEM))]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as zipped:
-        for name, content in (*(records if first else records[::-1]), *kept):
+        for name, content in (*(pickles if first else pickles[::-1]), *kept.items()):
             zipped.writestr(name, content)
-    refusal(file.getvalue(), capsys, "m.pt", *OPTIONS)
+    refusal(file.getvalue(), "m.pt", *OPTIONS)
 
 
 # ---- row 3 -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("record", ["data/weights/weight_0", "data/sample_inputs/model.pt", "data/constants/c.pt"])
-def test_row_03_a_program_with_a_pickle_in_it(record: str, folder: Path, capsys: Any) -> None:
+def test_row_03_a_program_with_a_pickle_in_it(record: str, refusal: Any) -> None:
     program = torch.export.export(nn.Conv2d(1, 1, 3).eval(), (torch.ones(1, 1, 5, 5),))
     torch.export.save(program, "good.pt2")
     file = io.BytesIO()
@@ -352,5 +284,5 @@ def test_row_03_a_program_with_a_pickle_in_it(record: str, folder: Path, capsys:
         for entry in source.infolist():
             out.writestr(entry.filename, source.read(entry))
         out.writestr(f"good/{record}.evil", whole(SYSTEM))
-    assert "a program of torch.export" in refusal(file.getvalue(), capsys, "m.pt2")
-    assert "--trust" in refusal(file.getvalue(), capsys, "m.pt2", "--stride", "1")
+    assert "a program of torch.export" in refusal(file.getvalue(), "m.pt2")
+    assert "--trust" in refusal(file.getvalue(), "m.pt2", "--stride", "1")

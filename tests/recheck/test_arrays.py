@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 import construct
-from archives import packed, records_in
+from archives import archive_of, packed, records_in
+from archives import saved as saved_bytes
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.layers.fields import stated_geometry
@@ -92,9 +93,8 @@ def test_a_layer_is_read_as_torch_reads_it(make, dtype, tmp_path):
     torch.manual_seed(0)
     conv = make().to(dtype)
     for layer, names in ((conv, ("weight", "bias")), (construct.conv_to_mhsa(conv), TENSORS)):
-        ((found, values),) = read(written(tmp_path / "f.pt", layer)).values()
-        assert found.kind == type(layer).__name__
-        assert found.geometry == stated_geometry(layer)
+        ((stored, values),) = read(written(tmp_path / "f.pt", layer)).values()
+        assert (stored.kind, stored.geometry) == (type(layer).__name__, stated_geometry(layer))
         present = {name: getattr(layer, name) for name in names if getattr(layer, name) is not None}
         assert list(values) == list(present)
         for name, tensor in present.items():
@@ -104,13 +104,13 @@ def test_a_layer_is_read_as_torch_reads_it(make, dtype, tmp_path):
 def test_layers_are_found_under_the_names_that_torch_gives_them(tmp_path):
     torch.manual_seed(0)
     net = Net()
-    found = read(written(tmp_path / "f.pt", net))
+    layers = read(written(tmp_path / "f.pt", net))
     expected: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
-    assert list(found) == ["first", "blocks.0.0", *list(expected)[1:]]
-    assert found["blocks.0.0"][0] is found["first"][0]  # one module of two names; and a circle of modules has an end
+    assert list(layers) == ["first", "blocks.0.0", *list(expected)[1:]]
+    assert layers["blocks.0.0"][0] is layers["first"][0]  # one module of two names; and a circle of modules has an end
     for name, module in expected.items():
-        assert np.array_equal(found[name][1]["weight"], module.weight.detach().numpy())
-    assert list(read(written(tmp_path / "m.pt", construct.convert(net)))) == list(found)
+        assert np.array_equal(layers[name][1]["weight"], module.weight.detach().numpy())
+    assert list(read(written(tmp_path / "m.pt", construct.convert(net)))) == list(layers)
 
 
 def test_modules_that_share_themselves_endlessly_are_refused(tmp_path, monkeypatch):
@@ -126,12 +126,8 @@ def test_strides_and_offsets_are_followed(layout, tmp_path):
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 4, 3)
     base = torch.randn(8, 4, 3, 3)
-    weight = {
-        "permuted": base[:4].permute(1, 0, 3, 2),
-        "sliced": base[2:6],
-        "expanded": base[:1].expand(4, 4, 3, 3),
-        "shared": base[4:],
-    }[layout]
+    views = {"permuted": base[:4].permute(1, 0, 3, 2), "sliced": base[2:6], "shared": base[4:]}
+    weight = (views | {"expanded": base[:1].expand(4, 4, 3, 3)})[layout]
     conv.weight = nn.Parameter(weight)
     ((_, values),) = read(written(tmp_path / "f.pt", conv)).values()
     assert np.array_equal(values["weight"], weight.numpy())
@@ -139,12 +135,12 @@ def test_strides_and_offsets_are_followed(layout, tmp_path):
 
 def test_a_state_dict_has_tensors_and_no_geometry(tmp_path):
     net: Any = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 1))
-    found = read(written(tmp_path / "f.pt", net.state_dict()))
-    assert list(found) == ["0"]
-    assert found["0"][0].geometry is None
-    assert np.array_equal(found["0"][1]["weight"], net[0].weight.detach().numpy())
-    found = read(written(tmp_path / "m.pt", construct.convert(net).state_dict()))
-    assert {name: layer.kind for name, (layer, _) in found.items()} == {"0": "MHSA"}
+    layers = read(written(tmp_path / "f.pt", net.state_dict()))
+    assert list(layers) == ["0"]
+    assert layers["0"][0].geometry is None
+    assert np.array_equal(layers["0"][1]["weight"], net[0].weight.detach().numpy())
+    layers = read(written(tmp_path / "m.pt", construct.convert(net).state_dict()))
+    assert {name: layer.kind for name, (layer, _) in layers.items()} == {"0": "MHSA"}
 
 
 def test_safetensors_with_and_without_geometry(tmp_path):
@@ -154,14 +150,14 @@ def test_safetensors_with_and_without_geometry(tmp_path):
         geometry = {"0": {"kind": type(model[0]).__name__, **stated_geometry(model[0])}}
         path = tmp_path / f"{name}.safetensors"
         save_file(model.state_dict(), path, {"geometry": json.dumps(geometry)})
-        ((found, values),) = read(path).values()
-        assert (found.kind, found.geometry) == (type(model[0]).__name__, stated_geometry(model[0]))
+        ((stored, values),) = read(path).values()
+        assert (stored.kind, stored.geometry) == (type(model[0]).__name__, stated_geometry(model[0]))
         tensors = dict(model[0].named_parameters())
         assert {*values} == {*tensors}
         assert all(np.array_equal(values[n], t.detach().double().numpy()) for n, t in tensors.items())
         save_file(model.state_dict(), path)
-        ((found, _),) = read(path).values()
-        assert found.geometry is None
+        ((stored, _),) = read(path).values()
+        assert stored.geometry is None
 
 
 def test_what_a_pickle_would_run_is_not_run(tmp_path):
@@ -186,13 +182,8 @@ def test_nothing_that_a_pickle_names_is_imported(tmp_path):
         f"print(len(layers_in(open({str(path)!r}, 'rb'), 'f')))\n"
         "assert not {'torch', 'construct', 'safetensors', 'mpmath', 'sympy'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert (done.stdout, done.stderr) == ("4\n", "")
 
 
@@ -201,7 +192,7 @@ def edited(path, **members):
     held = records_in(path.read_bytes())
     for name, content in members.items():
         held[name.replace("__", "/").replace("_pkl", ".pkl")] = content
-    path.write_bytes(packed((f"f/{name}", content) for name, content in held.items() if content is not None))
+    path.write_bytes(archive_of({name: content for name, content in held.items() if content is not None}))
     return path
 
 
@@ -256,7 +247,7 @@ def test_a_record_that_torch_may_read_for_another_is_refused(extra, tmp_path):
     """torch's reader looks names up whatever their case, and finds the first."""
     path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
     held = records_in(path.read_bytes())
-    path.write_bytes(packed((f"f/{name}", content) for name, content in {**held, extra: held["data/0"]}.items()))
+    path.write_bytes(archive_of({**held, extra: held["data/0"]}))
     refused(path, "which torch.save does not write")
 
 
@@ -402,17 +393,8 @@ def test_the_walk_refuses_what_torch_does_not_write():
 
     stream = io.BytesIO()
     Persistent(stream, 0).dump("me")
-    for odd in (
-        stream.getvalue(),
-        b"(i__builtin__\ndict\n.",
-        b"\x82\x01.",
-        b"0.",
-        b"K\x01K\x02.",
-        b"(K\x01.",
-        b"K\x01",
-        b"K\x01.x",
-        b"cos\nsystem",
-    ):
+    odd_ones = [stream.getvalue(), b"(i__builtin__\ndict\n.", b"\x82\x01.", b"0.", b"K\x01K\x02.", b"(K\x01."]
+    for odd in (*odd_ones, b"K\x01", b"K\x01.x", b"cos\nsystem"):
         with pytest.raises((Rejected, ValueError, IndexError)):
             Walk(odd)
         with pytest.raises((Rejected, ValueError, IndexError)):
@@ -435,24 +417,22 @@ def test_shared_parts_cost_no_more_than_once():
 
 
 def test_every_opcode_of_real_files_is_known(saved):
-    seen = {opcode.name for opcode, _, _ in pickletools.genops(member(saved, "data.pkl"))}
-    assert {"BINPERSID", "NEWOBJ", "REDUCE", "BUILD"} <= seen
+    opcodes_in_it = {opcode.name for opcode, _, _ in pickletools.genops(member(saved, "data.pkl"))}
+    assert {"BINPERSID", "NEWOBJ", "REDUCE", "BUILD"} <= opcodes_in_it
 
 
 @settings(max_examples=300)
 @given(data=st.data())
 def test_a_changed_pickle_is_read_or_refused(data):
     """Bytes changed at random, checksums right: the reader returns or refuses, it does nothing else."""
-    stream = io.BytesIO()
     torch.manual_seed(0)
-    torch.save(nn.Sequential(nn.Conv2d(1, 1, 2)), stream)
-    held = records_in(stream.getvalue())
+    held = records_in(saved_bytes(nn.Sequential(nn.Conv2d(1, 1, 2))))
     pickled = bytearray(held["data.pkl"])
     for _ in range(data.draw(st.integers(1, 3))):
         pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
     held["data.pkl"] = bytes(pickled)
     with contextlib.suppress(Rejected):
-        layers_in(io.BytesIO(packed((f"f/{name}", content) for name, content in held.items())), "f")
+        layers_in(io.BytesIO(archive_of(held)), "f")
 
 
 # ---- JSON and safetensors --------------------------------------------------------------------------------------------

@@ -34,47 +34,46 @@ from verify.recheck.unwrapping import TENSORS
 from verify.strategies import convolutions, sizes_for
 
 ROOT = Path(__file__).parents[2]
+
+
+def case(make, *grid, within=None, **built):
+    """A convolution with its grid, the options of its attention layer, and what is claimed of both."""
+    return make, grid, built, {} if within is None else {"within": within}
+
+
+REFLECTED = "1-D even, strided, dilated, reflected"
 LAYERS = {
-    "2-D": (lambda: nn.Conv2d(2, 3, 3, padding=1), (5, 6), {}, {}),
-    "1-D even, strided, dilated, reflected": (
-        *(
-            lambda: nn.Conv1d(2, 3, 4, stride=2, dilation=2, padding=3, padding_mode="reflect", bias=False),
-            (19,),
-            {},
-            {},
-        ),
+    "2-D": case(lambda: nn.Conv2d(2, 3, 3, padding=1), 5, 6),
+    REFLECTED: case(lambda: nn.Conv1d(2, 3, 4, 2, padding=3, dilation=2, padding_mode="reflect", bias=False), 19),
+    "same, circular, groups": case(
+        lambda: nn.Conv2d(4, 6, (3, 2), padding="same", padding_mode="circular", groups=2), 6, 5
     ),
-    "same, circular, groups": (
-        *(lambda: nn.Conv2d(4, 6, (3, 2), padding="same", padding_mode="circular", groups=2), (6, 5), {}, {}),
-    ),
-    "3-D, replicated": (lambda: nn.Conv3d(1, 2, 2, padding=1, padding_mode="replicate"), (3, 4, 3), {}, {}),
-    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (5, 5), {}, {}),
-    "transposed": (
-        *(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (4, 3), {}, {}),
-    ),
-    "transposed, cropped": (lambda: nn.ConvTranspose1d(2, 2, 3, padding=4), (12,), {}, {}),
-    "float64": (lambda: nn.Conv2d(2, 3, 3, padding=1).double(), (5, 6), {}, {}),
-    "float16": (lambda: nn.Conv2d(2, 3, 3, padding=1).half(), (5, 6), {}, {}),
-    "bfloat16": (lambda: nn.Conv1d(2, 3, 3, padding=1).bfloat16(), (9,), {}, {}),
-    "parabola": (lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2), (5, 6), {"encoding": "parabola"}, {}),
-    "padded heads": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"head_dim": 5}, {}),
-    "soft": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"alpha": 5.0}, {"within": 1.0}),
-    "soft parabola": (lambda: nn.Conv2d(2, 3, 3), (5, 6), {"alpha": 5.0, "encoding": "parabola"}, {"within": 1.0}),
-    "softest": (lambda: nn.Conv1d(2, 3, 3), (5,), {"alpha": 1e-7}, {"within": 100.0}),
-    "truncated": (lambda: nn.Conv2d(4, 4, 3), (5, 6), {"head_dim": 2}, {"within": 100.0}),
+    "3-D, replicated": case(lambda: nn.Conv3d(1, 2, 2, padding=1, padding_mode="replicate"), 3, 4, 3),
+    "depthwise": case(lambda: nn.Conv2d(4, 4, 3, groups=4), 5, 5),
+    "transposed": case(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), 4, 3),
+    "transposed, cropped": case(lambda: nn.ConvTranspose1d(2, 2, 3, padding=4), 12),
+    "float64": case(lambda: nn.Conv2d(2, 3, 3, padding=1).double(), 5, 6),
+    "float16": case(lambda: nn.Conv2d(2, 3, 3, padding=1).half(), 5, 6),
+    "bfloat16": case(lambda: nn.Conv1d(2, 3, 3, padding=1).bfloat16(), 9),
+    "parabola": case(lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2), 5, 6, encoding="parabola"),
+    "padded heads": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, head_dim=5),
+    "soft": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, alpha=5.0, within=1.0),
+    "soft parabola": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, alpha=5.0, encoding="parabola", within=1.0),
+    "softest": case(lambda: nn.Conv1d(2, 3, 3), 5, alpha=1e-7, within=100.0),
+    "truncated": case(lambda: nn.Conv2d(4, 4, 3), 5, 6, head_dim=2, within=100.0),
 }
 
 
-def made(name):
-    make, grid, built, claimed = LAYERS[name]
+def built(name):
+    make, grid, options, claimed = LAYERS[name]
     torch.manual_seed(0)
     conv = make().requires_grad_(False)
-    return conv, construct.conv_to_mhsa(conv, **built).requires_grad_(False), grid, claimed
+    return conv, construct.conv_to_mhsa(conv, **options).requires_grad_(False), grid, claimed
 
 
 @cache
 def certified(name):
-    conv, mhsa, grid, claimed = made(name)
+    conv, mhsa, grid, claimed = built(name)
     return certify(conv, mhsa, grid=grid, **claimed)
 
 
@@ -82,20 +81,29 @@ class Files:
     """A certificate and its two weight files in a folder, to be tampered with."""
 
     def __init__(self, folder):
-        self.certificate, self.conv, self.mhsa = (
-            folder / "model.mhsa.json",
-            folder / "model.pt",
-            folder / "model.mhsa.pt",
-        )
+        self.certificate, self.conv, self.mhsa = (folder / f"model{end}" for end in (".mhsa.json", ".pt", ".mhsa.pt"))
 
-    def write(self, layers, conv, mhsa):
+    def save(self, conv, mhsa):
         torch.save(conv, self.conv)
         torch.save(mhsa, self.mhsa)
+
+    def write(self, layers, conv, mhsa):
+        self.save(conv, mhsa)
         write_document(self.certificate, layers, self.conv, self.mhsa)
         return self
 
+    def write_case(self, name):
+        """A case of the table with its certificate; its two layers."""
+        conv, mhsa, _, _ = built(name)
+        self.write([("", certified(name))], conv, mhsa)
+        return conv, mhsa
+
     def check(self):
         return verify.check(self.certificate, self.conv, self.mhsa)
+
+    def rechecked(self, certificate, conv, mhsa):
+        """The verdict's name after writing one certificate."""
+        return self.write([("", certificate)], conv, mhsa).check().verdict.name
 
     def edit(self, change, sign=True):
         document = json.loads(self.certificate.read_text())
@@ -104,10 +112,12 @@ class Files:
             document["record_sha256"] = record_digest(document)
         self.certificate.write_text(json.dumps(document))
 
+    def forget_digests_of_files(self):
+        self.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+
     def forge(self, conv, mhsa):
         """Put other layers in the place of those that were certified, and make every digest agree."""
-        torch.save(conv, self.conv)
-        torch.save(mhsa, self.mhsa)
+        self.save(conv, mhsa)
 
         def change(document):
             (record,) = document["layers"]
@@ -129,10 +139,19 @@ def files(tmp_path):
     return Files(tmp_path)
 
 
-def command(files):
-    arguments = ("check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
-    process = [sys.executable, "-W", "error", "-m", "verify", *map(str, arguments)]
+def python(*arguments):
+    process = [sys.executable, "-W", "error", *map(str, arguments)]
     return subprocess.run(process, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def command(files):
+    return python("-m", "verify", "check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
+
+
+def is_one_error_line(done):
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
 
 
 # ---- what holds is confirmed -------------------------------------------------------------------------------------------
@@ -140,9 +159,9 @@ def command(files):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_was_proved_is_confirmed(name, files):
-    conv, mhsa, _, _ = made(name)
+    files.write_case(name)
     assert certified(name).verdict.name == "PROVED"
-    result = files.write([("", certified(name))], conv, mhsa).check()
+    result = files.check()
     assert result.verdict.name == "PROVED", str(result)
     assert result.layers[""].name == "PROVED"
     assert not result.uncovered
@@ -201,9 +220,7 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
     result = files.write(layers, alone(net), alone(mhsa)).check()
     assert result.verdict.name == "PROVED"
     remarks = [note for note in result.notes if "states no geometry; assumed" in note]
-    assert [note.partition(":")[0] for note in remarks] == [
-        "3 of 3 layers"
-    ] * 2  # a line for each file, not for each layer
+    assert [note.partition(":")[0] for note in remarks] == ["3 of 3 layers"] * 2  # a line a file, not a line a layer
     # Nobody should take such a verdict for more than it is.
     assert "of 3 the files state no geometry" in result.verdict.sentence
     assert all("with the geometry that the certificate states" in str(v) for v in result.layers.values())
@@ -221,9 +238,7 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
 
 
 def test_the_command_needs_neither_torch_nor_the_builder(files):
-    name = "soft"
-    conv, mhsa, _, _ = made(name)
-    files.write([("", certified(name))], conv, mhsa)
+    files.write_case("soft")
     code = f"""
 import runpy, sys
 class Forbidden:
@@ -234,9 +249,7 @@ sys.meta_path.insert(0, Forbidden())
 sys.argv = ["verify", "check", {str(files.certificate)!r}, "--conv", {str(files.conv)!r}, "--mhsa", {str(files.mhsa)!r}]
 runpy.run_module("verify", run_name="__main__", alter_sys=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("PROVED: 1 of 1 layers PROVED and recomputed")
 
@@ -245,34 +258,29 @@ runpy.run_module("verify", run_name="__main__", alter_sys=True)
 
 
 def test_exit_codes(files):
-    conv, mhsa, grid, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    conv, mhsa = files.write_case("2-D")
     assert command(files).returncode == 0
     other = copy.deepcopy(mhsa)
     other.w_out[0, 0, 0, 0] += 1
-    files.write([("", certify(conv, other, grid=grid))], conv, other)
+    files.write([("", certify(conv, other, grid=(5, 6)))], conv, other)
     done = command(files)
     assert (done.returncode, done.stderr) == (1, "")
     assert "REFUTED" in done.stdout
-    files.write([("", certified("2-D"))], conv, mhsa)
-    files.edit(lambda document: document["layers"][0].update(bound=[(2.0**-60).hex()] * 3))
+    files.write_case("2-D")
+    files.edit(put(bound=[(2.0**-60).hex()] * 3))
     done = command(files)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: layer '': says PROVED, but ")
     files.mhsa.write_bytes(b"")
     done = command(files)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    is_one_error_line(done)
 
 
 @pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
-def test_bad_arguments_are_told_in_one_line(arguments):
-    process = [sys.executable, "-W", "error", "-m", "verify", *arguments]
-    done = subprocess.run(process, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+def test_bad_arguments_are_refused_in_one_line(arguments):
+    done = python("-m", "verify", *arguments)
+    is_one_error_line(done)
     assert "\x1b" not in done.stderr
 
 
@@ -288,67 +296,52 @@ def ulp(tensor):
 
 @pytest.mark.parametrize("tensor", ["weight", "bias", *TENSORS])
 def test_one_number_changed_by_an_ulp_is_rejected(tensor, files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    conv, mhsa = files.write_case("2-D")
     ulp(getattr(conv if tensor in ("weight", "bias") else mhsa, tensor))
-    torch.save(conv, files.conv)
-    torch.save(mhsa, files.mhsa)
+    files.save(conv, mhsa)
     files.refused("sha256 differs")
-    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+    files.forget_digests_of_files()
     files.refused("numbers of the .* are not those that were certified")
 
 
 @pytest.mark.parametrize("tensor", ["weight", "bias", "w_val", "w_out", "b_out"])
 @pytest.mark.parametrize("name", ["2-D", "transposed", "float64", "float16", "padded heads", "depthwise"])
 def test_an_ulp_is_seen_even_if_every_digest_is_forged(name, tensor, files):
-    conv, mhsa, _, _ = made(name)
+    conv, mhsa = files.write_case(name)
     if tensor == "bias" and conv.bias is None:
         pytest.skip("no bias")
-    files.write([("", certified(name))], conv, mhsa)
     ulp(getattr(conv if tensor in ("weight", "bias") else mhsa, tensor))
     files.forge(conv, mhsa)
     files.refused("its taps is below|below what its weights give")
 
 
 GEOMETRIES = {
-    "padding": {"padding": (0, 1)},
-    "stride": {"stride": (2, 1)},
-    "dilation": {"dilation": (1, 2)},
-    "padding_mode": {"padding_mode": "replicate"},
-    "groups": {"groups": 2},
-    "transposed": {"transposed": True},
+    **{"padding": (0, 1), "stride": (2, 1), "dilation": (1, 2), "padding_mode": "replicate"},
+    **{"groups": 2, "transposed": True},
 }
 
 
 @pytest.mark.parametrize("side", ["conv", "mhsa"])
-@pytest.mark.parametrize("change", GEOMETRIES.values(), ids=GEOMETRIES.keys())
-def test_another_geometry_is_rejected(change, side, files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
-    for name, value in change.items():
-        if side == "conv":
-            vars(conv)[name] = value
-        else:
-            object.__setattr__(mhsa.geometry, name, value)
-    torch.save(conv, files.conv)
-    torch.save(mhsa, files.mhsa)
-    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_another_geometry_is_rejected(name, side, files):
+    conv, mhsa = files.write_case("2-D")
+    vars(conv if side == "conv" else mhsa.geometry)[name] = GEOMETRIES[name]
+    files.save(conv, mhsa)
+    files.forget_digests_of_files()
     files.refused("geometry of the .* is not the one")
     files.forge(conv, mhsa)
     files.refused()
 
 
 def test_pads_that_contradict_the_geometry_are_rejected(files):
-    conv, mhsa, _, _ = made("1-D even, strided, dilated, reflected")
-    files.write([("", certified("1-D even, strided, dilated, reflected"))], conv, mhsa)
+    conv, mhsa = files.write_case(REFLECTED)
     conv._reversed_padding_repeated_twice = (3, 2)
     files.forge(conv, mhsa)
     files.refused("torch would pad by")
 
 
 def test_heads_moved_or_made_soft_are_rejected(files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    conv, mhsa = files.write_case("2-D")
     for change, words in (
         (lambda a: a.v.data.copy_(a.v[[1, 0, *range(2, 9)]]), "below what"),  # two heads exchange their places
         (lambda a: a.v.data.mul_(0.05), "below what"),  # α = 51
@@ -367,7 +360,7 @@ def test_heads_moved_or_made_soft_are_rejected(files):
 
 def test_silent_changes_stay_proved(files):
     """Whole heads permuted, factors rescaled by powers of two, heads that carry nothing: the same function."""
-    conv, mhsa, grid, _ = made("2-D")
+    conv, mhsa, grid, _ = built("2-D")
     order = torch.randperm(9)
     for name in TENSORS[:-1]:
         getattr(mhsa, name).data = getattr(mhsa, name)[order]
@@ -389,11 +382,10 @@ def test_silent_changes_stay_proved(files):
 
 
 def test_files_exchanged_or_damaged_are_rejected(files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    _, mhsa = files.write_case("2-D")
     files.conv, files.mhsa = files.mhsa, files.conv
     files.refused("sha256 differs")
-    files.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
+    files.forget_digests_of_files()
     files.refused()
     files.conv, files.mhsa = files.mhsa, files.conv
     content = files.mhsa.read_bytes()
@@ -407,8 +399,7 @@ def test_files_exchanged_or_damaged_are_rejected(files):
 
 
 def test_a_layer_of_another_class_is_rejected(files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    conv, mhsa = files.write_case("2-D")
     files.forge(mhsa, mhsa)
     files.refused()
     files.forge(conv, conv)
@@ -441,26 +432,31 @@ NUMBERS = {
 }
 
 
-def figures(**changes):
-    """What the command says of a network, with changes."""
+def of_network(**changes):
+    """An edit that puts in what the command says of a network, with changes."""
     plain = {
         **{"input_size": [1, 8, 8], "inputs": "a sample", "calls": CALLS, "numbers": NUMBERS, "max_abs": 1e-7},
         **{"convolution_calls": {"original": 2, "converted": 0}, "convolutions": {"executed": 2, "converted": 2}},
         "same_expression": True,
     }
-    return plain | changes
+    return lambda document: document.update(network=plain | changes)
+
+
+def calls(**changes):
+    return of_network(calls=CALLS | changes)
+
+
+def numbers(**changes):
+    return of_network(numbers=NUMBERS | changes)
 
 
 def test_figures_of_a_network_are_looked_at_and_not_rechecked(files):
     net, mhsa, layers = network()
-    files.write(layers, net, mhsa)
-    document = json.loads(files.certificate.read_bytes())
-    document["network"] = figures()
-    document["record_sha256"] = record_digest(document)
-    files.certificate.write_text(json.dumps(document))
+    files.write(layers, net, mhsa).edit(of_network())
     assert files.check().verdict.name == "PROVED"
 
 
+NOT_SAME = "the same expression, but not the same calls"
 EDITS = {
     "an extra field": (lambda d: d.update(more=1), "missing or unknown: more"),
     "an extra field of a layer": (put(more=1), "missing or unknown: more"),
@@ -471,35 +467,17 @@ EDITS = {
     "another version": (lambda d: d.update(version=1), "no certificate of version 3"),
     "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
     "another version of a layer": (put(version=1), "version"),
-    "an unknown field of the network": (lambda d: d.update(network=figures(more=1)), "missing or unknown: more"),
-    "an unknown verdict of the network": (
-        lambda d: d.update(network=figures(numbers={**NUMBERS, "verdict": "PROVED"})),
-        "unknown verdict 'PROVED'",
-    ),
-    "calls that differ, and the same expression": (
-        lambda d: d.update(network=figures(calls={**CALLS, "same": False, "difference": "add"})),
-        "the same expression, but not the same calls",
-    ),
-    "calls that are the same and differ": (
-        lambda d: d.update(network=figures(calls={**CALLS, "difference": "add"})),
-        "contradict each other",
-    ),
-    "something unseen, and the same expression": (
-        lambda d: d.update(network=figures(calls={**CALLS, "unseen": ["a thread"]})),
-        "the same expression, but not the same calls",
-    ),
-    "a figure that is none": (
-        lambda d: d.update(network=figures(numbers={**NUMBERS, "limit": "small"})),
-        "'small' is no figure",
-    ),
-    "a figure below 0": (lambda d: d.update(network=figures(max_abs=-1.0)), "-1.0 is no figure"),
-    "a count that is none": (
-        lambda d: d.update(network=figures(convolutions={"executed": 1, "converted": -1})),
-        "no counts",
-    ),
+    "an unknown field of the network": (of_network(more=1), "missing or unknown: more"),
+    "an unknown verdict of the network": (numbers(verdict="PROVED"), "unknown verdict 'PROVED'"),
+    "calls that differ, and the same expression": (calls(same=False, difference="add"), NOT_SAME),
+    "calls that are the same and differ": (calls(difference="add"), "contradict each other"),
+    "something unseen, and the same expression": (calls(unseen=["a thread"]), NOT_SAME),
+    "a figure that is none": (numbers(limit="small"), "'small' is no figure"),
+    "a figure below 0": (of_network(max_abs=-1.0), "-1.0 is no figure"),
+    "a count that is none": (of_network(convolutions={"executed": 1, "converted": -1}), "no counts"),
     "another name of a step": (lambda d: one(d)["steps"][2].update(name="taps"), "a step of its own fails"),
     "observed with a space": (
-        lambda d: one(d).update(observed=[f"{x} " for x in one(d)["observed"]]),
+        lambda d: put(observed=[f"{x} " for x in one(d)["observed"]])(d),
         "no number that belongs there",
     ),
     "no layers": (lambda d: d.update(layers=None), "odd"),
@@ -513,10 +491,7 @@ EDITS = {
     "a negative bound": (put(bound=["-0x1.0p+0"] * 3), "no number"),
     "a bound of decimals": (put(bound=[1.0] * 3), "odd"),
     "a missing channel": (lambda d: one(d)["bound"].pop(), "different lengths"),
-    "missing channels": (
-        lambda d: [one(d)[k].pop() for k in ("bound", *checker_parts(), "observed")],
-        "what its weights",
-    ),
+    "missing channels": (lambda d: [one(d)[part].pop() for part in CHANNELS], "what its weights"),
     "bound lowered": (scaled("bound", 0.9999), "bound is below"),
     "bound raised": (scaled("bound", 1.01), "bound is not what"),
     "rounding lowered": (scaled("rounding", 0.9999), "rounding is below"),
@@ -546,16 +521,12 @@ EDITS = {
     "another geometry": (lambda d: one(d)["conv_geometry"].update(stride=[2, 2]), "geometry of the Conv2d"),
     "an extra field of the geometry": (lambda d: one(d)["mhsa_geometry"].update(more=1), "geometry of the MHSA"),
 }
-
-
-def checker_parts():
-    return ("rounding", "leakage", "taps")
+CHANNELS = ("bound", "rounding", "leakage", "taps", "observed")
 
 
 @pytest.mark.parametrize(("change", "words"), EDITS.values(), ids=EDITS.keys())
 def test_an_edited_certificate_is_rejected(change, words, files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    files.write_case("2-D")
     files.edit(change, sign=False)
     files.refused("edited|missing or unknown|no certificate")
     files.edit(lambda document: None)  # now it is signed
@@ -566,8 +537,7 @@ def test_an_edited_certificate_is_rejected(change, words, files):
     ("old", "new"), [('"version"', '"version": 1, "version"'), ("null", "NaN"), ("1,", "1e999,"), ("{", "")]
 )
 def test_a_certificate_that_is_no_strict_json_is_rejected(old, new, files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    files.write_case("2-D")
     text = files.certificate.read_text()
     assert old in text
     files.certificate.write_text(text.replace(old, new, 1))
@@ -576,8 +546,7 @@ def test_a_certificate_that_is_no_strict_json_is_rejected(old, new, files):
 
 @pytest.mark.parametrize("text", ["null", "[]", "3", '"x"'])
 def test_a_certificate_that_is_no_object_is_rejected(text, files):
-    conv, mhsa, _, _ = made("2-D")
-    files.write([("", certified("2-D"))], conv, mhsa)
+    files.write_case("2-D")
     files.certificate.write_text(text)
     files.refused("no certificate, as it holds no JSON object")
 
@@ -587,20 +556,20 @@ def test_a_certificate_that_is_no_object_is_rejected(text, files):
 @pytest.mark.parametrize("bound", [1.0, 2.0**-20])
 def test_layers_rescaled_by_powers_of_two_are_judged_alike(power, name, bound, files):
     """η beside W_out of 2^100 is no trifle: both count what underflows in the same way."""
-    conv, mhsa, grid, claimed = made(name)
+    conv, mhsa, grid, claimed = built(name)
     mhsa.w_val.mul_(2.0**power)
     mhsa.w_out.mul_(2.0**-power)
     certificate = certify(conv, mhsa, grid=grid, input_bound=bound, **claimed)
-    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == certificate.verdict.name
+    assert files.rechecked(certificate, conv, mhsa) == certificate.verdict.name
 
 
 def test_a_refutation_of_a_difference_that_the_claim_allows_is_rejected(files):
-    conv, mhsa, grid, _ = made("2-D")
+    conv, mhsa, grid, _ = built("2-D")
     mhsa.b_out[0] += 1e-6
     refutation = certify(conv, mhsa, grid=grid).record()["counterexample"]
     for within, words in ((1.0, "by no more than what the claim allows"), (2.0**-40, "")):
         files.write([("", certify(conv, mhsa, grid=grid, within=within))], conv, mhsa)
-        files.edit(lambda d: one(d).update(verdict="REFUTED", counterexample=refutation))
+        files.edit(put(verdict="REFUTED", counterexample=refutation))
         if words:
             files.refused(words)
         else:
@@ -610,8 +579,7 @@ def test_a_refutation_of_a_difference_that_the_claim_allows_is_rejected(files):
 @pytest.mark.parametrize("part", ["leakage", "taps", "bound"])
 def test_the_parts_of_a_soft_claim_are_recomputed(part, files):
     for name in ("soft", "truncated"):
-        conv, mhsa, _, _ = made(name)
-        files.write([("", certified(name))], conv, mhsa)
+        files.write_case(name)
         if float.fromhex(certified(name).record()[part][-1]):
             files.edit(scaled(part, 0.9999))
             files.refused(f"{part} is below")
@@ -622,7 +590,7 @@ def test_the_parts_of_a_soft_claim_are_recomputed(part, files):
 
 def refuted(files):
     """Certified with a counterexample: one weight is off by an ulp."""
-    conv, mhsa, grid, _ = made("2-D")
+    conv, mhsa, grid, _ = built("2-D")
     ulp(mhsa.w_out)
     certificate = certify(conv, mhsa, grid=grid)
     assert certificate.verdict.name == "REFUTED"
@@ -647,9 +615,9 @@ def test_a_counterexample_is_evaluated_again(files):
 
 
 def test_a_bias_that_differs_is_refuted_again(files):
-    conv, mhsa, grid, _ = made("transposed")
+    conv, mhsa, grid, _ = built("transposed")
     ulp(mhsa.b_out)
-    assert files.write([("", certify(conv, mhsa, grid=grid))], conv, mhsa).check().verdict.name == "REFUTED"
+    assert files.rechecked(certify(conv, mhsa, grid=grid), conv, mhsa) == "REFUTED"
 
 
 def test_layers_that_read_elsewhere_are_refuted_again(files):
@@ -659,25 +627,29 @@ def test_layers_that_read_elsewhere_are_refuted_again(files):
     mhsa.load_state_dict(dict(construct.conv_to_mhsa(conv).state_dict()))
     certificate = certify(conv, mhsa, grid=(4, 5))
     assert certificate.verdict.name == "REFUTED"
-    assert files.write([("", certificate)], conv, mhsa).check().verdict.name == "REFUTED"
+    assert files.rechecked(certificate, conv, mhsa) == "REFUTED"
+
+
+def all_steps_hold(document):
+    for step in one(document)["steps"]:
+        step.update(holds=True)
 
 
 def test_what_is_not_proved_stays_so(files):
-    conv, mhsa, grid, _ = made("soft")
+    conv, mhsa, grid, _ = built("soft")
     certificate = certify(conv, mhsa, grid=grid)
     assert certificate.verdict.name == "UNDECIDED"
-    files.write([("", certificate)], conv, mhsa)
-    assert files.check().verdict.name == "UNDECIDED"
+    assert files.rechecked(certificate, conv, mhsa) == "UNDECIDED"
     files.edit(put(verdict="PROVED"))
     files.refused()
-    files.edit(lambda document: [step.update(holds=True) for step in one(document)["steps"]])
+    files.edit(all_steps_hold)
     files.refused("does not follow")
 
 
 def test_a_refuted_layer_cannot_be_called_proved(files):
     refuted(files).edit(put(verdict="PROVED", counterexample=None))
     files.refused()
-    files.edit(lambda document: [step.update(holds=True) for step in one(document)["steps"]])
+    files.edit(all_steps_hold)
     files.refused("does not follow")
     files.edit(put(verdict="REFUTED"))
     assert files.check().verdict.name == "UNDECIDED"  # no counterexample, no refutation
@@ -694,21 +666,19 @@ def test_a_difference_in_shape_is_worked_out_again(files):
         assert certificate.counterexample is not None
         assert certificate.counterexample.shapes == sizes
         assert str(sizes[0]) in str(certificate)
-        found = files.write([("", certificate)], conv, mhsa).check().verdict
-        assert found.name == "REFUTED"
+        assert files.rechecked(certificate, conv, mhsa) == "REFUTED"
         for wrong in ([[5, 5], [5, 5]], [[4, 4], [3, 3]], [None, [3, 3]]):
             files.write([("", certificate)], conv, mhsa)
             files.edit(lambda d, wrong=wrong: one(d)["counterexample"].update(shapes=wrong))
             files.refused("names other sizes")
-    conv, mhsa, _, _ = made("2-D")  # no refutation of layers of one geometry
-    files.write([("", certified("2-D"))], conv, mhsa)
+    files.write_case("2-D")  # no refutation of layers of one geometry
     shapes = {"input": [], "output": [], "convolution": "None", "attention": "None", "shapes": [[5, 6], [5, 5]]}
     files.edit(put(verdict="REFUTED", counterexample=shapes))
     files.refused("names other sizes")
 
 
 def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch):
-    conv, mhsa, grid, _ = made("2-D")
+    conv, mhsa, grid, _ = built("2-D")
     right = EXECUTIONS["dense"]
     wrong = replace(right, run=lambda *args: right.run(*args) * (1 + 2.0**-8))
     with monkeypatch.context() as patch:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import verify
+from commands import Command
 from construct.from_conv import main
 from verify.recheck.arrays import Rejected
 from verify.recheck.certificate_file import record_digest
@@ -46,18 +47,18 @@ def once_normed():
         return nn.Sequential(nn.utils.weight_norm(nn.Conv2d(1, 2, 3)))
 
 def pruned():
-    found = net()
-    nn.utils.prune.l1_unstructured(found[0], "weight", 0.4)
-    return found
+    model = net()
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.4)
+    return model
 
 def wrapped_inside():
     return nn.Sequential(nn.DataParallel(nn.Conv2d(1, 2, 3)), nn.ReLU())
 
 def named_module():
-    found = nn.Module()
-    found.module = nn.Conv2d(1, 2, 3)
-    found.forward = found.module.forward
-    return found
+    model = nn.Module()
+    model.module = nn.Conv2d(1, 2, 3)
+    model.forward = model.module.forward
+    return model
 """
 
 
@@ -88,85 +89,80 @@ FORMS: dict[str, Callable[[nn.Module], Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], nn.Module]:
-    """Networks of the file above, in the current folder."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _networks(from_conv: Command) -> None:
+    """The file above, in the current folder."""
     Path("nets.py").write_text(NETWORKS)
-    names: dict[str, Any] = {}
-    exec(NETWORKS, names)
-
-    def make(name: str) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return names[name]()
-
-    return make
 
 
-def converted(file: str, *options: str) -> verify.Verdict:
-    """The command's certificate of a file, rechecked from that very file."""
+def built(name: str) -> nn.Module:
+    """A network of the file above."""
+    scope: dict[str, Any] = {}
+    exec(NETWORKS, scope)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return scope[name]()
+
+
+def converted(content: Any, *options: str, file: str = "m.pt") -> verify.Verdict:
+    """The command's certificate of a file with this content, rechecked from that very file."""
+    (save_file if file.endswith(".safetensors") else torch.save)(content, file)
     assert main([file, "-o", "o.pt", *options]) == 0
     return verify.check("o.json", file, "o.pt").verdict
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["net", "bare"])
-def test_checkpoints_are_rechecked(name: str, form: str, made: Callable[[str], nn.Module]) -> None:
-    torch.save(FORMS[form](made(name)), "m.pt")
-    assert converted("m.pt", "--model-file", f"nets.py:{name}").name == "PROVED"
-    assert converted("m.pt", "--stride", "1").name == "PROVED"  # and the kernels alone
+def test_checkpoints_are_rechecked(name: str, form: str) -> None:
+    content = FORMS[form](built(name))
+    assert converted(content, "--model-file", f"nets.py:{name}").name == "PROVED"
+    assert converted(content, "--stride", "1").name == "PROVED"  # and the kernels alone
 
 
-def test_other_forms_are_rechecked(made: Callable[[str], nn.Module]) -> None:
-    torch.save({"model": made("net"), "epoch": 3}, "m.pt")
-    assert converted("m.pt").name == "PROVED"
-    torch.save(made("wrapped_inside").state_dict(), "m.pt")
-    assert converted("m.pt", "--model-file", "nets.py:wrapped_inside").name == "PROVED"
-    torch.save(made("named_module").state_dict(), "m.pt")
-    assert converted("m.pt", "--model-file", "nets.py:named_module").name == "PROVED"
-    save_file(under("module.", made("net").state_dict()), "m.safetensors")
-    assert converted("m.safetensors", "--model-file", "nets.py:net").name == "PROVED"
+def test_other_forms_are_rechecked() -> None:
+    assert converted({"model": built("net"), "epoch": 3}).name == "PROVED"
+    for name in ("wrapped_inside", "named_module"):
+        assert converted(built(name).state_dict(), "--model-file", f"nets.py:{name}").name == "PROVED"
+    state = under("module.", built("net").state_dict())
+    assert converted(state, "--model-file", "nets.py:net", file="m.safetensors").name == "PROVED"
 
 
-def test_a_module_of_two_names_is_rechecked_under_both(made: Callable[[str], nn.Module]) -> None:
-    net = made("Shared")
-    torch.save(net.state_dict(), "m.pt")
-    assert converted("m.pt", "--model-file", "nets.py:Shared").name == "PROVED"
+def test_a_module_of_two_names_is_rechecked_under_both() -> None:
+    assert converted(built("Shared").state_dict(), "--model-file", "nets.py:Shared").name == "PROVED"
     assert [layer["name"] for layer in json.loads(Path("o.json").read_bytes())["layers"]] == ["a", "b.0"]
     assert main(["m.pt", "-o", "o.safetensors", "--model-file", "nets.py:Shared"]) == 0
     assert verify.check("o.safetensors.json", "m.pt", "o.safetensors").verdict.name == "PROVED"
     a: Any = nn.Conv2d(1, 1, 3)
-    torch.save(nn.ModuleDict({"a": a, "b": nn.ModuleList([a])}), "w.pt")
-    assert converted("w.pt").name == "PROVED"
+    assert converted(nn.ModuleDict({"a": a, "b": nn.ModuleList([a])})).name == "PROVED"
 
 
-def refused(file: str, *options: str) -> str:
-    assert main([file, "-o", "o.pt", *options]) == 0
+def refused(*options: str) -> str:
+    """Why what the command certified of ``m.pt`` cannot be rechecked."""
+    assert main(["m.pt", "-o", "o.pt", *options]) == 0
     with pytest.raises(Rejected) as caught:
-        verify.check("o.json", file, "o.pt")
+        verify.check("o.json", "m.pt", "o.pt")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-def test_what_cannot_be_rechecked_is_told_in_one_line(made: Callable[[str], nn.Module]) -> None:
+def test_what_cannot_be_rechecked_is_told_in_one_line() -> None:
     for name in ("normed", "once_normed", "pruned"):
-        torch.save(made(name).state_dict(), "m.pt")
-        told = refused("m.pt", "--model-file", f"nets.py:{name}")
-        assert told.startswith("layer '0'")
-        assert "folded" in told
-    torch.save(made("net").state_dict(), "m.pt", _use_new_zipfile_serialization=False)
-    assert "before 1.6, which is not rechecked: save it again" in refused("m.pt", "--stride", "1")
-    state = made("net").state_dict()
+        torch.save(built(name).state_dict(), "m.pt")
+        line = refused("--model-file", f"nets.py:{name}")
+        assert line.startswith("layer '0'")
+        assert "folded" in line
+    state = built("net").state_dict()
+    torch.save(state, "m.pt", _use_new_zipfile_serialization=False)
+    assert "before 1.6, which is not rechecked: save it again" in refused("--stride", "1")
     torch.save({"model": state, "model_ema": {name: 2 * value for name, value in state.items()}}, "m.pt")
-    told = refused("m.pt", "--stride", "1")
-    assert "holds 2 networks ('model', 'model_ema'), and nothing says which is meant" in told
+    reason = "holds 2 networks ('model', 'model_ema'), and nothing says which is meant"
+    assert reason in refused("--stride", "1")
 
 
-def test_a_prefix_is_not_guessed(made: Callable[[str], nn.Module]) -> None:
+def test_a_prefix_is_not_guessed() -> None:
     """Even where a certificate says nothing of the whole file."""
-    state = made("net").state_dict()
+    state = built("net").state_dict()
     torch.save(state, "m.pt")
     assert main(["m.pt", "-o", "o.pt", "--stride", "1"]) == 0
     document = json.loads(Path("o.json").read_bytes())

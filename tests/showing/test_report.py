@@ -21,13 +21,16 @@ from torch import nn
 
 import construct
 import verify
+from commands import Command, names
 from construct.from_conv import main
 from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
+from verify.layers.fields import Geometry
 from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture
 from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.report.live import crop
+from verify.samples.sampling import generated_inputs
 from verify.strategies import Case, cases
 
 
@@ -96,9 +99,8 @@ def read(path: Path) -> Document:
 
 @pytest.mark.parametrize("name", ["demo_page", "kept_demo", "hostile"])
 def test_the_page_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
-    made = request.getfixturevalue(name)
-    path = made if isinstance(made, Path) else made[0]
-    document = read(path)
+    page = request.getfixturevalue(name)
+    document = read(page if isinstance(page, Path) else page[0])
     for tag, attributes in document.elements:
         assert tag not in ("link", "iframe", "object", "embed", "base", "form", "audio", "video")
         assert "style" not in attributes
@@ -119,9 +121,9 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
     document, record = read(demo_page), json.loads(demo_page.with_name("demo.json").read_text())
     for key in ("bound", "observed", "rounding", "leakage", "taps"):
         expected = [max(map(float.fromhex, layer[key])) for layer in record["layers"]]
-        found = document.values(key)
+        shown = document.values(key)
         # The bound and what was observed stand in the summary and in the table: both from one source.
-        assert found == (expected if key not in ("bound", "observed") else [x for x in expected for _ in range(2)])
+        assert shown == (expected if key not in ("bound", "observed") else [x for x in expected for _ in range(2)])
     assert document.values("input_bound") == [float.fromhex(layer["input_bound"]) for layer in record["layers"]]
     verdicts = [a["class"].split()[1] for tag, a in document.elements if a.get("class", "").startswith("verdict ")]
     assert verdicts == [layer["verdict"] for layer in record["layers"]]
@@ -171,19 +173,12 @@ def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
     assert document.values("input_bound") == [3.0]
     assert document.texts["title"] == document.texts["h1"] == ["A <b>title</b>"]
     (name,) = {a["value"] for tag, a in document.elements if a.get("class") == "interior"}
-    assert float(name) == verify.compare(conv, layer, seeded_input(conv)).interior
-
-
-def seeded_input(conv: nn.Conv2d) -> torch.Tensor:
-    from verify.samples.sampling import generated_inputs
-
-    return generated_inputs(conv, 1, 0)
+    assert float(name) == verify.compare(conv, layer, generated_inputs(conv, 1, 0)).interior
 
 
 def test_a_bound_is_rounded_up_for_the_eye(demo_page: Path) -> None:
-    shown = re.findall(
-        r'<data class="(?:bound|rounding|leakage)" value="([^"]+)">([^<]+)</data>', demo_page.read_text()
-    )
+    pattern = r'<data class="(?:bound|rounding|leakage)" value="([^"]+)">([^<]+)</data>'
+    shown = re.findall(pattern, demo_page.read_text())
     assert len(shown) > 12
     assert all(float(text) >= float(exact) for exact, text in shown)
 
@@ -215,55 +210,55 @@ def test_data_cannot_end_its_script() -> None:
 # ---- the picture is the layer's own softmax ------------------------------------------------------------------------------
 
 
-def rows_from(found: dict[str, Any], factor: float = 1.0) -> np.ndarray:
+def rows_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
     """The script's computation once more, in numpy: softmax(c·r), (heads, queries, keys)."""
-    keys = np.array([*product(*map(range, found["shape"]))], dtype=float)
-    queries = np.array([*product(*found["queries"])], dtype=float)
+    keys = np.array([*product(*map(range, shown["shape"]))], dtype=float)
+    queries = np.array([*product(*shown["queries"])], dtype=float)
     delta = keys[None] - queries[:, None]
-    if found["radix"] is not None:
-        delta = (delta @ np.array(found["radix"], dtype=float))[..., None]
+    if shown["radix"] is not None:
+        delta = (delta @ np.array(shown["radix"], dtype=float))[..., None]
     r = np.concatenate([(delta**2).sum(-1, keepdims=True), delta], axis=-1)
-    scores = factor * np.einsum("hp,qkp->hqk", np.array(found["c"]), r)
+    scores = factor * np.einsum("hp,qkp->hqk", np.array(shown["c"]), r)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_data_give_the_layers_own_attention(name: str) -> None:
-    layer, found = drawn(name)
-    np.testing.assert_allclose(rows_from(found), own_attention(layer, found), rtol=1e-12, atol=1e-300)
-    assert len(found["centres"]) == len(found["taps"]) == layer.heads
+    layer, shown = drawn(name)
+    np.testing.assert_allclose(rows_from(shown), own_attention(layer, shown), rtol=1e-12, atol=1e-300)
+    assert len(shown["centres"]) == len(shown["taps"]) == layer.heads
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
-    _, found = drawn(name)
-    queries = [*product(*found["queries"])]
-    seen = 0
-    for stop, factor in enumerate(found["factors"]):
-        rows = rows_from(found, factor)
-        for head, aim in enumerate(found["centres"]):
+    _, shown = drawn(name)
+    queries = [*product(*shown["queries"])]
+    judged = 0
+    for stop, factor in enumerate(shown["factors"]):
+        rows = rows_from(shown, factor)
+        for head, aim in enumerate(shown["centres"]):
             if aim is None:
-                assert found["bound_of"][head] is None
+                assert shown["bound_of"][head] is None
                 continue
             for q, query in enumerate(queries):
                 key = tuple(x + t for x, t in zip(query, aim["shift"], strict=True))
-                if all(0 <= x < n for x, n in zip(key, found["shape"], strict=True)):
-                    leaked = np.delete(rows[head, q], np.ravel_multi_index(key, found["shape"])).sum()
-                    assert leaked <= found["bounds"][found["bound_of"][head]][stop] * (1 + 1e-9)
-                    seen += 1
-    assert seen > 100
-    assert found["factors"][-1] == 1.0
-    assert found["factors"][0] * found["alpha"] == 0.25
-    assert found["factors"][-2] * found["alpha"] == 1024
+                if all(0 <= x < n for x, n in zip(key, shown["shape"], strict=True)):
+                    leaked = np.delete(rows[head, q], np.ravel_multi_index(key, shown["shape"])).sum()
+                    assert leaked <= shown["bounds"][shown["bound_of"][head]][stop] * (1 + 1e-9)
+                    judged += 1
+    assert judged > 100
+    assert shown["factors"][-1] == 1.0
+    assert shown["factors"][0] * shown["alpha"] == 0.25
+    assert shown["factors"][-2] * shown["alpha"] == 1024
 
 
-def output_from(found: dict[str, Any], factor: float = 1.0) -> np.ndarray:
+def output_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
     """The script's output once more, in numpy: b + Σ_h P_h z_h of every query, with z the shipped values of every token."""
-    shipped = np.frombuffer(base64.b64decode(found["live"]["values"]), "<f8").reshape(-1, *found["input"])
-    z = np.pad(shipped, [(0, 0), *((0, 1) for _ in found["input"])])  # a token of zeros has the source −1
-    z = z[(slice(None), *np.ix_(*found["sources"]))].reshape(len(z), -1)
-    return found["live"]["bias"] + np.einsum("hqk,hk->q", rows_from(found, factor), z)
+    shipped = np.frombuffer(base64.b64decode(shown["live"]["values"]), "<f8").reshape(-1, *shown["input"])
+    z = np.pad(shipped, [(0, 0), *((0, 1) for _ in shown["input"])])  # a token of zeros has the source −1
+    z = z[(slice(None), *np.ix_(*shown["sources"]))].reshape(len(z), -1)
+    return shown["live"]["bias"] + np.einsum("hqk,hk->q", rows_from(shown, factor), z)
 
 
 @settings(max_examples=20)
@@ -272,22 +267,21 @@ def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
     """At its own sharpness and, by the slider, at those of a layer that was built softer or sharper."""
     x = case.x if case.x.dim() == case.conv.weight.dim() else case.x[None]
     layer, other = (construct.conv_to_mhsa(case.conv, alpha=alpha) for alpha in (0.75, 0.75 * factor))
-    found = picture(ReportLayer("", case.conv, layer, x=x))
-    if found["live"] is None:
-        assert "too many" in found["live_why"] or not len(x)
+    shown = picture(ReportLayer("", case.conv, layer, x=x))
+    if shown["live"] is None:
+        assert "too many" in shown["live_why"] or not len(x)
         return
-    part, where = crop(x, found["input"])
+    part, where = crop(x, shown["input"])
     assert (where == "") == (part.shape[2:] == x.shape[2:])
     conv = copy.deepcopy(case.conv).double()
     with torch.no_grad():
-        expected = other.double()(part.double())[0, found["live"]["channel"]].numpy().ravel()
-        before = conv(part.double())[0, found["live"]["channel"]].numpy().ravel()
+        expected = other.double()(part.double())[0, shown["live"]["channel"]].numpy().ravel()
+        before = conv(part.double())[0, shown["live"]["channel"]].numpy().ravel()
         largest = float(layer.w_val.abs().max() * layer.w_out.abs().max() * x.abs().max())
-    terms = layer.w_val.numel() / layer.groups * largest + abs(
-        found["live"]["bias"]
-    )  # no sum of |x W_val W_out| is larger
-    np.testing.assert_allclose(output_from(found, factor), expected, rtol=0, atol=1e-12 * terms)
-    shipped = np.frombuffer(base64.b64decode(found["live"]["expected"]), "<f8")
+    # No sum of |x W_val W_out| is larger.
+    terms = layer.w_val.numel() / layer.groups * largest + abs(shown["live"]["bias"])
+    np.testing.assert_allclose(output_from(shown, factor), expected, rtol=0, atol=1e-12 * terms)
+    shipped = np.frombuffer(base64.b64decode(shown["live"]["expected"]), "<f8")
     np.testing.assert_allclose(shipped, before, rtol=0, atol=1e-12 * terms)
 
 
@@ -295,30 +289,30 @@ def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
 @given(case=cases())
 def test_any_layer_can_be_drawn(case: Case) -> None:
     layer = construct.conv_to_mhsa(case.conv, alpha=0.75)
-    found = picture(ReportLayer("", case.conv, layer))
+    shown = picture(ReportLayer("", case.conv, layer))
     layer.double()
     with torch.no_grad():
-        own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"], dtype=torch.float64))[0]
-    np.testing.assert_allclose(rows_from(found), own.numpy(), rtol=1e-12, atol=1e-300)
-    assert sorted(found["taps"]) == [*range(layer.heads)]
+        own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"], dtype=torch.float64))[0]
+    np.testing.assert_allclose(rows_from(shown), own.numpy(), rtol=1e-12, atol=1e-300)
+    assert sorted(shown["taps"]) == [*range(layer.heads)]
 
 
 def test_an_edited_v_shows() -> None:
     conv, layer = seeded(edited_layer)
-    found = picture(ReportLayer("", conv, layer))
-    assert found["centres"][0] == {"shift": [1, 2], "alpha": 2.0}
-    assert found["centres"][4] is None  # between two pixels
-    assert found["centres"][5] is None
-    assert found["taps"] == [None, 1, 2, 3, None, None, 6, 7, 8]
+    shown = picture(ReportLayer("", conv, layer))
+    assert shown["centres"][0] == {"shift": [1, 2], "alpha": 2.0}
+    assert shown["centres"][4] is None  # between two pixels
+    assert shown["centres"][5] is None
+    assert shown["taps"] == [None, 1, 2, 3, None, None, 6, 7, 8]
 
 
 def test_taps_beside_the_heads_that_carry_them() -> None:
     conv, layer = seeded(SHOWN["transposed"])
-    found = picture(ReportLayer("", conv, layer))
-    assert found["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
+    shown = picture(ReportLayer("", conv, layer))
+    assert shown["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
     norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
-    assert found["kernel"] == [3, 3]
-    np.testing.assert_allclose(found["carried"], norms[found["taps"]], rtol=1e-6)
+    assert shown["kernel"] == [3, 3]
+    np.testing.assert_allclose(shown["carried"], norms[shown["taps"]], rtol=1e-6)
 
 
 def test_attention_to_content_is_shipped_as_it_is() -> None:
@@ -328,22 +322,22 @@ def test_attention_to_content_is_shipped_as_it_is() -> None:
         layer.w_qry.normal_()
         layer.w_key.normal_()
     x = torch.randn(1, 2, 9, 9)
-    found = picture(ReportLayer("", conv, layer, x=x))
-    shape = [layer.heads, *(len(axis) for axis in found["queries"]), *found["shape"]]
-    shipped = np.frombuffer(base64.b64decode(found["maps"]), "<u2").reshape(shape) / 65535
+    shown = picture(ReportLayer("", conv, layer, x=x))
+    shape = [layer.heads, *(len(axis) for axis in shown["queries"]), *shown["shape"]]
+    shipped = np.frombuffer(base64.b64decode(shown["maps"]), "<u2").reshape(shape) / 65535
     with torch.no_grad():
-        own = layer.attention_probabilities(crop(x, found["input"])[0])
+        own = layer.attention_probabilities(crop(x, shown["input"])[0])
     assert np.abs(shipped.ravel() - own.numpy().ravel()).max() <= 0.5 / 65535 + 1e-12
-    assert "depends on the image" in found["caption"]
+    assert "depends on the image" in shown["caption"]
 
 
 def test_what_the_page_cannot_compute_is_said(tmp_path: Path) -> None:
     conv = seeded(lambda: nn.Conv2d(3, 2, 16, 16))  # a patch embedding: 256 heads
     layer = construct.conv_to_mhsa(conv)
     x = torch.rand(1, 3, 32, 32)
-    found = picture(ReportLayer("", conv, layer, x=x))
-    assert found["live"] is None
-    assert found["image"] is not None
+    shown = picture(ReportLayer("", conv, layer, x=x))
+    assert shown["live"] is None
+    assert shown["image"] is not None
     verify.write_report(tmp_path / "page.html", conv, layer, x)
     text = (tmp_path / "page.html").read_text()
     assert "The slider does not change these: only the first 64 of its heads are drawn." in text
@@ -359,9 +353,9 @@ def test_what_the_page_cannot_compute_is_said(tmp_path: Path) -> None:
 
 def test_a_crop_says_which() -> None:
     conv = seeded(lambda: nn.Conv2d(3, 2, 3, padding=1))
-    found = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 40, 12)))
-    assert found["input"] == [14, 12]
-    assert found["crop"] == "a crop, rows 13–26, columns 0–11 of 40 × 12, taken as the whole input"
+    shown = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 40, 12)))
+    assert shown["input"] == [14, 12]
+    assert shown["crop"] == "a crop, rows 13–26, columns 0–11 of 40 × 12, taken as the whole input"
     whole = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 16, 12)))
     assert (whole["input"], whole["crop"]) == ([16, 12], "")
 
@@ -369,14 +363,10 @@ def test_a_crop_says_which() -> None:
 def test_learned_attention_alone(tmp_path: Path) -> None:
     maps = torch.softmax(torch.randn(3, 4, 5, 20), -1).reshape(3, 4, 5, 4, 5)
     verify.write_report(tmp_path / "page.html", attention={"block <1>": maps})
-    found = read(tmp_path / "page.html").data()["0"]
-    assert (found["shape"], found["heads"], found["centres"]) == ([4, 5], 3, [None] * 3)
-    for wrong, why in (
-        (maps * 2, "probabilities"),
-        (maps[0], "shape"),
-        (maps[:, :2], "shape"),
-        (maps * float("nan"), "prob"),
-    ):
+    shown = read(tmp_path / "page.html").data()["0"]
+    assert (shown["shape"], shown["heads"], shown["centres"]) == ([4, 5], 3, [None] * 3)
+    odd = {"probabilities": maps * 2, "shape": maps[0], "has shape": maps[:, :2], "prob": maps * float("nan")}
+    for why, wrong in odd.items():
         with pytest.raises(ValueError, match=why):
             verify.write_report(tmp_path / "page.html", attention={"a": wrong})
 
@@ -406,31 +396,25 @@ def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch)
     assert opened == [f"layer-{k}" for k in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("conv", "words"),
-    [
-        (
-            nn.Conv2d(4, 4, 3, 2, groups=4),
-            "3 × 3 convolution, 4 → 4 channels, each channel on its own, in steps of 2 × 2, no padding",
-        ),
-        (
-            nn.Conv1d(4, 2, 3, dilation=2, padding=1, groups=2),
-            "1-D convolution of 3 taps, 4 → 2 channels, in 2 groups, taps 2 apart, padded by 1 with zeros",
-        ),
-        (
-            nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular"),
-            "1-D convolution of 2 taps, 1 → 1 channels, padded by 0+1 around the circle",
-        ),
-        (
-            nn.ConvTranspose2d(1, 1, 3, 2, 1, 1),
-            "3 × 3 transposed convolution, 1 → 1 channels, inputs 2 × 2 apart, cropped by 1 × 1, 1 × 1 more at the far end",
-        ),
-    ],
-)
-def test_geometry_in_words(conv: nn.Module, words: str) -> None:
-    from verify.layers.fields import Geometry
+IN_WORDS = {
+    "3 × 3 convolution, 4 → 4 channels, each channel on its own, in steps of 2 × 2, no padding": (
+        nn.Conv2d(4, 4, 3, 2, groups=4)
+    ),
+    "1-D convolution of 3 taps, 4 → 2 channels, in 2 groups, taps 2 apart, padded by 1 with zeros": (
+        nn.Conv1d(4, 2, 3, dilation=2, padding=1, groups=2)
+    ),
+    "1-D convolution of 2 taps, 1 → 1 channels, padded by 0+1 around the circle": (
+        nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular")
+    ),
+    "3 × 3 transposed convolution, 1 → 1 channels, inputs 2 × 2 apart, cropped by 1 × 1, 1 × 1 more at the far end": (
+        nn.ConvTranspose2d(1, 1, 3, 2, 1, 1)
+    ),
+}
 
-    assert in_words(Geometry.read(conv)) == words
+
+@pytest.mark.parametrize("words", IN_WORDS)
+def test_geometry_in_words(words: str) -> None:
+    assert in_words(Geometry.read(IN_WORDS[words])) == words
 
 
 # ---- both layers at work -------------------------------------------------------------------------------------------------
@@ -478,94 +462,81 @@ def test_three_channels_get_a_photograph(tmp_path: Path, monkeypatch: pytest.Mon
     assert "a photograph of scikit-learn" in (tmp_path / "photo.html").read_text()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     verify.write_report(tmp_path / "plain.html", conv, layer)
-    told = "The input is random. Install scikit-learn for a real picture."
-    assert told in (tmp_path / "plain.html").read_text()
+    text = (tmp_path / "plain.html").read_text()
+    assert "The input is random. Install scikit-learn for a real picture." in text
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def saved(from_conv: Command) -> None:
     torch.save(seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 2))), "model.pt")
-    return tmp_path
 
 
-def failed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that a refused command says; it has written nothing."""
-    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    assert main(list(argv)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
-    return err
-
-
-def test_the_command_writes_the_page_and_says_so(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("saved")
+def test_the_command_writes_the_page_and_says_so(from_conv: Command) -> None:
     for _ in range(2):  # its own earlier page is replaced
-        assert main(["model.pt", "--report", "page.html"]) == 0
-        assert "\nreport: page.html\n" in capsys.readouterr().out
-    assert main(["model.pt", "--report", "page.html", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["report"] == "page.html"
-    assert {path.name for path in saved.iterdir()} == {"model.pt", "model.mhsa.pt", "model.mhsa.json", "page.html"}
+        assert "\nreport: page.html\n" in from_conv.prints("model.pt", "--report", "page.html")
+    assert from_conv.facts("model.pt", "--report", "page.html")["report"] == "page.html"
+    assert names() == {"model.pt", "model.mhsa.pt", "model.mhsa.json", "page.html"}
 
 
-def test_a_refuted_layer_is_shown_too(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model.pt", "--report", "page.html", "--alpha", "0.5", "--no-certify"]) == 1
-    assert {path.name for path in saved.iterdir()} == {"model.pt", "page.html"}
-    text = (saved / "page.html").read_text()
+@pytest.mark.usefixtures("saved")
+def test_a_refuted_layer_is_shown_too(from_conv: Command) -> None:
+    from_conv.prints("model.pt", "--report", "page.html", "--alpha", "0.5", "--no-certify", code=1)
+    assert names() == {"model.pt", "page.html"}
+    text = Path("page.html").read_text()
     assert "REFUTED" in text
     assert "verify check" not in text  # there are no files to recheck
 
 
-def test_where_the_page_may_not_go(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("saved")
+def test_where_the_page_may_not_go(from_conv: Command) -> None:
     Path("foreign.html").write_text("<!doctype html><p>mine")
     torch.save(torch.zeros(1, 1, 5, 5), "x.pt")
     Path("net.py").write_text("")
-    refused = {
+    Path("folder").mkdir()
+    Path("link.html").symlink_to("model.pt")
+    for name, why in {
         "model.pt": "is an input itself",
         "./model.pt": "is an input itself",
+        "link.html": "is an input itself",
         "model.mhsa.pt": "is where other output goes",
         "model.mhsa.json": "is where other output goes",
         "x.pt": "is an input itself",
         "foreign.html": "exists and is not our own output (give another name with --report, or --force)",
         "nowhere/page.html": "there is no folder",
-        ".": "is there, and is not a file (give another name with --report)",
+        "folder": "is there, and is not a file (give another name with --report)",
         "/dev/full": "is there, and is not a file (give another name with --report)",
-    }
-    for name, why in refused.items():
-        if name == ".":
-            Path("folder").mkdir()
-            name = "folder"
-        assert why in failed(capsys, "model.pt", "--example-inputs", "x.pt", "--report", name), name
+    }.items():
+        assert why in from_conv.refuses("model.pt", "--example-inputs", "x.pt", "--report", name), name
     # Where no certificate is written, the name is still the next one's.
-    said = failed(capsys, "model.pt", "--no-certify", "--report", "model.mhsa.json")
-    assert "is where other output goes" in said
-    Path("link.html").symlink_to("model.pt")
-    assert "is an input itself" in failed(capsys, "model.pt", "--report", "link.html")
-    assert main(["model.pt", "--report", "foreign.html", "--force"]) == 0
+    line = from_conv.refuses("model.pt", "--no-certify", "--report", "model.mhsa.json")
+    assert "is where other output goes" in line
+    from_conv.prints("model.pt", "--report", "foreign.html", "--force")
 
 
-def test_without_jinja2(saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("saved")
+def test_without_jinja2(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    said = failed(capsys, "model.pt", "--report", "page.html")
     hint = 'pip install ".[report]" in the project\'s folder'
-    assert said == f"error: --report: the report takes jinja2, which is not there ({hint})\n"
+    line = from_conv.refuses("model.pt", "--report", "page.html")
+    assert line == f"error: --report: the report takes jinja2, which is not there ({hint})"
     with pytest.raises(ImportError, match="jinja2"):
-        verify.write_report(saved / "page.html", nn.Conv1d(1, 1, 1), construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)))
+        verify.write_report("page.html", nn.Conv1d(1, 1, 1), construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)))
 
 
 def test_write_report_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     conv = nn.Conv2d(1, 1, 1)
     path = tmp_path / "page.html"
-    with pytest.raises(ValueError, match="both networks, or neither"):
-        verify.write_report(path, conv)
-    with pytest.raises(ValueError, match="no convolution of the original"):
-        verify.write_report(path, conv, conv)
-    with pytest.raises(ValueError, match="nothing to show"):
-        verify.write_report(path)
-    with pytest.raises(ValueError, match="no convolution in the original"):
-        verify.write_report(path, nn.Identity(), construct.conv_to_mhsa(conv))
+    wrong: dict[str, Any] = {
+        "both networks, or neither": (conv,),
+        "no convolution of the original": (conv, conv),
+        "nothing to show": (),
+        "no convolution in the original": (nn.Identity(), construct.conv_to_mhsa(conv)),
+    }
+    for why, networks in wrong.items():
+        with pytest.raises(ValueError, match=why):
+            verify.write_report(path, *networks)
     assert not path.exists()

@@ -1,5 +1,6 @@
 """The report page shows what it was given, says what it leaves out, and prints a command that works."""
 
+import base64
 import html
 import json
 import os
@@ -13,18 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import construct
 import verify
-from construct.from_conv import main
+from commands import ROOT, Command
 from report_layers import seeded
+from verify.layers.fields import Geometry
+from verify.layers.reading import tap_of_shift
 from verify.report import conversion, images, writing
+from verify.report.attention import picture
 from verify.report.given_attention import given_picture
 from verify.report.layer import NoPicture, ReportLayer
 from verify.report.numbers import numbers_of, summary
-
-ROOT = Path(__file__).parents[2]
 
 
 def page_of(path: Path) -> str:
@@ -45,36 +48,31 @@ def run_printed(text: str) -> str:
     return done.stdout
 
 
-def test_the_printed_command_works_for_the_readmes_first_one(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_printed_command_works_for_the_readmes_first_one(from_conv: Command) -> None:
     """The model lies in the package, not in the folder at hand."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["--report", "page.html"]) == 0
+    from_conv.prints("--report", "page.html")
     assert "PROVED" in run_printed(page_of(Path("page.html")))
 
 
-@pytest.mark.parametrize("options", [["-o", "sub dir/out.pt"], ["--format", "safetensors"], ["-o", "-out.pt"]])
-def test_the_printed_command_works_wherever_the_files_are(options: list[str], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub dir").mkdir()
+@pytest.mark.parametrize("options", [["-o", "sub dir/out.pt"], ["--format", "safetensors"], ["-o=-out.pt"]], ids=str)
+def test_the_printed_command_works_wherever_the_files_are(options: list[str], from_conv: Command) -> None:
+    Path("sub dir").mkdir()
     torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
-    words = ["-o=-out.pt"] if options[1] == "-out.pt" else options
-    assert main(["model.pt", *words, "--report", "page.html"]) == 0
+    from_conv.prints("model.pt", *options, "--report", "page.html")
     assert "PROVED" in run_printed(page_of(Path("page.html")))
 
 
-def test_where_nothing_can_be_rechecked_it_says_why(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3)))
-    torch.save(model, "model.pt")
-    assert main(["model.pt", "--input-size", "1", "8", "--format", "pt2", "--report", "pt2.html"]) == 0
+def test_where_nothing_can_be_rechecked_it_says_why(from_conv: Command) -> None:
+    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
+    assert from_conv("model.pt", "--input-size", 1, 8, "--format", "pt2", "--report", "pt2.html")[0] == 0
     normed = "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(1, 2, 3)))"
     Path("net.py").write_text(f"from torch import nn\n\ndef net():\n    return {normed}\n")
     torch.save(eval(normed).state_dict(), "normed.pt")
-    assert main(["normed.pt", "--model-file", "net.py:net", "--report", "normed.html"]) == 0
-    for name, why in (
-        ("pt2", "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are."),
-        ("normed", "to recheck it takes a file that holds these."),
-    ):
+    from_conv.prints("normed.pt", "--model-file", "net.py:net", "--report", "normed.html")
+    for name, why in {
+        "pt2": "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are.",
+        "normed": "to recheck it takes a file that holds these.",
+    }.items():
         text = page_of(Path(f"{name}.html"))
         assert "<pre>" not in text
         assert "These files are not rechecked" in text
@@ -96,26 +94,23 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
         "convolution_calls": {"original": 1, "converted": 0},
     }
     sentences = conversion.network_sentences(figures)
-    found = [(n.text, n.exact) for told in sentences for n in told if not isinstance(n, str)]
-    assert found == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
+    shown = [(n.text, n.exact) for sentence in sentences for n in sentence if not isinstance(n, str)]
+    assert shown == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
     assert "the same expression" in str(sentences[-1][0])
     unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "no_float64": "why", "sentence": "so"}
     other = {**calls, "same": False, "difference": "add goes on"}
     changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}
-    text = " ".join(str(part) for told in conversion.network_sentences(changed) for part in told)
-    for words in (
-        "did not make the same calls: add goes on",
-        "no float64 run to hold them against: why",
-        "REFUTED: so",
-    ):
-        assert words in text
+    text = " ".join(str(part) for sentence in conversion.network_sentences(changed) for part in sentence)
+    assert "did not make the same calls: add goes on" in text
+    assert "no float64 run to hold them against: why" in text
+    assert "REFUTED: so" in text
     assert conversion.network_sentences(figures | {"numbers": None})
 
 
-def test_the_demo_has_the_networks_exact_distance(tmp_path: Path, capsys: Any) -> None:
-    assert main(["-o", str(tmp_path / "out.pt"), "--report", str(tmp_path / "page.html")]) == 0
-    exact = json.loads(page_of(tmp_path / "out.json"))["network"]["numbers"]
-    page = page_of(tmp_path / "page.html")
+def test_the_demo_has_the_networks_exact_distance(from_conv: Command) -> None:
+    from_conv.prints("-o", "out.pt", "--report", "page.html")
+    exact = json.loads(page_of(Path("out.json")))["network"]["numbers"]
+    page = page_of(Path("page.html"))
     for name in ("original", "converted", "largest"):
         (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
         assert float(value) == exact[name] <= float(text)
@@ -138,11 +133,12 @@ def test_a_refuted_row_does_not_look_like_success(tmp_path: Path) -> None:
     text = page_of(tmp_path / "page.html")
     (row,) = re.findall(r'<span class="number difference">(.*?)</span>', text)
     assert "≤" not in row
-    seen, allowed = re.findall(r'value="([^"]+)"', row)
+    observed, allowed = re.findall(r'value="([^"]+)"', row)
     assert " &gt; " in row
-    assert float(seen) > float(allowed)
+    assert float(observed) > float(allowed)
     within = verify.certify(conv, layer, grid=(8, 8), within=1e-3)
-    parts = summary(told := ReportLayer("", conv, layer, None, within, within.verdict), numbers_of(told))
+    shown = ReportLayer("", conv, layer, None, within, within.verdict)
+    parts = summary(shown, numbers_of(shown))
     assert [part if isinstance(part, str) else part.exact for part in parts][1:] == [" > ", "0.001"]
     assert "looks where the tap looks" not in text
 
@@ -181,20 +177,19 @@ def test_every_missing_strip_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     assert missing_strips(page_of(path)) == ["only the inputs of the first 2 layers are kept."] * 2
 
 
-def test_the_digit_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sklearn.datasets import load_digits
-
+def test_the_digit_comes_along(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     known: Any = load_digits()
     np.testing.assert_array_equal(images.digit(), known.images[0] / 16)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert main(["-o", str(tmp_path / "out.pt"), "--report", str(tmp_path / "page.html")]) == 0
-    assert "What reaches this layer from a handwritten digit" in page_of(tmp_path / "page.html")
-    assert "Install scikit-learn" not in page_of(tmp_path / "page.html")
+    from_conv.prints("-o", "out.pt", "--report", "page.html")
+    page = page_of(Path("page.html"))
+    assert "What reaches this layer from a handwritten digit" in page
+    assert "Install scikit-learn" not in page
     x = torch.ones(1, 3, 9, 9)
     net = nn.Sequential(nn.Conv2d(3, 1, 3))
-    told = writing.pictured(net, {"0": net[0]}, x, (3, 9, 9))[1]
-    assert told.endswith("the first input of the check. Install scikit-learn for a real picture.")
+    source = writing.pictured(net, {"0": net[0]}, x, (3, 9, 9))[1]
+    assert source.endswith("the first input of the check. Install scikit-learn for a real picture.")
 
 
 # ---- learned attention ---------------------------------------------------------------------------------------------------
@@ -217,11 +212,9 @@ def test_every_layer_of_learned_attention_is_drawn(heads: int, side: int, layers
     assert len(text) < 10_000_000
 
 
-def numbers_in(found: dict[str, Any]) -> np.ndarray:
-    import base64
-
-    raw = np.frombuffer(base64.b64decode(found["maps"]), "<u2" if found["bits"] == 16 else "u1")
-    return raw / 65535 if found["bits"] == 16 else (raw / 255) ** 2
+def numbers_in(shipped: dict[str, Any]) -> np.ndarray:
+    raw = np.frombuffer(base64.b64decode(shipped["maps"]), "<u2" if shipped["bits"] == 16 else "u1")
+    return raw / 65535 if shipped["bits"] == 16 else (raw / 255) ** 2
 
 
 def test_a_shade_of_what_is_shipped_is_right() -> None:
@@ -237,11 +230,11 @@ def test_a_shade_of_what_is_shipped_is_right() -> None:
 
 def test_too_much_attention_asks_from_fewer_positions() -> None:
     (maps,) = attention(2, 6, 7).values()
-    found = given_picture("a", maps.numpy(), 2 * 42 * 12, 64)
-    assert found["queries"] == [[1, 3, 5], [1, 3, 5]]
+    shipped = given_picture("a", maps.numpy(), 2 * 42 * 12, 64)
+    assert shipped["queries"] == [[1, 3, 5], [1, 3, 5]]
     expected = maps.numpy()[:, 1::2, 1::2].ravel()
-    assert np.abs(np.sqrt(numbers_in(found)) - np.sqrt(expected)).max() <= 0.51 / 255
-    assert "from 3 × 3 of the 6 × 7 positions" in found["caption"]
+    assert np.abs(np.sqrt(numbers_in(shipped)) - np.sqrt(expected)).max() <= 0.51 / 255
+    assert "from 3 × 3 of the 6 × 7 positions" in shipped["caption"]
     with pytest.raises(NoPicture, match="too many"):
         given_picture("a", maps.numpy(), 50, 64)
 
@@ -253,22 +246,16 @@ def test_too_much_attention_asks_from_fewer_positions() -> None:
     "conv", [nn.Conv2d(2, 2, (2, 3), dilation=2), nn.ConvTranspose1d(2, 2, 3, 2)], ids=["2-D", "T"]
 )
 def test_every_tap_is_found_by_its_shift(conv: Any) -> None:
-    from verify.layers.fields import Geometry
-    from verify.layers.reading import tap_of_shift
-    from verify.report.attention import picture
-
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
         layer.w_qry.normal_()
-    found = picture(ReportLayer("", conv, layer))
-    taps = [tap_of_shift(Geometry.read(conv), tuple(shift)) for shift in found["shifts"]]
+    shifts = picture(ReportLayer("", conv, layer))["shifts"]
+    taps = [tap_of_shift(Geometry.read(conv), tuple(shift)) for shift in shifts]
     assert taps == [*np.ndindex(*conv.kernel_size)]
 
 
 def test_a_patch_embedding_has_few_large_tokens() -> None:
-    from verify.report.attention import picture
-
     conv = nn.Conv2d(3, 2, 16, 16)
-    found = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv)))
-    assert [len(axis) for axis in found["queries"]] == [2, 2]
-    assert found["shape"] == [32, 32]
+    shipped = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv)))
+    assert [len(axis) for axis in shipped["queries"]] == [2, 2]
+    assert shipped["shape"] == [32, 32]

@@ -1,5 +1,6 @@
 """Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +25,17 @@ from verify.layers.fields import TENSORS, Unreadable, snapshot, unchanged
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def pair(outputs: int = 3) -> tuple[nn.Conv2d, MHSA]:
+    conv = nn.Conv2d(2, outputs, 3, padding=1)
+    return conv, conv_to_mhsa(conv)
+
+
+def executing(patch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
+    """From now on an execution does this; ``change`` is given what it did, and the arguments."""
+    right = EXECUTIONS[name]
+    patch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: change(right.run, *args)))
 
 
 # ---- the convolution is not what its fields say ------------------------------------------------------------------------------
@@ -132,7 +144,7 @@ def test_a_transposed_one_with_another_output_padding_is_refused():
         certify(Stretched(2, 2, 3, stride=2), conv_to_mhsa(nn.ConvTranspose2d(2, 2, 3, stride=2)), grid=(4, 4))
 
 
-def test_a_harmless_subclass_and_a_steady_parametrization_arejudged_by_channel():
+def test_a_harmless_subclass_and_a_steady_parametrization_are_certified():
     conv = Renamed(2, 2, 3)
     assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
     layer = conv_to_mhsa(conv)
@@ -153,9 +165,8 @@ def test_an_attention_layer_that_is_worked_out_from_others_is_refused(name: str,
     conv = nn.Conv2d(2, 2, 3)
     layer = conv_to_mhsa(conv)
     parametrize.register_parametrization(layer, name, moody())
-    with pytest.raises(
-        Unreadable, match=f"{name} of ParametrizedMHSA is worked out from other parameters; settle it first"
-    ):
+    reason = f"{name} of ParametrizedMHSA is worked out from other parameters; settle it first"
+    with pytest.raises(Unreadable, match=reason):
         certify(conv, layer.eval(), grid=(4, 4))
 
 
@@ -229,8 +240,7 @@ PLANTED = [
 
 @pytest.mark.parametrize("plant", PLANTED)
 def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair()
     plant(layer)
     with pytest.raises(Unreadable) as caught:
         certify(conv, layer, grid=(4, 4))
@@ -238,8 +248,7 @@ def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
 
 
 def test_global_hooks_are_refused():
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair()
     for register in (register_module_forward_hook, register_module_forward_pre_hook):
         handle = register(lambda *args: None)
         try:
@@ -272,17 +281,14 @@ class Stepping(Drifting):
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_that_changes_when_it_is_read_is_refused(name: str):
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
-    drifting = Drifting()
-    parametrize.register_parametrization(layer, name, drifting)
+    conv, layer = pair()
+    parametrize.register_parametrization(layer, name, Drifting())
     with pytest.raises(Unreadable, match=f"{name} of ParametrizedMHSA is worked out"):
         certify(conv, layer, grid=(4, 4))
 
 
 def test_a_bias_that_changes_when_it_is_read_is_refused():
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair()
     parametrize.register_parametrization(conv, "bias", Drifting())
     with pytest.raises(Unreadable, match="bias of ParametrizedConv2d is another"):
         certify(conv, layer, grid=(4, 4))
@@ -290,23 +296,20 @@ def test_a_bias_that_changes_when_it_is_read_is_refused():
 
 def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.MonkeyPatch):
     """Or in between: what is hashed is what was judged, and still there after the last run."""
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair()
     stepping = Stepping(after=10**6)
     parametrize.register_parametrization(conv, "weight", stepping)
     stepping.after = stepping.reads + 4
     with pytest.raises(Unreadable, match="changed while"):
         certify(conv, layer, grid=(4, 4))
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    plain = conv_to_mhsa(conv)
-    right = EXECUTIONS["dense"].run
+    conv, plain = pair()
 
-    def doubling(layer: MHSA, *args: Any) -> torch.Tensor:
-        found = right(layer, *args)
+    def growing(run: Any, layer: MHSA, *args: Any) -> torch.Tensor:
+        y = run(layer, *args)
         layer.w_val.data.mul_(1 + 2.0**-20)
-        return found
+        return y
 
-    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=doubling))
+    executing(monkeypatch, "dense", growing)
     with pytest.raises(Unreadable, match="changed while"):
         certify(conv, plain, grid=(4, 4))
 
@@ -411,8 +414,7 @@ def test_scores_that_overflow_are_undecided():
     "change", [{"dilation": (4, 4)}, {"padding": (3, 3), "padding_mode": "reflect"}, {"stride": (2, 1)}]
 )
 def test_a_layer_that_cannot_run_is_judged_and_not_stumbled_over(change: dict):
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair(2)
     layer.geometry = replace(layer.geometry, **change)
     assert certify(conv, layer, grid=(4, 4)).verdict.name == "REFUTED"
 
@@ -421,9 +423,8 @@ def test_an_execution_that_raises_leaves_it_undecided(monkeypatch: pytest.Monkey
     def raises(*args: Any) -> Any:
         raise RuntimeError("no kernel for this")
 
-    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=raises))
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    executing(monkeypatch, "dense", raises)
+    certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "UNDECIDED"
     assert "step 6 (runs)" in certificate.verdict.sentence
     assert "no kernel for this" in certificate.verdict.sentence
@@ -433,30 +434,21 @@ def test_want_of_memory_is_noted_but_nothing_run_is_undecided(monkeypatch: pytes
     def full(*args: Any) -> Any:
         raise MemoryError("needs 1 TiB")
 
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    monkeypatch.setitem(EXECUTIONS, "dense", replace(EXECUTIONS["dense"], run=full))
-    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    executing(monkeypatch, "dense", full)
+    certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "PROVED"
     assert any(probe["note"] == "needs 1 TiB" for probe in certificate.probes)
     assert not any("dense" in assumption for assumption in certificate.assumptions)
     for name in EXECUTIONS:
-        monkeypatch.setitem(EXECUTIONS, name, replace(EXECUTIONS[name], run=full))
-    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "UNDECIDED"
+        executing(monkeypatch, name, full)
+    assert certify(*pair(2), grid=(4, 4)).verdict.name == "UNDECIDED"
 
 
 def test_a_record_without_executions_is_undecided():
     conv = nn.Conv1d(1, 1, 3)
     layer = conv_to_mhsa(conv)
-    names = [
-        *dict(layer.named_parameters()),
-        "geometry",
-        "radix",
-        "in_channels",
-        "out_channels",
-        "kernel_size",
-        "stride",
-    ]
-    names += ["padding", "padding_mode", "dilation", "groups", "transposed", "output_padding"]
+    names = "geometry radix in_channels out_channels kernel_size stride padding padding_mode dilation groups".split()
+    names += ["transposed", "output_padding", *dict(layer.named_parameters())]
     bare = type("Bare", (), {name: getattr(layer, name) for name in names})()
     certificate = certify(conv, bare, grid=(5,))
     assert certificate.verdict.name == "UNDECIDED"
@@ -500,25 +492,27 @@ def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, 
     assert (certificate.counterexample is not None) == (verdict == "REFUTED")
 
 
-@pytest.mark.parametrize(("alpha", "found"), [(1024.0, True), (1.0, False)])
-def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, found: bool):
+@pytest.mark.parametrize(("alpha", "refuted"), [(1024.0, True), (1.0, False)])
+def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, refuted: bool):
     """On either side an output is a sum of all inputs, and no input is read."""
     conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
     circular = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
     certificate = certify(conv, conv_to_mhsa(circular, alpha=alpha), grid=(7,))
     assert certificate.verdict.name != "PROVED"
-    assert (certificate.counterexample is not None) == found
+    assert (certificate.counterexample is not None) == refuted
 
 
-@pytest.mark.parametrize(("on", "found"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)])
-def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], found: bool):
+@pytest.mark.parametrize(
+    ("on", "refuted"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)]
+)
+def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], refuted: bool):
     """Other padding is seen by heads that look at positions; of others nobody says what they read."""
     conv = nn.Conv1d(1, 1, 3, padding=1)
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular"))
     for name in on:
         getattr(layer, name).data.fill_(1)
     layer.b_out.data.copy_(conv.bias)  # type: ignore[arg-type]
-    assert (certify(conv, layer, grid=(7,)).counterexample is not None) == found
+    assert (certify(conv, layer, grid=(7,)).counterexample is not None) == refuted
 
 
 def test_a_head_off_the_kernel_is_on_some_grids_only():
@@ -536,22 +530,17 @@ def test_a_head_off_the_kernel_is_on_some_grids_only():
 
 def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch: pytest.MonkeyPatch):
     """75 taps in bfloat16 allow for more rounding than the whole bias; but not on the zero input."""
-    right = EXECUTIONS["dense"]
     conv = nn.Conv1d(1, 1, 75, padding=37, dtype=torch.bfloat16)
     conv.bias.data.fill_(0.125)  # type: ignore[union-attr]
     layer = conv_to_mhsa(conv)
     assert certify(conv, layer, grid=(75,)).bound.max() > 0.125
-    unbiased = replace(right, run=lambda layer, x, grid: right.run(layer, x, grid) - layer.b_out.to(x.dtype))
-    monkeypatch.setitem(EXECUTIONS, "dense", unbiased)
+    executing(monkeypatch, "dense", lambda run, layer, x, grid: run(layer, x, grid) - layer.b_out.to(x.dtype))
     assert certify(conv, layer, grid=(75,)).verdict.name == "REFUTED"
 
 
 def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
-    right = EXECUTIONS["auto"]
-    wrong = replace(right, run=lambda *args: right.run(*args) + 1)
-    monkeypatch.setitem(EXECUTIONS, "auto", wrong)
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 4))
+    executing(monkeypatch, "auto", lambda run, *args: run(*args) + 1)
+    certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "REFUTED"
     assert "auto" in certificate.verdict.sentence
 
@@ -566,8 +555,7 @@ def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int,
         return right(w_val, w_out, scores, heads, slice(queries.start - back, stop - back), values)
 
     monkeypatch.setattr(chunked, "some_heads", late)
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    assert certify(conv, conv_to_mhsa(conv), grid=grid).verdict.name == "REFUTED"
+    assert certify(*pair(2), grid=grid).verdict.name == "REFUTED"
 
 
 # ---- heads that carry nothing -------------------------------------------------------------------------------------------------
@@ -620,15 +608,10 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
         for h in range(heads):
             for i in range(d_in):
                 y = y + x[0, i, h] * folded[h, i]
-        exact = [
-            sum(
-                Fraction(float(x[0, i, h])) * Fraction(float(w_val[h, 0, i, k])) * Fraction(float(w_out[h, 0, k, o]))
-                for h in range(heads)
-                for i in range(d_in)
-                for k in range(d_h)
-            )
-            for o in range(d_out)
+        fractions = [
+            np.vectorize(Fraction, otypes=[object])(t.double().numpy()) for t in (x[0], w_val[:, 0], w_out[:, 0])
         ]
+        exact = np.einsum("ih,hik,hko->o", *fractions)
         for o in range(d_out):
             assert abs(Fraction(float(y[o])) - exact[o]) <= Fraction(float(bound[o]))
 
@@ -650,8 +633,7 @@ def test_underflow_in_a_folded_matrix_is_counted():
 
 
 def test_autocast_around_the_call_changes_nothing():
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    layer = conv_to_mhsa(conv)
+    conv, layer = pair(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         certificate = certify(conv, layer, grid=(4, 4))
     assert certificate.verdict.name == "PROVED"
@@ -692,27 +674,24 @@ def test_weights_that_are_kept_with_the_other_sign_are_read():
 
 def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
     switched = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before, seen = torch.get_float32_matmul_precision(), []
-    conv = nn.Conv2d(2, 2, 3, padding=1)
-    layer = conv_to_mhsa(conv)
-    right = EXECUTIONS["dense"]
+    before, during = torch.get_float32_matmul_precision(), []
 
-    def watched(*args: Any) -> torch.Tensor:
-        seen.append(switched.fp32_precision)
-        return right.run(*args)
+    def watched(run: Any, *args: Any) -> torch.Tensor:
+        during.append(switched.fp32_precision)
+        return run(*args)
 
     torch.set_float32_matmul_precision("medium")
     try:
         reduced = switched.fp32_precision
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(EXECUTIONS, "dense", replace(right, run=watched))
-            certificate = certify(conv, layer, grid=(4, 4))
+            executing(patch, "dense", watched)
+            certificate = certify(*pair(2), grid=(4, 4))
         assert switched.fp32_precision == reduced != "ieee"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert set(seen) == {"ieee"}
-    assert any("reduced precision switched off" in told for told in certificate.assumptions)
+    assert set(during) == {"ieee"}
+    assert any("reduced precision switched off" in assumption for assumption in certificate.assumptions)
 
 
 def test_a_zero_that_changes_its_sign_is_a_change():

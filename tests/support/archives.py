@@ -135,6 +135,11 @@ def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> 
     return joined(repaired([*pieces, *entries, *ends]))
 
 
+def archive_of(records: dict[str, bytes]) -> bytes:
+    """An archive of these records in the folder that torch.save gives them."""
+    return packed((f"archive/{name}", data) for name, data in records.items())
+
+
 def records_in(archive: bytes) -> dict[str, bytes]:
     """The records of an archive of torch.save, by their name inside its folder."""
     return {p.name.decode().partition("/")[2]: p.data for p in taken_apart(archive) if p.kind == "local"}
@@ -152,7 +157,7 @@ def with_pickle(pickle: bytes, *storages: bytes, **more: bytes) -> bytes:
     records = {"data.pkl": pickle, "byteorder": b"little"}
     records |= {f"data/{number}": data for number, data in enumerate(storages)}
     records |= {"version": b"3\n", **{name.replace("__", "/"): data for name, data in more.items()}}
-    return packed((f"archive/{name}", data) for name, data in records.items())
+    return archive_of(records)
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,113 @@ from construct.execution import chunked
 from construct.tokens import TokenGrid
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
 
+
+def function(name: str, where: Any, what: str, change: Callable[..., Any], **options: Any) -> None:
+    """A fault in a function: in its place ``change`` is called, with the right one before the arguments."""
+
+    @code(name, **options)
+    def _(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(where, what, partial(change, getattr(where, what)))
+
+
 # ---- faults in the code: the builder ---------------------------------------------------------------------------------------
+
+
+def shifts_of(name: str, change: Callable[[Any, ConvGeometry], Any], **options: Any) -> None:
+    function(f"builder: {name}", shifts, "tap_shifts", change, **options)
+
+
+def taps_of(name: str, change: Callable[[Any, Tensor, ConvGeometry], Any], **options: Any) -> None:
+    function(f"builder: {name}", heads, "tap_matrices", change, **options)
+
+
+def turned(weight: Tensor) -> Tensor:
+    return weight.flip(tuple(range(2, weight.dim())))
+
+
+def without_dilation(g: ConvGeometry) -> ConvGeometry:
+    return replace(g, dilation=(1,) * g.dims, padding=(0,) * g.dims)
+
+
+shifts_of("shifts off by one", lambda right, g: tuple((tau[0] + 1, *tau[1:]) for tau in right(g)), shown_on=ALL)
+shifts_of("shifts from the end of the kernel", lambda right, g: tuple(tuple(-t for t in tau) for tau in right(g)))
+shifts_of("shifts without dilation", lambda right, g: right(without_dilation(g)), more=3)
+taps_of("the order of taps reversed", lambda right, weight, g: right(weight, g).flip(0), shown_on=ALL)
+taps_of(
+    "taps column by column",
+    lambda right, weight, g: right(weight.transpose(2, 3).reshape(weight.shape), g),
+    dims=[2, 3],
+)
+taps_of(
+    "transposed kernels not flipped",
+    lambda right, weight, g: right(turned(weight) if g.transposed else weight, g),
+    more=2,
+    transposed=[True],
+)
+taps_of("kernels flipped", lambda right, weight, g: right(turned(weight), g), shown_on=ALL)
+taps_of(
+    "groups in reverse",
+    lambda right, weight, g: right(weight, g).flip(1),
+    channels=["grouped", "depthwise", "multiplier"],
+)
+function(
+    "builder: factors with an identity too many",
+    *(heads, "factor"),
+    lambda right, taps, head_dim=None: (right(taps)[0] * 2, right(taps)[1]),
+)
+taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weight, g)[:-1], right(weight, g)[-1:] * 0]))
+
+
+# ---- the encoding ------------------------------------------------------------------------------------------------------------
+
+
+def v(name: str, change: Callable[..., Any], **options: Any) -> None:
+    function(f"encoding: v {name}", encoding, "v", change, **options)
+
+
+def r(name: str, change: Callable[..., Any], **options: Any) -> None:
+    function(f"encoding: r {name}", encoding, "r", change, **options)
+
+
+v("of −τ", lambda right, tau, alpha: tuple(-alpha * c for c in (1, *(2 * x for x in tau))), shown_on=SYMMETRIC)
+v("without its factor 2", lambda right, tau, alpha: tuple(-alpha * c for c in (1, *(-x for x in tau))))
+v("looks away", lambda right, tau, alpha: tuple(alpha * c for c in (1, *(-2 * x for x in tau))))
+r("of q − k", lambda right, delta: (sum(x * x for x in delta), *(-x for x in delta)))
+r("without its square", lambda right, delta: (0 * delta[0], *right(delta)[1:]), shown_on=ALL)
+r(
+    "without the square of the last axis",
+    lambda right, delta: (sum(x * x for x in delta[:-1]) + 0 * delta[0], *delta),
+)
+r("of the absolute shift", lambda right, delta: (sum(x * x for x in delta), *(abs(x) for x in delta)))
+
+
+# ---- the token grid ------------------------------------------------------------------------------------------------------------
+
+
+def sources(name: str, change: Callable[..., Tensor], **options: Any) -> None:
+    function(f"tokens: {name}", tokens, "sources_along_axis", change, **options)
+
+
+def symmetric(right: Any, n: int, stuff: int, pads: tuple[int, int], mode: str) -> Tensor:
+    place = torch.arange(-pads[0], n + pads[1])
+    return torch.where(place < 0, -1 - place, torch.where(place >= n, 2 * n - 1 - place, place)).clamp(0, n - 1)
+
+
+def off_at_the_end(right: Any, n: int, stuff: int, pads: tuple[int, int], mode: str) -> Tensor:
+    place = torch.arange(-pads[0], n + pads[1])
+    return torch.where(place >= n, (place + 1) % n, right(n, stuff, pads, mode))
+
+
+PADDED: dict[str, Any] = {"paddings": ["numbers", "same"], "transposed": [False]}
+sources(
+    "zeros padded by replicating",
+    lambda right, n, stuff, pads, mode: right(n, stuff, pads, "replicate"),
+    shown_on=ZEROS,
+    padding_modes=["zeros"],
+    **PADDED,
+)
+sources("reflect repeats the edge", symmetric, padding_modes=["reflect"], **PADDED)
+sources("circular is off by one at the end", off_at_the_end, padding_modes=["circular"], **PADDED)
 
 
 def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[ConvGeometry, Any], Any]) -> None:
@@ -24,169 +131,17 @@ def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[Co
     patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g))))
 
 
-@code("builder: shifts off by one", shown_on=ALL)
-def _(patch):
-    right = shifts.tap_shifts
-    patch.setattr(shifts, "tap_shifts", lambda g: tuple((tau[0] + 1, *tau[1:]) for tau in right(g)))
-
-
-@code("builder: shifts from the end of the kernel")
-def _(patch):
-    right = shifts.tap_shifts
-    patch.setattr(shifts, "tap_shifts", lambda g: tuple(tuple(-t for t in tau) for tau in right(g)))
-
-
-@code("builder: shifts without dilation", more=3)
-def _(patch):
-    right = shifts.tap_shifts
-    patch.setattr(shifts, "tap_shifts", lambda g: right(replace(g, dilation=(1,) * g.dims, padding=(0,) * g.dims)))
-
-
-@code("builder: the order of taps reversed", shown_on=ALL)
-def _(patch):
-    right = heads.tap_matrices
-    patch.setattr(heads, "tap_matrices", lambda weight, g: right(weight, g).flip(0))
-
-
-@code("builder: taps column by column", dims=[2, 3])
-def _(patch):
-    right = heads.tap_matrices
-    patch.setattr(heads, "tap_matrices", lambda weight, g: right(weight.transpose(2, 3).reshape(weight.shape), g))
-
-
-@code("builder: transposed kernels not flipped", more=2, transposed=[True])
-def _(patch):
-    right = heads.tap_matrices
-    flipped = lambda weight: weight.flip(tuple(range(2, weight.dim())))  # noqa: E731
-    patch.setattr(heads, "tap_matrices", lambda weight, g: right(flipped(weight) if g.transposed else weight, g))
-
-
-@code("builder: kernels flipped", shown_on=ALL)
-def _(patch):
-    right = heads.tap_matrices
-    flipped = lambda weight: weight.flip(tuple(range(2, weight.dim())))  # noqa: E731
-    patch.setattr(heads, "tap_matrices", lambda weight, g: right(flipped(weight), g))
-
-
-@code("builder: groups in reverse", channels=["grouped", "depthwise", "multiplier"])
-def _(patch):
-    right = heads.tap_matrices
-    patch.setattr(heads, "tap_matrices", lambda weight, g: right(weight, g).flip(1))
-
-
-@code("builder: factors with an identity too many")
-def _(patch):
-    right = heads.factor
-    patch.setattr(heads, "factor", lambda taps, head_dim=None: (right(taps)[0] * 2, right(taps)[1]))
-
-
-@code("builder: the last tap left out")
-def _(patch):
-    right = heads.tap_matrices
-    patch.setattr(
-        heads, "tap_matrices", lambda weight, g: torch.cat([right(weight, g)[:-1], right(weight, g)[-1:] * 0])
-    )
-
-
-# ---- the encoding ------------------------------------------------------------------------------------------------------------
-
-
-@code("encoding: v of −τ", shown_on=SYMMETRIC)
-def _(patch):
-    patch.setattr(encoding, "v", lambda tau, alpha: tuple(-alpha * c for c in (1, *(2 * x for x in tau))))
-
-
-@code("encoding: v without its factor 2")
-def _(patch):
-    patch.setattr(encoding, "v", lambda tau, alpha: tuple(-alpha * c for c in (1, *(-x for x in tau))))
-
-
-@code("encoding: v looks away")
-def _(patch):
-    patch.setattr(encoding, "v", lambda tau, alpha: tuple(alpha * c for c in (1, *(-2 * x for x in tau))))
-
-
-@code("encoding: r of q − k")
-def _(patch):
-    patch.setattr(encoding, "r", lambda delta: (sum(x * x for x in delta), *(-x for x in delta)))
-
-
-@code("encoding: r without its square", shown_on=ALL)
-def _(patch):
-    right = encoding.r
-    patch.setattr(encoding, "r", lambda delta: (0 * delta[0], *right(delta)[1:]))
-
-
-@code("encoding: r without the square of the last axis")
-def _(patch):
-    patch.setattr(encoding, "r", lambda delta: (sum(x * x for x in delta[:-1]) + 0 * delta[0], *delta))
-
-
-@code("encoding: r of the absolute shift")
-def _(patch):
-    patch.setattr(encoding, "r", lambda delta: (sum(x * x for x in delta), *(abs(x) for x in delta)))
-
-
-# ---- the token grid ------------------------------------------------------------------------------------------------------------
-
-
-def _patched_sources(
-    patch: pytest.MonkeyPatch, change: Callable[[Tensor, int, int, tuple[int, int], str], Tensor]
-) -> None:
-    right = tokens.sources_along_axis
-    patch.setattr(
-        tokens,
-        "sources_along_axis",
-        lambda n, stuff, pads, mode: change(right(n, stuff, pads, mode), n, stuff, pads, mode),
-    )
-
-
-@code(
-    "tokens: zeros padded by replicating",
-    shown_on=ZEROS,
-    paddings=["numbers", "same"],
-    padding_modes=["zeros"],
-    transposed=[False],
-)
-def _(patch):
-    right = tokens.sources_along_axis
-    patch.setattr(tokens, "sources_along_axis", lambda n, stuff, pads, mode: right(n, stuff, pads, "replicate"))
-
-
-@code("tokens: reflect repeats the edge", paddings=["numbers", "same"], padding_modes=["reflect"], transposed=[False])
-def _(patch):
-    def symmetric(row, n, stuff, pads, mode):
-        place = torch.arange(-pads[0], n + pads[1])
-        return torch.where(place < 0, -1 - place, torch.where(place >= n, 2 * n - 1 - place, place)).clamp(0, n - 1)
-
-    _patched_sources(patch, symmetric)
-
-
-@code(
-    "tokens: circular is off by one at the end",
-    paddings=["numbers", "same"],
-    padding_modes=["circular"],
-    transposed=[False],
-)
-def _(patch):
-    def off(row, n, stuff, pads, mode):
-        place = torch.arange(-pads[0], n + pads[1])
-        return torch.where(place >= n, (place + 1) % n, row)
-
-    _patched_sources(patch, off)
-
-
 @code("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
 def _(patch):
     _patched_property(patch, "pads", lambda g, pads: tuple((after, before) for before, after in pads))
 
 
-@code("tokens: zeros stuffed with a phase", shown_on=TRANSPOSED, transposed=[True])
-def _(patch):
-    def late(row, n, stuff, pads, mode):
-        return row.roll(1) if stuff > 1 else row
-
-    _patched_sources(patch, late)
+sources(
+    "zeros stuffed with a phase",
+    lambda right, n, stuff, *rest: right(n, stuff, *rest).roll(int(stuff > 1)),
+    shown_on=TRANSPOSED,
+    transposed=[True],
+)
 
 
 @code("tokens: output padding in front", more=2, transposed=[True])
@@ -209,42 +164,41 @@ def _(patch):
     patch.setattr(TokenGrid, "gather", unmasked)
 
 
-@code("tokens: queries at the first tap", more=2)
-def _(patch):
-    right = TokenGrid.of.__func__  # type: ignore[attr-defined]
+def _patched_queries(name: str, change: Callable[[ConvGeometry, Any], Any], **options: Any) -> None:
+    """A fault in the queries of an axis: ``change`` is given the grid's geometry and all axes."""
 
-    def shifted(cls, g, size):
-        grid = right(cls, g, size)
-        return cls(grid.sources, tuple((q - a).clamp(min=0) for q, a in zip(grid.queries, g.anchor, strict=True)))
+    @code(f"tokens: {name}", **options)
+    def _(patch: pytest.MonkeyPatch) -> None:
+        right = TokenGrid.of.__func__  # type: ignore[attr-defined]
 
-    patch.setattr(TokenGrid, "of", classmethod(shifted))
+        def changed(cls: Any, g: ConvGeometry, size: Any) -> Any:
+            grid = right(cls, g, size)
+            return cls(grid.sources, tuple(change(g, grid.queries)))
+
+        patch.setattr(TokenGrid, "of", classmethod(changed))
+
+
+_patched_queries(
+    "queries at the first tap",
+    lambda g, queries: ((q - a).clamp(min=0) for q, a in zip(queries, g.anchor, strict=True)),
+    more=2,
+)
+_patched_queries(
+    "queries without stride",
+    lambda g, queries: (torch.arange(len(q)) + q[0] for q in queries),
+    more=2,
+    transposed=[False],
+    paddings=["none", "numbers", "valid"],
+)
+_patched_queries(
+    "the last output twice",
+    lambda g, queries: (torch.cat([q[:-1], q[-2:-1] if len(q) > 1 else q[-1:]]) for q in queries),
+)
 
 
 @code("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
 def _(patch):
     _patched_property(patch, "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1))
-
-
-@code("tokens: queries without stride", more=2, transposed=[False], paddings=["none", "numbers", "valid"])
-def _(patch):
-    right = TokenGrid.of.__func__  # type: ignore[attr-defined]
-
-    def dense(cls, g, size):
-        grid = right(cls, g, size)
-        return cls(grid.sources, tuple(torch.arange(len(q)) + q[0] for q in grid.queries))
-
-    patch.setattr(TokenGrid, "of", classmethod(dense))
-
-
-@code("tokens: the last output twice")
-def _(patch):
-    right = TokenGrid.of.__func__  # type: ignore[attr-defined]
-
-    def twice(cls, g, size):
-        grid = right(cls, g, size)
-        return cls(grid.sources, tuple(torch.cat([q[:-1], q[-2:-1] if len(q) > 1 else q[-1:]]) for q in grid.queries))
-
-    patch.setattr(TokenGrid, "of", classmethod(twice))
 
 
 @code(

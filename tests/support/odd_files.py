@@ -8,6 +8,7 @@ or an odd model is saved in the ordinary way.
 import json
 import pickletools
 import random
+import re
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +23,7 @@ from archives import (
     EMPTY_ORDERED,
     FORMS,
     Piece,
+    archive_of,
     called,
     joined,
     named,
@@ -65,9 +67,8 @@ def models() -> dict[str, Any]:
 @cache
 def files() -> dict[str, bytes]:
     """Ordinary files."""
-    found = {name: saved(content) for name, content in models().items()}
     state = {name: value.contiguous() for name, value in models()["views"].items()}
-    return found | {
+    return {name: saved(content) for name, content in models().items()} | {
         "safetensors": save(state, {"by": "a test"}),
         "geometry": to_safetensors(models()["attention"]),
         "legacy": saved(models()["state"], _use_new_zipfile_serialization=False),
@@ -87,29 +88,22 @@ def field_changed(pieces: list[Piece], rng: Random) -> None:
     old = piece.fields[name]
     top = {"H": 2**16, "L": 2**32, "Q": 2**64}[_letter(piece.kind, name)] - 1
     others = [p.fields[name] for p in pieces if name in p.fields]
-    new = rng.choice(
-        [0, 1, old + 1, old - 1, old ^ (1 << rng.randrange(16)), top, top - 1, rng.choice(others), rng.randrange(99)]
-    )
+    flipped = old ^ (1 << rng.randrange(16))
+    new = rng.choice([0, 1, old + 1, old - 1, flipped, top, top - 1, rng.choice(others), rng.randrange(99)])
     piece.fields[name] = max(0, min(top, new))
 
 
 def _letter(kind: str, name: str) -> str:
-    letters = {
-        "local": "HHHHHLLLHH",
-        "descriptor": "LLL",
-        "central": "HHHHHHLLLHHHHHLL",
-        "zip64": "QHHLLQQQQ",
-        "locator": "LQL",
-        "end": "HHHHLLH",
-    }
-    return dict(zip(FORMS[kind][1].split()[1:], letters[kind], strict=True))[name]
+    """The letter of struct for a field."""
+    form, names = FORMS[kind]
+    letters = re.sub(r"(\d+)([A-Z])", lambda run: int(run[1]) * run[2], form.removeprefix("4s"))
+    return dict(zip(names.split()[1:], letters, strict=True))[name]
 
 
 def sign_changed(pieces: list[Piece], rng: Random) -> None:
     """The letters with which a header begins."""
-    rng.choice(pieces).fields["sig"] = rng.choice(
-        [b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\10", b"\0\0\0\0"]
-    )
+    signs = [b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\10", b"\0\0\0\0"]
+    rng.choice(pieces).fields["sig"] = rng.choice(signs)
 
 
 def piece_gone(pieces: list[Piece], rng: Random) -> None:
@@ -140,18 +134,13 @@ def name_changed(pieces: list[Piece], rng: Random) -> None:
     chosen = rng.choice([piece for piece in pieces if piece.name])
     old = chosen.name
     others = [piece.name for piece in pieces if piece.name]
+    replaced = ((b"archive/", b""), (b"archive", b"ARCHIVE"), (b"/", b"\\"), (b"data/", b"data/0"), (b"data", b"Data"))
+    known = [b"version", b"byteorder", b".data/version", b"constants.pkl", b"data.pkl", b".format_version"]
     changes = [
-        old.upper(),
-        old + b" ",
-        old + b"\0",
-        old.replace(b"archive/", b""),
-        old.replace(b"archive", b"ARCHIVE"),
-        old.replace(b"/", b"\\"),
-        old.replace(b"data/", b"data/0"),
-        old.replace(b"data", b"Data"),
+        *(old.upper(), old + b" ", old + b"\0"),
+        *(old.replace(*pair) for pair in replaced),
         b"archive/data/" + str(rng.randrange(12)).encode(),
-        b"archive/"
-        + rng.choice([b"version", b"byteorder", b".data/version", b"constants.pkl", b"data.pkl", b".format_version"]),
+        b"archive/" + rng.choice(known),
         rng.choice(others),
     ]
     new = rng.choice(changes)
@@ -166,16 +155,8 @@ def extra_changed(pieces: list[Piece], rng: Random) -> None:
     """The extra field of a header."""
     piece = rng.choice([piece for piece in pieces if piece.kind in ("local", "central")])
     sizes = struct.pack("<Q", rng.choice([0, 4, 8, 2**32, piece.fields["size"], len(piece.data)]))
-    fields = [
-        b"",
-        b"FB\0\0",
-        b"FB\4\0ZZZZ",
-        b"FB\2\0hi",
-        b"XX\0\0",
-        b"Z",
-        b"\1\0\10\0" + sizes,
-        b"\1\0\20\0" + sizes * 2,
-    ]
+    fields = [b"", b"FB\0\0", b"FB\4\0ZZZZ", b"FB\2\0hi", b"XX\0\0", b"Z"]
+    fields += [b"\1\0\10\0" + sizes, b"\1\0\20\0" + sizes * 2]
     piece.extra = rng.choice([piece.extra + rng.choice(fields), rng.choice(fields) + piece.extra, rng.choice(fields)])
     piece.fields["extras"] = len(piece.extra)
     if rng.random() < 0.3:
@@ -271,26 +252,16 @@ def odd_records(rng: Random) -> bytes:
         if kind == 0:
             del records[at]
         elif kind == 1:
-            other = rng.randrange(len(records))
-            records[at], records[other] = records[other], records[at]
+            place = rng.randrange(len(records))
+            records[at], records[place] = records[place], records[at]
         elif kind == 2:
-            names = [
-                "version",
-                "byteorder",
-                ".format_version",
-                ".storage_alignment",
-                "data/9",
-                "DATA/0",
-                "constants.pkl",
-                "x",
-            ]
+            names = ["version", "byteorder", ".format_version", ".storage_alignment"]
+            names += ["data/9", "DATA/0", "constants.pkl", "x"]
             content = [b"3\n", b"little", b"big", b"1", b"64", b"32", b"0", b"11\n", b"2\n", b""]
             records.insert(at, (rng.choice(names), rng.choice([*content, records[at][1]])))
         elif kind == 3:
-            records[at] = (
-                records[at][0],
-                rng.choice([b"3", b"1\n", b"10\n", b"1", b"128", b"little\n", b"LITTLE", b"64 "]),
-            )
+            other = rng.choice([b"3", b"1\n", b"10\n", b"1", b"128", b"little\n", b"LITTLE", b"64 "])
+            records[at] = (records[at][0], other)
         elif kind == 4:
             records[at] = (records[at][0].swapcase(), records[at][1])
         else:
@@ -323,39 +294,8 @@ GLOBALS = [
     named("_codecs", "encode"),
     named("tests.somewhere", "Own"),
 ]
-SIMPLE = [
-    b"N",
-    b"\x88",
-    b"\x89",
-    b")",
-    b"]",
-    b"}",
-    b"K\0",
-    b"K\1",
-    b"K\2",
-    text(""),
-    text("a.b"),
-    text("weight"),
-    text("0"),
-]
-OPERATIONS = [
-    b"(",
-    b"t",
-    b"u",
-    b"e",
-    b"s",
-    b"a",
-    b"b",
-    b"R",
-    b"\x81",
-    b"\x85",
-    b"\x86",
-    b"\x87",
-    b"Q",
-    b"0",
-    b"2",
-    b"\x80\2",
-]
+SIMPLE = [*(b"N", b"\x88", b"\x89", b")", b"]", b"}", b"K\0", b"K\1", b"K\2"), *map(text, ("", "a.b", "weight", "0"))]
+OPERATIONS = [*(bytes([code]) for code in b"(tuesabR\x81\x85\x86\x87Q02"), b"\x80\2"]
 
 
 def instructions(pickle: bytes) -> list[bytes]:
@@ -395,13 +335,8 @@ def pickle_changed(steps: list[bytes], rng: Random, kind: int | None = None) -> 
         steps.insert(at, rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS, *(gets or [b"N"])]))
     elif kind == 7 and puts:
         value = rng.choice([b"K\0", b"G" + struct.pack(">d", 1000.0), rng.choice(puts), b"}"])
-        acts = [
-            b"K\0" + value + b"s0",
-            value + b"a0",
-            value + b"b0",
-            b"\x85R0",
-            table((text("data"), rng.choice(puts))) + b"b0",
-        ]
+        data = table((text("data"), rng.choice(puts)))
+        acts = [b"K\0" + value + b"s0", value + b"a0", value + b"b0", b"\x85R0", data + b"b0"]
         steps.insert(at, rng.choice(puts) + rng.choice([rng.choice(acts), rng.choice(acts)[:-1]]))
     elif kind == 8 and puts:
         steps[at] = rng.choice(puts)
@@ -413,25 +348,18 @@ def value_made(rng: Random, puts: list[bytes]) -> bytes:
     """A value that is put somewhere: a tensor of some storage, a call of what torch knows with things named before."""
     thing = rng.choice(puts) if puts else b"N"
     same = row(thing, named("torch", "float32"), text("cpu"), b"\x89")
-    return rng.choice(
-        [
-            tensor(
-                storage(
-                    str(rng.randrange(4)), rng.choice(["Float", "Half", "BFloat16", "Int"]), rng.choice((1, 4, 8, 36))
-                )
-            ),
-            called(rng.choice(GLOBALS), thing),
-            called(rng.choice(GLOBALS), thing, b"\x89", EMPTY_ORDERED),
-            called(
-                GLOBALS[13],
-                GLOBALS[12],
-                named("torch", "Tensor"),
-                same,
-                table((text("data"), rng.choice(puts or [b"N"]))),
-            ),
-            rng.choice(GLOBALS) + b")\x81" + table((text("weight"), thing)) + b"b",
-        ]
+    key, kind, count = (
+        str(rng.randrange(4)),
+        rng.choice(["Float", "Half", "BFloat16", "Int"]),
+        rng.choice((1, 4, 8, 36)),
     )
+    values = [tensor(storage(key, kind, count))]
+    values.append(called(rng.choice(GLOBALS), thing))
+    values.append(called(rng.choice(GLOBALS), thing, b"\x89", EMPTY_ORDERED))
+    data = table((text("data"), rng.choice(puts or [b"N"])))
+    values.append(called(GLOBALS[13], GLOBALS[12], named("torch", "Tensor"), same, data))
+    values.append(rng.choice(GLOBALS) + b")\x81" + table((text("weight"), thing)) + b"b")
+    return rng.choice(values)
 
 
 NAMES_CHANGED, THINGS_DONE = 5, 7
@@ -444,7 +372,7 @@ def odd_pickle(rng: Random, kind: int | None = None) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         pickle_changed(steps, rng, kind)
     records["data.pkl"] = b"".join(steps)
-    return packed((f"archive/{name}", data) for name, data in records.items())
+    return archive_of(records)
 
 
 def odd_program(rng: Random) -> bytes:
@@ -453,10 +381,8 @@ def odd_program(rng: Random) -> bytes:
     chosen = [rng.choice(list(kinds)) for _ in range(2)]
     counts = [rng.choice((4, 4, 4, 8)) for _ in range(2)]
     keys = [rng.choice(["0", "0", "1", "00"]) for _ in range(2)]
-    names = [
-        rng.choice(["a.weight", "b.weight", "weight", ".weight", "a..weight", "", "a.b.weight", "items"])
-        for _ in range(2)
-    ]
+    odd = ["a.weight", "b.weight", "weight", ".weight", "a..weight", "", "a.b.weight", "items"]
+    names = [rng.choice(odd) for _ in range(2)]
     act = [b"", *[b"h\0" + x + b"0" for x in (b"K\0K\1s", b"}b", b"K\1a", b"\x85R", b"(K\0K\1u")]]
     stored = [storage(*said) for said in zip(keys, chosen, counts, strict=True)]
     values = [tensor(stored[0] + b"q\0", offset=rng.choice((0, 0, 1))), tensor(stored[1], offset=rng.choice((0, 0, 1)))]
@@ -467,7 +393,7 @@ def odd_program(rng: Random) -> bytes:
     data = {"data.pkl": program(start, items, build if start == EMPTY_ORDERED else b""), "byteorder": b"little"}
     for key, kind, count in zip(keys, chosen, counts, strict=True):
         data.setdefault(f"data/{key}", rng.randbytes(count * kinds[kind]) if rng.random() < 0.9 else rng.randbytes(16))
-    return packed((f"archive/{name}", content) for name, content in {**data, "version": b"3\n"}.items())
+    return archive_of({**data, "version": b"3\n"})
 
 
 def odd_model(rng: Random) -> bytes:
@@ -477,23 +403,8 @@ def odd_model(rng: Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2))):
         place = rng.choice(places)
         part = rng.choice(["_modules", "_modules", "_parameters", "_buffers", "__dict__"])
-        names = [
-            "",
-            ".",
-            "0.0",
-            "1.0",
-            "1.",
-            "0",
-            "1",
-            "weight",
-            "bias",
-            "a",
-            "a.b",
-            "named_modules",
-            "forward",
-            "stride",
-        ]
-        name = rng.choice(names)
+        odd = ["", ".", "0.0", "1.0", "1.", "0", "1"]
+        name = rng.choice([*odd, "weight", "bias", "a", "a.b", "named_modules", "forward", "stride"])
         conv = nn.Conv2d(1, 1, 1)
         values: dict[str, Any] = {
             "_modules": rng.choice([nn.Conv2d(1, 1, 2), *places, None, nn.Sequential(nn.Conv2d(1, 1, 1))]),
@@ -509,9 +420,8 @@ def odd_state(rng: Random) -> bytes:
     """A state dict with odd names, or with other things in it."""
     state: dict[Any, Any] = dict(models()["state"])
     for _ in range(rng.choice((1, 1, 2))):
-        name = rng.choice(
-            ["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"]
-        )
+        odd = ["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"]
+        name = rng.choice(odd)
         weight, parameter = torch.randn(1, 1, 2, 2), nn.Parameter(torch.ones(1, 1, 1))
         state[name] = rng.choice([weight, parameter, 3, "x", {"a.weight": torch.randn(1, 1, 1)}, [1]])
     return saved(rng.choice([state, {"state_dict": state}, {"model": state, "ema": dict(state)}, [state], (state,)]))
@@ -553,10 +463,8 @@ def odd_safetensors(rng: Random) -> bytes:
             part = rng.choice(["shape", "data_offsets"])
             entry[part] = rng.choice([[*entry[part][:-1], value], [value, *entry[part]], entry[part][::-1], [], value])
         elif kind == 1:
-            entries[at] = (
-                rng.choice(["", ".", ".weight", "a.weight", "__metadata__", "\ud800", "a\0", name.upper()]),
-                entry,
-            )
+            odd = ["", ".", ".weight", "a.weight", "__metadata__", "\ud800", "a\0", name.upper()]
+            entries[at] = (rng.choice(odd), entry)
         elif kind == 2:
             other = rng.choice(["F32", "F16", "BF16", "I8", "F8", "C16", "f32", value])
             entry[rng.choice(["dtype", "shape", "more", "data_offsets"])] = other
@@ -574,9 +482,8 @@ def odd_safetensors(rng: Random) -> bytes:
         body = rng.choice([body[:-1], body + b"\0", b"", body * 2])
     else:
         old = rng.choice(["[0,", "F32", '"shape"', "weight", ":"])
-        header = header.replace(
-            old, rng.choice(["[-0,", "[00,", "F64", '"dtype"', "bias", "w\\u0065ight", ": ", "[0.0,"]), 1
-        )
+        new = rng.choice(["[-0,", "[00,", "F64", '"dtype"', "bias", "w\\u0065ight", ": ", "[0.0,"])
+        header = header.replace(old, new, 1)
     coded = header.encode("utf-8", "surrogatepass")
     said = len(coded) + rng.choice((0, 0, 0, 0, 0, 1, -1, 2**32))
     return max(0, said).to_bytes(8, "little") + coded + body

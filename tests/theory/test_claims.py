@@ -12,9 +12,9 @@ import sympy
 import torch
 
 import verify
+from commands import Command
 from construct import attention
 from construct.encoding import quadratic as encoding
-from verify import __main__ as commands
 from verify import oracle
 from verify.theory.literature import (
     claim_table,
@@ -161,10 +161,10 @@ def test_ids_and_wordings_are_unique() -> None:
 
 def test_the_document_shows_what_the_code_gives(table: ClaimTable) -> None:
     shown = DOC.read_text(encoding="utf-8").split("<!-- made by code -->\n")[1].split("\n<!-- end -->")[0]
-    made = table.markdown()
+    built = table.markdown()
     number = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-    assert number.sub("#", shown) == number.sub("#", made)
-    for one, other in zip(number.findall(shown), number.findall(made), strict=True):
+    assert number.sub("#", shown) == number.sub("#", built)
+    for one, other in zip(number.findall(shown), number.findall(built), strict=True):
         # What is left of rounding, and so differs from machine to machine, is far below 1e-9.
         assert float(one) == pytest.approx(float(other), rel=0.1, abs=1e-9)
 
@@ -178,17 +178,15 @@ def test_the_public_name_and_single_claims() -> None:
 
 
 def test_an_unknown_claim_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no claim 0, nonsense \(use a number from 1 to \d+ or a name: theorem-limit, "
-    ):
+    reason = r"^no claim 0, nonsense \(use a number from 1 to \d+ or a name: theorem-limit, "
+    with pytest.raises(ValueError, match=reason):
         claims(only=["even-kernel", "nonsense", 0])
 
 
-def test_the_command_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_why(verify_command: Command) -> None:
     number = 1 + [one.id for one in ALL].index("even-kernel")
-    assert commands.main(["claims", "--why", str(number)]) == 0
-    assert capsys.readouterr().out == f"{claims([number])[0]}\n"
-    assert commands.main(["claims", "--why", "999"]) == 2
+    assert verify_command.prints("claims", "--why", number) == f"{claims([number])[0]}\n"
+    verify_command.refuses("claims", "--why", 999)
 
 
 # ---- how a verdict comes out --------------------------------------------------------------------------------------------
@@ -247,58 +245,17 @@ def test_a_claim_falls_with_its_theorem_of_coq(monkeypatch: pytest.MonkeyPatch, 
 
 # ---- breaking the code under each claim -----------------------------------------------------------------------------------
 
-right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
-right_query, right_call, right_mix = encoding.absolute_query, oracle.Convolution.__call__, equations.mix
-
-
-def v_negated(tau, alpha):
-    return tuple(-x for x in right_v(tau, alpha))
-
-
-def v_without_the_2(tau, alpha):
-    return (-alpha, *(alpha * x for x in tau))
-
-
-def v_sharper(tau, alpha):
-    return right_v(tau, 4 * alpha)
-
-
-def v_much_sharper(tau, alpha):
-    return right_v(tau, 100 * alpha)
-
-
-def v_softer(tau, alpha):
-    return right_v(tau, alpha / 2)
-
-
-def r_mirrored(delta):
-    return right_r([-x for x in delta])
-
-
-def r_without_an_axis(delta):
-    return (sum(x * x for x in delta[:-1]), *delta)
-
-
-def query_with_a_wrong_sign(q, tau, alpha):
-    return right_query(q, [-x for x in tau], alpha)
+right_r, right_v, right_query = encoding.r, encoding.v, encoding.absolute_query
+right_call, right_mix, right_heads = oracle.Convolution.__call__, equations.mix, equations.hard_heads
+right_content, right_composed = claims_symmetry.content_attention, claims_symmetry.composed
+right_linear = proof_algebra.linear
+right_window, right_spread = claims_added_heads.window, claims_added_heads.spread_attention
 
 
 def flipped(self, x):
     """A convolution that reads the other way round."""
     reverse = (slice(None), slice(None), *(slice(None, None, -1) for _ in self.kernel_size))
     return right_call(replace(self, weight=self.weight[reverse]), x)
-
-
-def without_the_last_head(heads, x, weights, bias=0):
-    return right_mix(list(heads)[:-1], x, list(weights)[:-1], bias)
-
-
-def without_the_bias(heads, x, weights, bias=0):
-    return right_mix(heads, x, weights)
-
-
-def hard_intervals(scores):
-    return [equations.iv.mpf(int(score == scores.max())) for score in scores]
 
 
 def colder(scores):
@@ -327,16 +284,6 @@ def constant_layer(positions):
     return layer
 
 
-def positional_attention(x):
-    places = np.arange(len(x))[:, None]
-    return right_content(x + places)
-
-
-right_content = claims_symmetry.content_attention
-right_composed = claims_symmetry.composed
-right_heads, right_linear = equations.hard_heads, proof_algebra.linear
-
-
 def not_wider():
     raise ProofFailed("D_h < D_out", 0, "should be positive")
 
@@ -346,76 +293,78 @@ def two_halves(statement, *equations):
     return right_linear(statement, *((2 * left, right) for left, right in equations))
 
 
-def correlated(second, first):
-    return right_composed(second[:, :, ::-1], first)
-
-
-def symmetrised(a, b):
-    return right_composed(a, b) + right_composed(b, a)
+def v(change):
+    """Another v in place of the encoding's."""
+    return encoding, "v", change
 
 
 FLIPPED = (oracle.Convolution, "__call__", flipped)
-NEGATED = (encoding, "v", v_negated)
-HALVED = (encoding, "v", v_without_the_2)
+NEGATED = v(lambda tau, alpha: tuple(-x for x in right_v(tau, alpha)))
+HALVED = v(lambda tau, alpha: (-alpha, *(alpha * x for x in tau)))
+SOFTER = v(lambda tau, alpha: right_v(tau, alpha / 2))
+MIRRORED = (encoding, "r", lambda delta: right_r([-x for x in delta]))
+LAST_HEAD_LEFT_OUT = (
+    *(equations, "mix"),
+    lambda heads, x, weights, bias=0: right_mix(list(heads)[:-1], x, list(weights)[:-1], bias),
+)
+BIAS_LEFT_OUT = (equations, "mix", lambda heads, x, weights, bias=0: right_mix(heads, x, weights))
+HEADS_REVERSED = (equations, "hard_heads", lambda setting: right_heads(setting)[::-1])
 
 NO_COQ = (coq_theorems, "headlines", dict)
 NO_WINDOW = (claims_sharpness, "_window", lambda: np.ones(81, dtype=bool))
-SHARP_AT_ONCE = (equations, "enclosed_softmax", hard_intervals)
+SHARP_AT_ONCE = (
+    *(equations, "enclosed_softmax"),
+    lambda scores: [equations.iv.mpf(int(score == scores.max())) for score in scores],
+)
 DOUBLED_QUERIES = (proof_positions, "differences", differences_of_doubled_queries)
 NO_CERTIFICATE = (claims_added, "certified", lambda *_: Check("no certificate", False))
 
 # Each claim with breakages, one at a time, under which it cannot keep its verdict: (where, name, what instead).
 BREAKAGES = {
-    "theorem-limit": [NEGATED, (encoding, "r", r_mirrored), NO_COQ],
-    "lemma-1": [FLIPPED, (equations, "mix", without_the_last_head), (equations, "mix", without_the_bias)],
+    "theorem-limit": [NEGATED, MIRRORED, NO_COQ],
+    "lemma-1": [FLIPPED, LAST_HEAD_LEFT_OUT, BIAS_LEFT_OUT],
     "lemma-2": [NEGATED, HALVED, (equations, "sharp", lambda scores: equations.softmax(scores.astype(float)))],
     "lemma-2-border": [(claims_theorem, "IMAGE", equations.Setting((1, 1), (5, 6)))],
-    "any-dimension": [FLIPPED, (encoding, "r", r_without_an_axis)],
+    "any-dimension": [FLIPPED, (encoding, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "one-dimension": [HALVED, FLIPPED],
     "even-kernel": [(claims_theorem, "printed_shifts", lambda k, d: set(equations.Setting((k,) * d, (k,) * d).shifts))],
-    "flipped-kernel": [(encoding, "r", r_mirrored), FLIPPED],
-    "sparse": [FLIPPED, (equations, "hard_heads", lambda setting: right_heads(setting)[::-1])],
+    "flipped-kernel": [MIRRORED, FLIPPED],
+    "sparse": [FLIPPED, HEADS_REVERSED],
     "pad-and-crop": [padding(zeros="replicate"), HALVED],
     "stride": [HALVED, FLIPPED],
     "dilation": [HALVED, FLIPPED],
     "slip-quantifiers": [FLIPPED],
-    "hard-in-floats": [
-        HALVED,
-        (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double()),
-    ],
-    "alpha-46": [(encoding, "v", v_sharper)],
-    "exponential-decay": [(encoding, "v", v_softer), SHARP_AT_ONCE],
-    "centre-and-width": [(equations, "softmax", colder), (encoding, "v", v_softer)],
-    "lemma-2-sum": [(encoding, "v", v_much_sharper), NO_WINDOW],
+    "hard-in-floats": [HALVED, (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double())],
+    "alpha-46": [v(lambda tau, alpha: right_v(tau, 4 * alpha))],
+    "exponential-decay": [SOFTER, SHARP_AT_ONCE],
+    "centre-and-width": [(equations, "softmax", colder), SOFTER],
+    "lemma-2-sum": [v(lambda tau, alpha: right_v(tau, 100 * alpha)), NO_WINDOW],
     "three-sufficient": [HALVED, FLIPPED, (proof_positions, "code_length", lambda dims: 4)],
     "relative-sufficient": [NEGATED, DOUBLED_QUERIES],
     "last-term": [NEGATED, (claims_encoding, "attention_for", lambda conv: torch_layers.random_layer())],
-    "four-terms": [
-        (attention.MHSA, "position_vector", lambda self: self.v[:, :2].double()),
-        (encoding, "r", r_mirrored),
-    ],
+    "four-terms": [(attention.MHSA, "position_vector", lambda self: self.v[:, :2].double()), MIRRORED],
     "scores-and-shift": [(proofs_relative, "eq_6", lambda q, k, token: encoding.r(q)[0] + token(k)[0])],
     "slip-eq-5": [(claims_encoding, "symbols", lambda name, n: symbols("x", n))],
     "slip-eq-6": [(claims_encoding, "symbols", lambda name, n: symbols(name, 3 if name == "u" else n))],
-    "heads-sufficient": [FLIPPED, NEGATED, (equations, "hard_heads", lambda setting: right_heads(setting)[::-1])],
+    "heads-sufficient": [FLIPPED, NEGATED, HEADS_REVERSED],
     "multiple-heads": [NO_COQ],
-    "heads-add-up": [(equations, "mix", without_the_last_head)],
+    "heads-add-up": [LAST_HEAD_LEFT_OUT],
     "channels-sufficient": [FLIPPED, HALVED],
     "channels-limit": [FLIPPED, NEGATED, (equations, "rank", lambda rows: 1)],
     "width-shapes": [(claims_heads, "_wider_steps", not_wider)],
     "factoring": [(sympy, "eye", lambda n: 2 * sympy.ones(n, n))],
     "translates": [
-        (equations, "mix", without_the_last_head),
+        LAST_HEAD_LEFT_OUT,
         (equations, "softmax", lambda scores: np.full(scores.shape, 1 / 6)),
         (claims_heads, "linear", two_halves),
     ],
-    "mixture": [(equations, "mix", without_the_last_head), (claims_heads, "linear", two_halves)],
+    "mixture": [LAST_HEAD_LEFT_OUT, (claims_heads, "linear", two_halves)],
     "gaussians": [
         (proof_positions, "wrapped_scores", lambda q, n, tau, alpha: equations.Setting((1, 1), n).keys @ q),
-        (equations, "mix", without_the_last_head),
+        LAST_HEAD_LEFT_OUT,
     ],
     "permutation-equivariance": [
-        (claims_symmetry, "content_attention", positional_attention),
+        (claims_symmetry, "content_attention", lambda x: right_content(x + np.arange(len(x))[:, None])),
         (claims_symmetry, "pointwise_layer", lambda positions: torch_layers.pointwise_layer(True)),
     ],
     "permutation-invariance": [(claims_symmetry, "pointwise_layer", constant_layer)],
@@ -425,9 +374,11 @@ BREAKAGES = {
         (proofs_relative, "minus", lambda a, b: plus(a, b)),
     ],
     "convolution-equivariance": [padding(circular="zeros")],
-    "convolution-associative": [(claims_symmetry, "composed", correlated)],
+    "convolution-associative": [
+        (claims_symmetry, "composed", lambda second, first: right_composed(second[:, :, ::-1], first))
+    ],
     "convolution-commutative": [
-        (claims_symmetry, "composed", symmetrised),
+        (claims_symmetry, "composed", lambda a, b: right_composed(a, b) + right_composed(b, a)),
         (claims_symmetry, "composed", lambda a, b: 2 * a[:, :, :1] + b[:, :, :1]),
     ],
     "convolution-fourier": [padding(zeros="circular"), padding(circular="zeros")],
@@ -442,12 +393,10 @@ BREAKAGES = {
     "borders-replicate": [padding(zeros="replicate"), padding(replicate="zeros"), NEGATED, FLIPPED],
     "two-components": [(encoding, "number", lambda delta, radix: sum(delta)), FLIPPED, NO_CERTIFICATE],
     "one-component-spread": [
-        (equations, "mix", without_the_last_head),
-        (equations, "softmax", colder),
-        (equations, "rank", lambda rows: 8),
+        *(LAST_HEAD_LEFT_OUT, (equations, "softmax", colder), (equations, "rank", lambda rows: 8)),
     ],
     "absolute-encoding": [
-        (encoding, "absolute_query", query_with_a_wrong_sign),
+        (encoding, "absolute_query", lambda q, tau, alpha: right_query(q, [-x for x in tau], alpha)),
         (encoding, "absolute_key", lambda k: (sum(k), *k)),
         FLIPPED,
     ],
@@ -457,21 +406,20 @@ BREAKAGES = {
         (claims_added_heads, "spread_attention", lambda setting, shares: equations.hard_heads(setting)[4]),
         (equations, "rank", lambda rows: 1),
     ],
-    "head-width": [FLIPPED, (equations, "mix", without_the_last_head)],
+    "head-width": [FLIPPED, LAST_HEAD_LEFT_OUT],
     "narrow-spread": [
         (claims_added_heads, "spread_attention", lambda setting, shares: right_spread(setting, [1, 1])),
         FLIPPED,
     ],
     "blurred-windows": [(claims_added_heads, "window", lambda tau, radius, reach: right_window(tau, 0, reach))],
-    "axis-factorisation": [(encoding, "v", lambda tau, alpha: (*right_v(tau, alpha)[:-1], 0)), NO_COQ],
+    "axis-factorisation": [v(lambda tau, alpha: (*right_v(tau, alpha)[:-1], 0)), NO_COQ],
 }
-right_window, right_spread = claims_added_heads.window, claims_added_heads.spread_attention
 
 # And each correction of a claim that is refuted.
 CORRECTION_BREAKAGES = {
     "lemma-2-border": [NEGATED, FLIPPED],
     "even-kernel": [FLIPPED],
-    "alpha-46": [(encoding, "v", v_softer)],
+    "alpha-46": [SOFTER],
     "lemma-2-sum": [(claims_sharpness, "leakage_on_lattice", lambda alpha, dims: 0.0)],
     "scores-and-shift": [DOUBLED_QUERIES],
     "channels-limit": [(equations, "rank", lambda rows: 2), NO_COQ],

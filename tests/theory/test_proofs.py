@@ -12,6 +12,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broken import break_encoding
 from construct.encoding import quadratic as encoding
 from construct.geometry import ConvGeometry
 from construct.heads import tap_shifts
@@ -73,15 +74,13 @@ def _true_of_numbers(step):
     for expression in step.expressions:
         if not isinstance(expression, sympy.Eq | sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
             continue
-        left, right = (
-            _summed(side.xreplace({SymbolicVector.length: sympy.Integer(3)}))
-            for side in (expression.lhs, expression.rhs)
-        )
+        sides = (expression.lhs, expression.rhs)
+        left, right = (_summed(side.xreplace({SymbolicVector.length: sympy.Integer(3)})) for side in sides)
         if left.has(sympy.Indexed):
             assert sympy.expand(left - right) == 0
         else:
             point = _point(left.free_symbols | right.free_symbols)
-            left, right = (_number(_summed(side.xreplace(point))) for side in (left, right))
+            left, right = (sympy.N(_summed(side.xreplace(point)), 40) for side in (left, right))
             close = abs(left - right) <= 1e-25 * (1 + abs(left))
             assert close if isinstance(expression, sympy.Eq) else close or expression.func(left, right), expression
         yield step.how
@@ -89,10 +88,6 @@ def _true_of_numbers(step):
 
 def _summed(expression) -> Any:
     return expression.doit() if expression.has(sympy.Sum, sympy.Subs) else expression
-
-
-def _number(expression) -> Any:
-    return sympy.N(expression, 40)
 
 
 def _point(symbols):
@@ -135,11 +130,6 @@ ON_R_AND_V = {
     "absolute encoding": lambda: lemmas.prove_absolute_encoding(2),
     "parabola": lambda: lemmas.prove_parabola(2),
 }
-
-
-def break_encoding(monkeypatch, functions):
-    for name, function in functions.items():
-        monkeypatch.setattr(encoding, name, function)
 
 
 @pytest.mark.parametrize("prove", ON_R_AND_V.values(), ids=ON_R_AND_V)
@@ -224,12 +214,10 @@ def test_heads_that_look_the_other_way_are_no_convolution(module, monkeypatch):
 
 
 def _one_hot(case, shift):
-    return sympy.Matrix(
-        [
-            [int(all(q + t == k for q, t, k in zip(query, shift, key, strict=True))) for key in case.tokens]
-            for query in case.queries
-        ]
-    )
+    def looked_at(query, key):
+        return int(all(q + t == k for q, t, k in zip(query, shift, key, strict=True)))
+
+    return sympy.Matrix([[looked_at(query, key) for key in case.tokens] for query in case.queries])
 
 
 def test_a_flipped_kernel_is_another_convolution(monkeypatch):
@@ -256,8 +244,8 @@ def test_the_written_out_convolution_is_the_convolution():
     w = rng.integers(-9, 9, (*case.kernel, 2, 2))
     numbers = dict(zip([*case.x.flat(), *case.b.flat()], [*x.ravel().tolist(), *b.tolist()], strict=True))
     kernel = [sympy.Matrix(w[j].tolist()) for j in case.taps]
-    found = np.array(proofs_lemma1.convolution(case, kernel).subs(numbers)).astype(int)
-    for (i, j), y in zip(case.outputs, found, strict=True):
+    outputs = np.array(proofs_lemma1.convolution(case, kernel).subs(numbers)).astype(int)
+    for (i, j), y in zip(case.outputs, outputs, strict=True):
         field = x[i : i + case.kernel[0], j : j + case.kernel[1]]
         assert (y == b + np.einsum("klc,klcd->d", field, w)).all()
 
@@ -276,11 +264,7 @@ def quadratic(delta, tau, alpha):
 
 
 @settings(max_examples=50)
-@given(
-    sides=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    alpha=st.floats(0.05, 6),
-    data=st.data(),
-)
+@given(sides=st.lists(st.integers(1, 5), min_size=1, max_size=3), alpha=st.floats(0.05, 6), data=st.data())
 def test_leakage_stays_under_both_bounds(sides, alpha, data):
     keys = list(product(*map(range, sides)))
     nearest = data.draw(st.sampled_from(keys))
@@ -305,18 +289,13 @@ def test_attention_is_a_product_of_its_axes(alpha, tau):
 
 
 @settings(max_examples=50)
-@given(
-    alpha=st.floats(0.1, 4),
-    q=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    tau=st.tuples(st.integers(-3, 3), st.integers(-3, 3)),
-)
+@given(alpha=st.floats(0.1, 4), q=st.tuples(*[st.integers(0, 3)] * 2), tau=st.tuples(*[st.integers(-3, 3)] * 2))
 def test_the_absolute_encoding_has_the_same_softmax(alpha, q, tau):
     keys = list(product(range(4), repeat=2))
     query = encoding.absolute_query(q, tau, alpha)
     dotted = [sum(a * b for a, b in zip(query, encoding.absolute_key(k), strict=True)) for k in keys]
-    assert softmax(dotted) == pytest.approx(
-        softmax([quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]), abs=1e-12
-    )
+    relative = [quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]
+    assert softmax(dotted) == pytest.approx(softmax(relative), abs=1e-12)
 
 
 @pytest.mark.parametrize("sides", [(5,), (3, 4), (2, 3, 2), (1, 4, 1)])
@@ -492,9 +471,8 @@ def test_all_proofs_in_brief_fit_the_width_and_forty_lines_each():
 def test_theorem_1_cites_the_lemmas_and_repeats_neither():
     theorem, lemma1, lemma2 = lemmas.prove_theorem(1), lemmas.prove_lemma1(1), lemmas.prove_lemma2(1)
     assert [reason for _, reason in theorem.lines][:2] == ["Lemma 2", "Lemma 1"]
-    assert not {statement for statement, _ in theorem.lines} & {
-        line for lemma in (lemma1, lemma2) for line, _ in lemma.lines
-    }
+    repeated = {statement for lemma in (lemma1, lemma2) for statement, _ in lemma.lines}
+    assert not repeated & {statement for statement, _ in theorem.lines}
     assert set(lemma2.steps) <= set(theorem.steps)  # what a citation stands for is discharged again, and shown by str
 
 

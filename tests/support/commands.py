@@ -1,0 +1,80 @@
+"""The command lines: called in the tests' own process, or as a process of their own; and the files of the current folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def names() -> set[str]:
+    """The files of the current folder, but for what Python keeps."""
+    return {path.name for path in Path.cwd().iterdir()} - {"__pycache__"}
+
+
+def contents() -> dict[str, bytes]:
+    """The files of the current folder with their bytes."""
+    return {path.name: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
+
+
+class Command:
+    """A command line called in this process, with words of any type."""
+
+    def __init__(self, main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]):
+        self.main, self.capsys = main, capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """The exit code, and what stands on stdout and on stderr."""
+        self.capsys.readouterr()
+        code = self.main([str(word) for word in words])
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    def prints(self, *words: object, code: int = 0) -> str:
+        """What stands on stdout after a run with this exit code and nothing on stderr."""
+        ended, out, err = self(*words)
+        assert (ended, err) == (code, ""), out + err
+        return out
+
+    def facts(self, *words: object, code: int = 0) -> Any:
+        """The JSON document on stdout, as of :meth:`prints`."""
+        return json.loads(self.prints(*words, "--json", code=code))
+
+    def refuses(self, *words: object, code: int = 2) -> str:
+        """The one line of an error; nothing on stdout, and no file of the current folder is new, changed or gone."""
+        before = names(), contents()
+        ended, out, err = self(*words)
+        assert (ended, out) == (code, ""), out + err
+        assert err.startswith("error: " if code == 2 else "interrupted")
+        assert err.endswith("\n")
+        assert err[:-1].isprintable()
+        assert (names(), contents()) == before
+        return err[:-1]
+
+
+def process(*words: object, before: str = "", **options: Any) -> subprocess.Popen[Any]:
+    """``construct.from_conv`` as a process of its own, every warning an error; ``before`` is code that it runs first."""
+    code = f"{before}\nimport sys\nfrom construct.from_conv import main\nsys.exit(main())"
+    how = ["-c", code] if before else ["-m", "construct.from_conv"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen([sys.executable, "-W", "error", *how, *map(str, words)], env=environment, **options)
+
+
+def interrupted(running: subprocess.Popen[Any], kind: signal.Signals) -> None:
+    """Sends a signal once the process has written the file ``running``; it ends as it should."""
+    deadline = time.monotonic() + 60
+    while not Path("running").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(kind)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (130, "", "interrupted\n")
+    Path("running").unlink()
