@@ -50,8 +50,8 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
     tokens = x.permute(2, 3, 0, 1).flatten(0, 2)
     weights = merged(layer.w_val, layer.w_out)[:, 0]
     values = torch.bmm(tokens.expand(len(weights), -1, -1), weights)  # (heads, rows · columns · B, D_out)
-    seen = across[:, None] @ values.view(len(across), *x.shape[2:], -1)  # (heads, rows, columns, B · D_out)
-    y = down.movedim(0, 1).flatten(1) @ seen.flatten(0, 1).flatten(1)
+    attended = across[:, None] @ values.view(len(across), *x.shape[2:], -1)  # (heads, rows, columns, B · D_out)
+    y = down.movedim(0, 1).flatten(1) @ attended.flatten(0, 1).flatten(1)
     return y.view(down.shape[1], across.shape[1], len(x), -1).permute(2, 3, 0, 1) + layer.b_out[:, None, None]
 
 
@@ -72,6 +72,6 @@ def with_content(layer: MHSA, x: Tensor) -> Tensor:
     q, k = torch.cat(queries, 3), torch.cat(keys, 3)
     size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
     q, k, v = (pad(t, (0, size - t.shape[3])) for t in (q, k, values))
-    seen = scaled_dot_product_attention(q, k, v, scale=1.0)[..., : values.shape[3]]
-    y = torch.einsum("bhte,heo->bto", seen, layer.w_out[:, 0]) + layer.b_out
+    attended = scaled_dot_product_attention(q, k, v, scale=1.0)[..., : values.shape[3]]
+    y = torch.einsum("bhte,heo->bto", attended, layer.w_out[:, 0]) + layer.b_out
     return y.mT.unflatten(2, grid)

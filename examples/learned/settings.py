@@ -81,8 +81,8 @@ class Settings:
     def differences(self, other: dict[str, Any]) -> str:
         """The differences from another record in a few words; empty if there are none."""
         mine, theirs = _flat(self.record()), _flat(other)
-        odd = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        return ", ".join(f"{key} {theirs.get(key)} then and {mine.get(key)} now" for key in odd)
+        changes = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        return ", ".join(f"{key} {theirs.get(key)} then and {mine.get(key)} now" for key in changes)
 
 
 def changed(preset: Preset, **given: Any) -> Preset:

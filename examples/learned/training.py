@@ -155,9 +155,9 @@ class Run:
         return self.settings.how.epochs * self.batches
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        odd = self.settings.differences(state["settings"])
-        if odd:
-            raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {odd} (give another --out, or remove it)")
+        changes = self.settings.differences(state["settings"])
+        if changes:
+            raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {changes} (give another --out, or remove it)")
         try:
             self._load(state)
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
