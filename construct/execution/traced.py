@@ -24,7 +24,7 @@ from construct.tokens import TokenGrid, output_size
 
 log = logging.getLogger(__name__)
 
-FROZEN = "frozen"
+FROZEN = "_frozen_heads"
 """The child in which the copy of a layer that is to be exported carries its :class:`FrozenHeads`; no other layer has it."""
 FEW = ((12, 2), (32, 10))
 """Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""

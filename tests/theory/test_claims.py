@@ -1,6 +1,7 @@
 """Every claim has the verdict that it should have, and loses it when the code under it is broken."""
 
 import ast
+import pickle
 import re
 from dataclasses import replace
 from functools import cache
@@ -509,3 +510,14 @@ def test_the_sharp_limit_shares_ties() -> None:
     assert equations.sharp(scores).astype(float).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
     soft = equations.softmax(1000 * scores)
     assert np.abs(soft - equations.sharp(scores).astype(float)).max() == 0
+
+
+def test_judged_claims_are_plain_data():
+    table = verify.claims(only=["even-kernel"])
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert table.rows[0].verdict == table[0].verdict
+
+
+def test_ranks_and_solutions_of_floats_are_those_of_the_numbers_that_they_are():
+    assert equations.rank([[1e-30, 1.0], [1.0, 1e30]]) == 2  # 1e-30 times 1e30 is not 1 in binary
+    assert equations.solve(np.array([[2.0**-80]]), np.array([[1.0]]))[0, 0] == 2**80

@@ -158,12 +158,10 @@ def _run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive
             return [], 0
         own, others = opened.get(worker), set(opened.values())
         first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
-        batch = [first]
-        if tries == 1:
-            alike = [task for task, tries in waiting if task.group == first.group and tries == 1]
-            batch = alike[: min(size, ceil(len(alike) / len(workers)))]
-        given = set(map(id, batch))
-        waiting = [entry for entry in waiting if id(entry[0]) not in given]
+        alike = [n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1]
+        places = alike[: min(size, ceil(len(alike) / len(workers)))] or [waiting.index((first, tries))]
+        batch = [waiting[n][0] for n in places]
+        waiting = [entry for n, entry in enumerate(waiting) if n not in places]
         return batch, tries
 
     while True:

@@ -193,7 +193,12 @@ def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
 
 def rank(rows: Any) -> int:
     """The rank of a matrix of rationals, without rounding."""
-    return DomainMatrix.from_Matrix(sympy.Matrix(rows)).to_field().rank()
+    return DomainMatrix.from_Matrix(_exactly(rows)).to_field().rank()
+
+
+def _exactly(rows: Any) -> sympy.Matrix:
+    """A matrix of rationals; a float stands for the number that it is."""
+    return sympy.Matrix([[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows])
 
 
 def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -204,6 +209,6 @@ def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     """
     if rank(matrix) < len(matrix):
         raise ValueError(f"the matrix of {len(matrix)} rows has not full rank")
-    y = sympy.Matrix(matrix).LUsolve(sympy.Matrix(right))
+    y = _exactly(matrix).LUsolve(_exactly(right))
     fraction: Any = np.frompyfunc(lambda x: Fraction(int(x.p), int(x.q)), 1, 1)
     return fraction(np.array(y))
