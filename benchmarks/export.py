@@ -19,6 +19,7 @@ from torch import nn
 
 import construct
 from benchmarks import shapes
+from benchmarks.rows import verdict
 from construct.files.export import export_program, to_onnx, to_pt2
 
 
@@ -29,16 +30,11 @@ def seconds(work: Callable[[], object]) -> float:
     return sum(os.times()[:4]) - sum(before[:4])
 
 
-def judged(name: str, value: float, target: float) -> str:
-    """A figure beside its target."""
-    return f"{name} (target {target:g}: {'met' if value <= target else 'MISSED'})"
-
-
 def exported(make: Callable[[], nn.Module], to: Callable, size: tuple[int, ...], target: float) -> str:
     """The time of an export."""
     network = construct.convert(make().eval())
     spent = seconds(lambda: to(network, size))
-    return judged(f"{spent:.1f} s", spent, target)
+    return verdict("seconds", spent, target)
 
 
 def nodes() -> str:
@@ -48,7 +44,7 @@ def nodes() -> str:
         layer = construct.convert(nn.Conv2d(3, 4, k, padding=k // 2))
         program, _ = export_program(layer, (3, 32, 32))
         lengths.append(len(program.graph.nodes))
-    return judged(f"{lengths} with 1, 9, 49, 121 heads", max(lengths[1:]) - min(lengths[1:]), 0)
+    return verdict(f"{lengths} with 1, 9, 49, 121 heads; the longest beyond 9 heads", max(lengths) - lengths[1], 0)
 
 
 def compiled(sides: tuple[int, ...], dynamic: bool) -> str:
@@ -65,7 +61,7 @@ def compiled(sides: tuple[int, ...], dynamic: bool) -> str:
                 run(torch.randn(1, 3, side, side))
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])  # type: ignore[attr-defined]
     ratio = spent[0] / spent[1]
-    first = judged(f"{spent[0]:.1f} s, {ratio:.2f} times the original", ratio, 2.0)
+    first = verdict(f"{spent[0]:.1f} s; times the original", ratio, 2.0)
     return f"{first}; {graphs[0]} graphs for sides {sides}, the original {graphs[1]}"
 
 

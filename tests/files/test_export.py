@@ -567,3 +567,12 @@ def test_torch_s_own_export_takes_a_converted_network() -> None:
         for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
             torch.testing.assert_close(program.module()(x), expected)
         assert torch.equal(net(x), expected)
+
+
+def test_an_attribute_of_the_user_does_not_stand_in_the_way():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
+    layer.frozen = True  # type: ignore[assignment]
+    program, _ = export_program(layer, (2, 6, 6))
+    x = torch.ones(1, 2, 6, 6)
+    assert torch.allclose(program.module()(x), layer(x))
+    assert not [name for name in program.state_dict if "frozen" in name]

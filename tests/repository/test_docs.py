@@ -123,12 +123,15 @@ def test_the_picture_of_the_readme_is_what_its_script_draws(tmp_path):
     assert (tmp_path / "walk.svg").read_bytes() == WALK.read_bytes()
 
 
-def test_every_figure_is_shown_and_made_by_the_script(tmp_path):
+def test_every_figure_is_shown():
     shown = {
         link for page in PAGES for link in re.findall(r"\]\(figures/(\w+)\.svg\)", page.read_text(encoding="utf-8"))
     }
     assert shown == {path.stem for path in FIGURES}
     assert sum(path.stat().st_size for path in (DOCS / "figures").iterdir()) < 1_500_000
+
+
+def test_every_figure_is_what_the_script_draws(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(DOCS / "figures.py"), "--write", str(tmp_path)],
         cwd=tmp_path,
