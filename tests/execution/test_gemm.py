@@ -1,6 +1,8 @@
-"""Large products: by oneDNN where it is quicker, the same numbers."""
+"""Large products: by oneDNN or by BLAS, whichever is quicker, the same numbers."""
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import conv_to_mhsa
+from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
+from construct.execution.kernels.im2col_gemm import Outputs
+from construct.execution.kernels.problem import Problem
+from construct.execution.kernels.windows import LAST, Shifts
 
 pytestmark = pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
 
@@ -37,6 +43,7 @@ LARGE = {
     "3x3": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 16, 16)),
     "3x3, several products": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 47, 45)),
     "3x3, a few images at a time": (nn.Conv2d(32, 32, 3, padding=1), (9, 32, 27, 27)),
+    "3x3, dilated": (nn.Conv2d(64, 64, 3, padding=2, dilation=2), (1, 64, 20, 22)),
     "5x3 in steps": (nn.Conv2d(32, 64, (5, 3), stride=(2, 1), padding=2, dilation=(1, 2)), (2, 32, 21, 22)),
     "transposed": (nn.ConvTranspose2d(128, 64, 3, padding=1), (1, 128, 14, 14)),
     "3-D": (nn.Conv3d(32, 48, 3, padding=1), (1, 32, 6, 7, 8)),
@@ -79,9 +86,34 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
 
 
+@pytest.fixture(params=["oneDNN", "BLAS"])
+def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As on a processor with AVX-512, and as on one without."""
+    monkeypatch.setattr(gemm, "AVX512", request.param == "oneDNN")
+    return request.param
+
+
+def test_blas_lays_out_a_third_of_the_columns() -> None:
+    """Of 3 × 3 heads, in blocks of rows, and of one image; not where images are small and many, or steps are taken."""
+    shifts = Shifts(tuple(itertools.product((-1, 0, 1), repeat=2)), (1, 1), (47, 45), (47, 45))
+
+    def task(shifts: Shifts, images: int, quick: bool) -> Outputs:
+        problem = Problem("forward", shifts, tuple(range(9)), images, 1, 64, 64, torch.float32, LAST, LAST, quick, None)
+        planned = kernels.select(problem)
+        assert isinstance(planned, Outputs)
+        return planned
+
+    assert task(shifts, 1, True).depth == 9 * 64
+    assert len(task(shifts, 3, False).slabs) == 3
+    assert task(shifts, 3, False).depth == 3 * 64
+    small = replace(shifts, size=(9, 9), output=(9, 9))
+    assert [len(task(small, images, False).slabs) for images in (1, 3)] == [3, 1]
+    assert len(task(replace(shifts, step=(2, 2), output=(23, 22)), 1, False).slabs) == 1
+
+
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str) -> None:
+def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str, multiplies: str) -> None:
     """Bit for bit; in calls that are remembered, that are recorded, and where oneDNN is switched off."""
     conv, x = whole_numbers(name)
     last = lying != "channels first"
@@ -99,7 +131,7 @@ def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str
             taken = [operator for operator in named.calls if "conv" in operator]
             assert not taken
             if lying == "channels last":
-                assert named.calls[INNER]
+                assert bool(named.calls[INNER]) == (multiplies == "oneDNN")
     torch._C._set_mkldnn_enabled(False)
     try:
         with torch.no_grad(), Named() as named:
@@ -110,7 +142,7 @@ def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_gradients_of_large_layers_are_the_convolution_s(name: str) -> None:
+def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv)
     x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
@@ -122,7 +154,7 @@ def test_gradients_of_large_layers_are_the_convolution_s(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_what_large_products_round_off_is_bounded(name: str) -> None:
+def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) -> None:
     """By γ_n Σ |x||w| with n the number of terms, in whatever order they are added."""
     conv, shape = LARGE[name]
     torch.manual_seed(1)

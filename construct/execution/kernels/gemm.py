@@ -4,7 +4,7 @@ oneDNN's inner product is faster where matrices exceed a core's cache (97 agains
 three), and allocates its result; the BLAS behind ``torch.mm`` has less overhead.  Both sum the same terms, in different orders.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ INNER: Callable[..., Tensor] | None = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
 """oneDNN's inner product, which has no name of its own in torch but this one; None where torch was built without it."""
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Without it oneDNN's product is no quicker than BLAS."""
 
 
 def onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU."""
-    return INNER is not None and dtype == torch.float32 and device.type == "cpu"
+    """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU with AVX-512."""
+    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and AVX512
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
@@ -34,14 +36,19 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
-def products(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, quick: bool) -> None:
-    """As :func:`product` for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N)."""
-    if a.shape[0] == 1:
-        product(a[0], b[0], None if bias is None else bias[0], out[0], quick)
-    elif bias is None:
-        out.copy_(torch.bmm(a, b))
-    else:
-        torch.add(torch.bmm(a, b), bias[:, None], out=out)
+def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
+    """Σ_j a_j b_j + bias for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N) or None.
+
+    Several terms, or no ``out``, are for one group alone.
+    """
+    if a[0].shape[0] == 1:
+        total = product(a[0][0], b[0][0], None if bias is None else bias[0], None if out is None else out[0], quick)
+        for one, other in zip(a[1:], b[1:], strict=True):
+            total.addmm_(one[0], other[0])
+        return total[None]
+    assert out is not None
+    both = torch.bmm(a[0], b[0])
+    return out.copy_(both) if bias is None else torch.add(both, bias[:, None], out=out)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -> None:

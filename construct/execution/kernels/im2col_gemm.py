@@ -3,18 +3,21 @@
 With channels last the columns are (queries, heads·C), and the W_h below each other (heads·C, D); with channels first all of this
 is turned, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
 with the zeros around it first, unless all of it lies in the input; from there a run of heads is one strided view.
+
+Where BLAS multiplies, which can add to what is there, the axis along which blocks are cut is not laid out: the columns of the heads
+that look at its first offset, laid out for some more places, hold those of its other offsets too, some rows later.  So a 3 × 3
+kernel copies every token three times instead of nine, and makes three products, a *slab* of heads each.
 """
 
 from dataclasses import dataclass
 from math import prod
 from operator import mul
 
-import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, pieces
-from construct.execution.kernels.gemm import add_product, product, products
+from construct.execution.kernels.gemm import add_product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, order_of, runs_of, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
@@ -27,23 +30,25 @@ class Step:
     Attributes:
         block: which queries.
         rows: how many, of all these images.
+        laid: rows of the columns; more than that, if an axis is not laid out.
         window: numbers of the tokens that they see.
         inside: of the window, what is input.
         source: of the input, what that is: a view, or where it lies otherwise, a box.
         zeros: what the window has zeros around; None where it has none.
         copies: for each run, its columns, and its tokens in the window, or in the input if that needs no window.
-        matrix: the columns, (groups, queries, heads·C).
+        matrices: the columns of each slab, (groups, queries, heads·C).
         result: where the product belongs in an output without gaps, (groups, queries, D), or turned.
     """
 
     block: Block
     rows: int
+    laid: int
     window: int
     inside: View
     source: View | Box
     zeros: object
     copies: tuple[tuple[View, View], ...]
-    matrix: View
+    matrices: tuple[View, ...]
     result: View
 
 
@@ -64,36 +69,64 @@ class _Columns:
 
     def __init__(self, problem: Problem):
         self.problem, shifts = problem, problem.shifts
-        heads, groups, channels = len(shifts.offsets), problem.groups, problem.channels
-        self.depth = heads * channels
-        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(shifts.output) >= constants.SHORT
-        order = order_of(shifts.offsets)
-        self.heads = tuple(problem.heads[head] for head in order)
-        longest = max(max(run.counts) for run in runs_of(shifts.offsets, False))
-        self.runs = runs_of(shifts.offsets, self.turned or longest * groups * channels <= constants.RECTANGLE)
-        ends = [s * (o - 1) + 1 for s, o in zip(shifts.step, shifts.output, strict=True)]
+        groups, channels, output = problem.groups, problem.channels, shifts.output
+        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.SHORT
+        self.axis, parts = self._cut()
+        order = order_of(shifts.offsets, self.axis or 0)
+        # Without an axis that is not laid out all heads are one slab.
+        self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
+        size = len(order) // len(self.offsets)
+        self.slabs = [tuple(problem.heads[head] for head in order[at : at + size]) for at in range(0, len(order), size)]
+        self.depth = size * channels
+        first = tuple(shifts.offsets[head] for head in order[:size])
+        longest = max(max(run.counts) for run in runs_of(first, False))
+        self.runs = runs_of(first, self.turned or longest * groups * channels <= constants.RECTANGLE)
+        ends = [s * (o - 1) + 1 for s, o in zip(shifts.step, output, strict=True)]
         self.in_place = problem.x_layout == (FIRST if self.turned else LAST) and all(
             least >= 0 and least + reach + end <= size
             for least, reach, end, size in zip(shifts.least, shifts.reach, ends, shifts.size, strict=True)
         )
-        self.alone = heads == 1 and set(shifts.step) == {1} and not self.in_place  # then the window is the columns
+        self.alone = size == 1 and set(shifts.step) == {1} and not self.in_place  # then the window is the columns
         self.x_strides = strides_of(problem.x_layout, groups * channels, shifts.size)
-        self.y_strides = strides_of(problem.y_layout, groups * problem.width, shifts.output)
-        queries = problem.block(max(constants.QUERIES, constants.COLUMNS // (groups * self.depth)))
-        parts = blocks(shifts.output, queries)
-        images = 1 if self.turned or len(parts) > 1 else queries // prod(shifts.output)
+        self.y_strides = strides_of(problem.y_layout, groups * problem.width, output)
+        images = 1 if self.turned or len(parts) > 1 or self.axis is not None else self._queries(1) // prod(output)
         self.images = pieces(problem.images, max(1, images))
         counts = sorted({part.stop - part.start for part in self.images})
         self.steps = {count: [self._step(block, count) for block in parts] for count in counts}
         every = [step for steps in self.steps.values() for step in steps]
         self.rows = max(step.rows for step in every)
-        self.columns = 0 if self.alone else self.rows * groups * self.depth
+        self.columns = 0 if self.alone else max(step.laid for step in every) * groups * self.depth
         self.window = 0 if self.in_place else max(step.window for step in every)
         self.single = len(every) == 1
+
+    def _queries(self, slabs: int) -> int:
+        """Queries of a block, if a row of the columns holds one of so many slabs."""
+        depth = len(self.problem.heads) // slabs * self.problem.channels
+        return self.problem.block(max(constants.QUERIES, constants.COLUMNS // (self.problem.groups * depth)))
+
+    def _cut(self) -> tuple[int | None, tuple[Block, ...]]:
+        """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it."""
+        problem, shifts = self.problem, self.problem.shifts
+        if problem.kind == WEIGHTS or problem.groups > 1 or problem.onednn:
+            return None, blocks(shifts.output, self._queries(1))
+        every = {*shifts.offsets}
+        for axis, step in enumerate(shifts.step):
+            slabs, others = len({e[axis] for e in every}), {e[:axis] + e[axis + 1 :] for e in every}
+            if step > 1 or slabs == 1 or not slabs * len(others) == len(every) == len(problem.heads):
+                continue
+            depth, parts = len(others) * problem.channels, blocks(shifts.output, self._queries(slabs))
+            length = parts[0].shape[axis]
+            cut = max((1, *parts[0].shape[:axis])) == 1 and 2 * (length + shifts.reach[axis]) <= slabs * length
+            long = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # enough for one image in a product
+            if cut and long and depth >= max(constants.DEEP, problem.width // 2):
+                return axis, parts
+        return None, blocks(shifts.output, self._queries(1))
 
     def _step(self, block: Block, images: int) -> Step:
         problem, shifts, channels = self.problem, self.problem.shifts, self.problem.channels
         every, queries, rows = problem.groups * channels, prod(block.shape), images * prod(block.shape)
+        lines = tuple(n + shifts.reach[axis] * (axis == self.axis) for axis, n in enumerate(block.shape))
+        laid = images * prod(lines)
         starts, lengths, clips = shifts.window(block.box)
         real = tuple(high - low for low, high in clips)
         own = strides_of(FIRST if self.turned else LAST, every, lengths)
@@ -103,24 +136,27 @@ class _Columns:
             first = sum((at + low) * n for at, (low, _), n in zip(starts, clips, self.x_strides[1:], strict=False))
             source = (inside[0], self.x_strides, first if all(real) else 0)
         begin = starts if self.in_place else (0,) * len(starts)
-        copies = [self._copy(run, block.shape, images, begin, own) for run in self.runs]
-        depth = self.depth
-        matrix: View = ((problem.groups, rows, depth), (rows * depth, *((1, rows) if self.turned else (depth, 1))), 0)
-        if self.alone:
-            matrix = (matrix[0], (channels * own[-1], *((1, rows) if self.turned else (every, 1))), 0)
+        copies = [self._copy(run, lines, images, begin, own) for run in self.runs]
+        depth, along = self.depth, every if self.alone else self.depth
+        strides = (channels * own[-1] if self.alone else laid * depth, *((1, laid) if self.turned else (along, 1)))
+        later = 0 if self.axis is None else strides[1] * prod(lines[self.axis + 1 :])
+        matrices: list[View] = [
+            ((problem.groups, rows, depth), strides, (e - self.offsets[0]) * later) for e in self.offsets
+        ]
         width, y = problem.width, self.y_strides
         result = (problem.groups, width, queries) if self.turned else (problem.groups, rows, width)
-        along = (y[-1], y[-2]) if self.turned else (y[-2], y[-1])
+        order = (y[-1], y[-2]) if self.turned else (y[-2], y[-1])
         return Step(
             block,
             rows,
+            laid,
             images * every * prod(lengths),
             inside,
             source,
             (lengths, clips) if real != lengths else None,
             () if self.alone else tuple(copies),
-            matrix,
-            (result, (width * y[-1], *along), block.first * y[-2]),
+            tuple(matrices),
+            (result, (width * y[-1], *order), block.first * y[-2]),
         )
 
     def _copy(self, run: Run, queries: Ints, images: int, begin: Ints, own: Ints) -> tuple[View, View]:
@@ -145,8 +181,10 @@ class _Columns:
         )
         return columns, tokens
 
-    def laid_out(self, x: Tensor, images: slice, step: Step, columns: Tensor, window: Tensor, before: object) -> Tensor:
-        """The columns of one block of x (B, groups·C, *n): (groups, queries, heads·C).
+    def laid_out(
+        self, x: Tensor, images: slice, step: Step, columns: Tensor, window: Tensor, before: object
+    ) -> list[Tensor]:
+        """The columns of one block of x (B, groups·C, *n), of each slab: (groups, queries, heads·C).
 
         ``columns`` and ``window`` are buffers; ``before`` is what the window has zeros around, from the block before.
         """
@@ -165,7 +203,7 @@ class _Columns:
             ahead = 0
         for into, source in step.copies:
             at(columns, into).copy_(at(tokens, source, ahead))
-        return at(window if self.alone else columns, step.matrix)
+        return [at(window if self.alone else columns, matrix) for matrix in step.matrices]
 
 
 class Outputs(_Columns):
@@ -178,7 +216,7 @@ class Outputs(_Columns):
         self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
         self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
         self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
-        weights = len(self.heads) * problem.groups * problem.channels * problem.width  # in another order
+        weights = len(problem.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
@@ -187,13 +225,15 @@ class Outputs(_Columns):
         problem, quick, direct = self.problem, self.problem.onednn, self.direct
         groups, width = problem.groups, problem.width
         # For oneDNN the other way round, if products come out turned; as it lies for small ones.
-        matrix = stacked(second, self.heads, self.turned and self.heavy)
+        matrices = [stacked(second, heads, self.turned and self.heavy) for heads in self.slabs]
         if self.turned and not self.heavy:
-            matrix = matrix.mT
+            matrices = [matrix.mT for matrix in matrices]
         plain = type(first) is Tensor  # else outputs are to be of its type
         alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
         if out is None and not alone:
             out = problem.new(first)
+        if bias is not None:
+            bias = bias.view(groups, width)
         with Workspace(second, self.columns, self.window, self.staging) as (columns, window, staging):
             zeros: object = None
             for images in self.images:
@@ -202,21 +242,19 @@ class Outputs(_Columns):
                     rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if alone:
-                        return problem.as_images(product(rows[0], matrix[0], bias, None, quick))
+                        return problem.as_images(products(rows, matrices, bias, None, quick))
                     assert out is not None
                     if self.turned:
-                        result = at(out, step.result, ahead)
-                        if groups > 1:
-                            result.copy_(torch.bmm(matrix, rows.mT))
-                        else:
-                            product(matrix[0], rows[0].mT, None, result[0], quick)
+                        result = products(
+                            matrices, [part.mT for part in rows], None, at(out, step.result, ahead), quick
+                        )
                         if bias is not None:
-                            result += bias.view(groups, width, 1)
+                            result += bias[..., None]
                     elif direct:
-                        product(rows[0], matrix[0], bias, at(out, step.result, ahead)[0], quick)
+                        products(rows, matrices, bias, at(out, step.result, ahead), quick)
                     else:
                         result = staging[: groups * step.rows * width].view(groups, step.rows, width)
-                        products(rows, matrix, None if bias is None else bias.view(groups, width), result, quick)
+                        products(rows, matrices, bias, result, quick)
                         tokens = out[images].movedim(1, -1)[(slice(None), *step.block.box)]
                         result = result.view(groups, -1, *step.block.shape, width).movedim(0, -2)
                         tokens.unflatten(-1, (groups, width)).copy_(result)
@@ -238,14 +276,15 @@ class Weights(_Columns):
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
         out = problem.new(first) if out is None else out
-        ordered = groups == 1 and self.heads == tuple(range(len(self.heads)))
-        total = out.view(1, self.depth, width) if ordered else out.new_empty(groups, self.depth, width)
+        (heads,), depth = self.slabs, self.depth
+        ordered = groups == 1 and heads == tuple(range(len(heads)))
+        total = out.view(1, depth, width) if ordered else out.new_empty(groups, depth, width)
         with Workspace(out, self.columns, self.window, self.pulled) as (columns, window, pulled):
             zeros, begun = None, False
             for images in self.images:
                 ahead = images.start * self.y_strides[0]
                 for step in self.steps[images.stop - images.start]:
-                    rows = self.laid_out(first, images, step, columns, window, zeros)
+                    (rows,) = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if self.pulled:
                         y = pulled[: groups * step.rows * width].view(groups, step.rows, width)
@@ -258,7 +297,7 @@ class Weights(_Columns):
                     add_product(total, rows.mT, y, not begun, problem.onednn)
                     begun = True
         if not ordered:
-            matrices = total.view(groups, len(self.heads), problem.channels, width)
-            for place, head in enumerate(self.heads):
+            matrices = total.view(groups, len(heads), problem.channels, width)
+            for place, head in enumerate(heads):
                 out[head].copy_(matrices[:, place])
         return out

@@ -60,7 +60,7 @@ class Rows:
             product(x, matrix[0], bias, at(out, self.y), problem.onednn)
             return out
         out = problem.new(first) if out is None else out
-        products(x, matrix, None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
+        products([x], [matrix], None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
         return out
 
 
@@ -100,7 +100,7 @@ class Images:
         matrix, y = second[problem.heads[0]], out.view(images, groups, width, self.tokens)
         if groups > 1:
             for number in range(images):
-                products(matrix.mT, x[number], None, y[number], problem.onednn)
+                products([matrix.mT], [x[number]], None, y[number], problem.onednn)
                 if bias is not None:
                     y[number] += bias.view(groups, -1, 1)
             return out

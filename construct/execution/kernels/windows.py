@@ -102,9 +102,9 @@ class Run:
     steps: Ints
 
 
-def order_of(offsets: tuple[Ints, ...]) -> Ints:
-    """The heads in the order of where they look."""
-    return tuple(sorted(range(len(offsets)), key=offsets.__getitem__))
+def order_of(offsets: tuple[Ints, ...], axis: int = 0) -> Ints:
+    """The heads in the order of where they look, first along one axis."""
+    return tuple(sorted(range(len(offsets)), key=lambda head: (offsets[head][axis], offsets[head])))
 
 
 @lru_cache(maxsize=1024)
