@@ -24,7 +24,7 @@ COPY, TRANSPOSE and FEW are weighed against SCATTER alone; KEPT is what COLUMNS 
 ONEDNN = 2**23
 """Multiplications of a product from which oneDNN's inner product is quicker than ``torch.mm``."""
 DEEP = 96
-"""Terms of a sum from which oneDNN is worth it even if what it makes has to be copied."""
+"""Terms of a sum from which a product is worth it whose result is copied (oneDNN) or added to what is there (a slab of heads)."""
 COLUMNS = 2**19
 """Numbers of the columns that im2col lays out at a time: 2 MiB of float32."""
 QUERIES = 2**8

@@ -116,7 +116,7 @@ class _Columns:
                 continue
             depth, parts = len(others) * problem.channels, blocks(shifts.output, self._queries(slabs))
             length = parts[0].shape[axis]
-            cut = max((1, *parts[0].shape[:axis])) == 1 and 2 * (length + shifts.reach[axis]) <= slabs * length
+            cut = max((1, *parts[0].shape[:axis])) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
             long = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # enough for one image in a product
             if cut and long and depth >= max(constants.DEEP, problem.width // 2):
                 return axis, parts
