@@ -5,27 +5,24 @@ soft, and do without.  Three kinds of layers have a quicker way:
 
 * where attention to positions factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product;
 * attention to positions that does not factorise is one map for all pictures, and the sum over heads and keys one product;
-* with content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]), the score is
+* the score of content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]) is a dot product, which torch's fused kernel takes:
 
       (X_q W_qry + u)·(X_k W_key) + Σ_i (X_q W_qry + v) Ŵ_key,i e_i[k_i − q_i],
 
-  a dot product, for of the second term each axis has one number for every row or column of keys: Q holds these numbers, and K
-  says in which the key is.
+  for of the second term each axis has one number for every row or column of keys: Q holds these numbers, and K says in which the
+  key is.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
 
 from construct import MHSA
 from construct.encoding.scores import Scores
 from construct.execution.head_matrices import merged
 from construct.tokens import TokenGrid
-
-AT_ONCE = 4
-"""Pictures whose maps are computed together: few enough for a processor's cache, at 16 × 16 tokens."""
 
 
 def quick(layer: MHSA) -> Callable[[MHSA, Tensor], Tensor] | None:
@@ -72,11 +69,8 @@ def by_map(layer: MHSA, x: Tensor) -> Tensor:
 
 
 def with_content(layer: MHSA, x: Tensor) -> Tensor:
-    """Attention to content, and to positions by learned rows or not at all: shapes as of :func:`by_axes`.
-
-    A few pictures at a time, so that their maps stay in a processor's cache.
-    """
-    grid, tokens = x.shape[2:], x.flatten(2).mT.contiguous()
+    """Attention to content, and to positions by learned rows or not at all: shapes as of :func:`by_axes`."""
+    grid, tokens = x.shape[2:], x.flatten(2).mT
     asked, key = (torch.einsum("bti,hik->bhtk", tokens, w) for w in (layer.w_qry, layer.w_key))
     queries, keys = [asked + layer.u[:, None]], [key]
     if layer.offsets:
@@ -87,9 +81,10 @@ def with_content(layer: MHSA, x: Tensor) -> Tensor:
             rows = table[torch.arange(n, device=x.device) - at[:, None] + len(table) // 2]  # (queries, n, width)
             queries.append(torch.einsum("bhtw,tnw->bhtn", part, rows))
             keys.append(one_hot(at, n).to(x.dtype).expand(*key.shape[:3], n))
-    weights, attended = merged(layer.w_val, layer.w_out)[:, 0], []
-    pictures = zip(*(t.split(AT_ONCE) for t in (torch.cat(queries, 3), torch.cat(keys, 3), tokens)), strict=True)
-    for q, k, seen in pictures:
-        attended.append(torch.softmax(q @ k.mT, 3).flatten(1, 2) @ seen)  # (pictures, heads · queries, D_in)
-    y = torch.einsum("bhti,hio->bto", torch.cat(attended).unflatten(1, (len(weights), -1)), weights) + layer.b_out
+    values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
+    q, k = torch.cat(queries, 3), torch.cat(keys, 3)
+    size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
+    q, k, v = (pad(t, (0, size - t.shape[3])) for t in (q, k, values))
+    attended = scaled_dot_product_attention(q, k, v, scale=1.0)[..., : values.shape[3]]
+    y = torch.einsum("bhte,heo->bto", attended, layer.w_out[:, 0]) + layer.b_out
     return y.mT.unflatten(2, grid)
