@@ -239,31 +239,6 @@ def settle(layer: MHSA) -> MHSA:
     return layer
 
 
-class AbsolutePositions(nn.Module):
-    """Learned absolute positional embedding: X + P.
-
-    Args:
-        channels: C.
-        grid: the spatial size of the inputs.
-    """
-
-    def __init__(self, channels: int, grid: tuple[int, ...]):
-        super().__init__()
-        self.places = nn.Parameter(0.02 * torch.randn(channels, *grid))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, *grid) → the same shape.
-
-        Raises:
-            ValueError: an input of another size.
-        """
-        if x.shape[1:] != self.places.shape:
-            raise ValueError(
-                f"the positions are those of {tuple(self.places.shape)}, and this input is {tuple(x.shape[1:])}"
-            )
-        return x + self.places
-
-
 def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
     """The components of v as columns, padded with zeros: (heads, D_k)."""
     return nn.functional.pad(torch.stack(components, dim=1), (0, key_dim - len(components)))

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from construct import MHSA
-from construct.modules.learning import AbsolutePositions
 from examples.learned.data import BadInput
 from examples.learned.quick import quick
 from examples.learned.running.group import Dropout
@@ -85,6 +85,31 @@ class Downsample(nn.Module):
             raise BadInput(f"pictures of {rows} × {columns} cannot be downsampled by 2: both must be even")
         blocks = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (b, c, r, 2, k, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+
+
+class AbsolutePositions(nn.Module):
+    """Learned absolute positional embedding: X + P.
+
+    Args:
+        channels: C.
+        grid: the spatial size of the inputs.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, ...]):
+        super().__init__()
+        self.places = nn.Parameter(0.02 * torch.randn(channels, *grid))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *grid) → the same shape.
+
+        Raises:
+            ValueError: an input of another size.
+        """
+        if x.shape[1:] != self.places.shape:
+            raise ValueError(
+                f"the positions are those of {tuple(self.places.shape)}, and this input is {tuple(x.shape[1:])}"
+            )
+        return x + self.places
 
 
 class Block(nn.Module):

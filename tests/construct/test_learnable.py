@@ -24,7 +24,6 @@ from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relati
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
 from construct.modules.learning import (
-    AbsolutePositions,
     gate_content,
     learned_covariance,
     learned_quadratic,
@@ -467,10 +466,6 @@ def test_what_cannot_start_is_refused(options: dict[str, Any], words: str):
 def test_starts_of_other_kinds_are_refused():
     with pytest.raises(ValueError, match="no encoding 'parabola' to learn"):
         convolution_to_learn(nn.Conv1d(1, 1, 1), alpha=1.0, encoding="parabola")
-    places = AbsolutePositions(2, (3, 4))
-    assert torch.equal(places(torch.zeros(5, 2, 3, 4))[4], places.places)
-    with pytest.raises(ValueError, match=r"those of \(2, 3, 4\)"):
-        places(torch.zeros(5, 2, 4, 3))
 
 
 def test_an_encoding_and_weights_that_do_not_fit_are_refused():

@@ -32,7 +32,7 @@ sys.path.append(str(ROOT))  # the examples are no installed package
 from examples.learned import data, training  # noqa: E402
 from examples.learned.command import main  # noqa: E402
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
-from examples.learned.network import VARIANTS, AttentionNet, Downsample, Shape  # noqa: E402
+from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape  # noqa: E402
 from examples.learned.resnet import resnet18  # noqa: E402
 from examples.learned.results import plots, table  # noqa: E402
 from examples.learned.results.measuring import attention_of, centres_of, distances  # noqa: E402
@@ -229,6 +229,13 @@ def test_every_variant_learns_all_its_parameters(name: str):
     assert all(gradient is not None for gradient in learned.values())
     assert [n for n, gradient in learned.items() if not gradient.any()] == []  # type: ignore[union-attr]
     assert network(pictures().test).shape == (7, 3)
+
+
+def test_positions_are_those_of_one_grid():
+    places = AbsolutePositions(2, (3, 4))
+    assert torch.equal(places(torch.zeros(5, 2, 3, 4))[4], places.places)
+    with pytest.raises(ValueError, match=r"those of \(2, 3, 4\)"):
+        places(torch.zeros(5, 2, 4, 3))
 
 
 def test_sizes_that_do_not_go_together_are_told_in_a_line():
