@@ -49,6 +49,8 @@ def nodes() -> str:
 
 def compiled(sides: tuple[int, ...], dynamic: bool) -> str:
     """The first call of a compiled ResNet-50, converted, to that of the original; then further sizes, in no further graph."""
+    with torch.no_grad():  # what the first compilation of a process prepares is neither's
+        torch.compile(nn.Conv2d(3, 4, 3), dynamic=dynamic)(torch.ones(1, 3, 8, 8))
     spent, graphs = [], []
     for convert in (construct.convert, lambda network: network):
         network = convert(shapes.resnet50().eval()).requires_grad_(False)
