@@ -30,7 +30,7 @@ from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, traced
+from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps
 from construct.tokens import TokenGrid
@@ -292,7 +292,8 @@ class MHSA(nn.Module):
             needed = len(x) * self.out_channels * prod(output) * x.element_size()
             require(needed, x.device, f"an output of size {output}")
             y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
-        y = y.contiguous(memory_format=memory_format(x))
+        # Of members of a mapped call, torch knows no channels last.
+        y = y.contiguous(memory_format=torch.contiguous_format if is_batched(y) else memory_format(x))
         return y if batched else y[0]
 
     def _is_batched(self, x: Tensor) -> bool:

@@ -281,6 +281,9 @@ class TestContract:
         same(each(ours, x, layer)["b_out"], each(theirs, x, conv)["bias"])
         found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
         same(found, torch.stack([conv(x[0]), 2 * conv(x[1])]))
+        last = x[0].movedim(1, -1).contiguous().movedim(-1, 1)
+        found = vmap(lambda parameters: functional_call(layer, parameters, (last,)))(members)
+        same(found, torch.stack([conv(last), 2 * conv(last)]))
         for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all
             members[key] = torch.stack([ours[key], ours[key].flip(0)])
         found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(

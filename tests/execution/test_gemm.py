@@ -21,8 +21,6 @@ from construct.execution.kernels.im2col_gemm import Outputs
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
 
-pytestmark = pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
-
 
 class Named(TorchDispatchMode):
     """Counts every operator by its name."""
@@ -60,6 +58,7 @@ def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
     return conv, torch.randint(-8, 9, shape, generator=generator).float()
 
 
+@pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
 @given(st.data())
 def test_products_are_what_they_say(data: st.DataObject) -> None:
     """In integers, against numpy; whatever is large, and however matrices lie."""
@@ -86,7 +85,12 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
 
 
-@pytest.fixture(params=["oneDNN", "BLAS"])
+@pytest.fixture(
+    params=[
+        pytest.param("oneDNN", marks=pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")),
+        "BLAS",
+    ]
+)
 def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As on a processor with AVX-512, and as on one without."""
     monkeypatch.setattr(gemm, "AVX512", request.param == "oneDNN")
@@ -113,7 +117,7 @@ def test_blas_lays_out_a_third_of_the_columns() -> None:
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layers_are_the_convolution_and_go_by_onednn(name: str, lying: str, multiplies: str) -> None:
+def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, lying: str, multiplies: str) -> None:
     """Bit for bit; in calls that are remembered, that are recorded, and where oneDNN is switched off."""
     conv, x = whole_numbers(name)
     last = lying != "channels first"

@@ -1,6 +1,7 @@
 """Kernels of one-hot heads, bit for bit in integers: the maps against plain sums, and layers against the convolution."""
 
 import copy
+import itertools
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from construct.execution import kernels
 from construct.execution.autograd import Shifted, Weights
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
+from construct.execution.kernels.im2col_gemm import Outputs
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
@@ -93,6 +95,36 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     assert torch.equal(found_x, backward.to(stored))
     assert torch.equal(found_w, weights)
     assert {layout_of(found_y, stored), layout_of(found_x, stored)} <= {FIRST, LAST}
+
+
+GRIDS = {
+    "rows": (((-1, 0, 1), (-1, 0, 1)), (11, 5), ()),
+    "rows at odd places, columns before": (((-4, 0, 1), (2, -1)), (13, 4), ()),
+    "the last axis": (((0,), (-5, 2, 3, 0)), (1, 30), ()),
+    "a head twice": (((-1, 0, 1), (-1, 1)), (11, 5), ((0, 1),)),
+}
+"""Offsets along each axis, the output, and offsets of further heads."""
+
+
+@pytest.mark.parametrize("layout", [FIRST, LAST])
+@pytest.mark.parametrize("name", GRIDS)
+def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str, layout: str):
+    """In slabs of heads, added up; of heads that are no grid, in one product of all."""
+    axes, output, more = GRIDS[name]
+    offsets = (*itertools.product(*axes), *more)
+    shifts, heads = Shifts(offsets, (1, 1), (12, 9), output), tuple(range(len(offsets)))
+    rng = np.random.default_rng(1)
+    x, w = (torch.from_numpy(rng.integers(-4, 5, n)).double() for n in ((2, 3, 12, 9), (len(offsets), 1, 3, 4)))
+    padded, expected = nn.functional.pad(x, (30,) * 4), torch.zeros(2, 4, *output, dtype=x.dtype)
+    for (row, column), matrix in zip(offsets, w, strict=True):
+        seen = padded[:, :, 30 + row :, 30 + column :][..., : output[0], : output[1]]
+        expected += torch.einsum("bcij,cd->bdij", seen, matrix[0])
+    problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
+    with preferring("im2col_gemm"):
+        task = kernels.select(problem)
+        assert isinstance(task, Outputs)
+        assert (len(task.slabs) > 1) == (not more)
+        assert torch.equal(task.run(in_layout(x, layout), w, None, None), expected)
 
 
 def whole_numbers(conv: Any) -> Any:
@@ -244,8 +276,9 @@ def test_what_is_too_large_is_not_kept():
     assert len(workspace._KEPT.buffer) == constants.KEPT  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kernel", [None, "im2col_gemm"])
 @pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
-def test_nothing_reads_what_memory_held_before(make: Any, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_reads_what_memory_held_before(make: Any, kernel: str | None, monkeypatch: pytest.MonkeyPatch):
     """Neither new memory nor a buffer: all of it holds NaN here."""
     conv = whole_numbers(make())
     layer = conv_to_mhsa(conv)
@@ -256,7 +289,7 @@ def test_nothing_reads_what_memory_held_before(make: Any, monkeypatch: pytest.Mo
     x = torch.randint(-4, 5, (2, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
     for layout in (FIRST, LAST):
         x = in_layout(x, layout).detach().requires_grad_()
-        with smaller_blocks(20):
+        with preferring(kernel), smaller_blocks(20):
             ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.w_val, layer.w_out])
             theirs = torch.autograd.grad(conv(x).square().sum(), [x, conv.weight])
         assert torch.equal(ours[0], theirs[0])
@@ -282,9 +315,10 @@ def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float)
         counted.bias = None
         seen = counted(marked) > 0
         for kernel in KERNELS:
+            fresh = copy.deepcopy(layer)  # without the calls that another kernel prepared
             with preferring(kernel):
                 for given in (x, in_layout(x, LAST)):
-                    assert torch.equal(~layer(given).isfinite(), seen)
+                    assert torch.equal(~fresh(given).isfinite(), seen)
 
 
 def test_a_bias_of_halves_is_added_in_single_precision():

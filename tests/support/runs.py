@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from construct import ConvGeometry
 from construct.execution import kernels
-from construct.execution.kernels import constants
+from construct.execution.kernels import constants, gemm
 
 SMALL = {
     "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (5,)),
@@ -49,7 +49,7 @@ KERNELS = [None, *(kernel.name for kernel in kernels.KERNELS)]
 
 @contextmanager
 def preferring(name: str | None) -> Iterator[None]:
-    """Within, this kernel is asked first, and works in blocks as of large inputs; None leaves all as it is."""
+    """Within, this kernel is asked first, and works in blocks as of large inputs, by BLAS; None leaves all as it is."""
     kernels._planned.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
@@ -59,5 +59,6 @@ def preferring(name: str | None) -> Iterator[None]:
                 patch.setattr(constants, constant, number)
             for constant, number in {"ROWS": 1, "SCATTER": 0.0, "DEEP": 1, "RECTANGLE": 2**6, "TURNED": 5}.items():
                 patch.setattr(constants, constant, number)
+            patch.setattr(gemm, "AVX512", False)
         yield
     kernels._planned.cache_clear()

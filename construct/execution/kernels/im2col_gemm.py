@@ -4,9 +4,10 @@ With channels last the columns are (queries, heads·C), and the W_h below each o
 is turned, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
 with the zeros around it first, unless all of it lies in the input; from there a run of heads is one strided view.
 
-Where BLAS multiplies, which can add to what is there, the axis along which blocks are cut is not laid out: the columns of the heads
+Where BLAS multiplies, which can add to what is there, the axis that blocks are ranges of is not laid out: the columns of the heads
 that look at its first offset, laid out for some more places, hold those of its other offsets too, some rows later.  So a 3 × 3
-kernel copies every token three times instead of nine, and makes three products, a *slab* of heads each.
+kernel copies every token three times instead of nine, and makes three products, a *slab* of heads each.  The gradient of the
+weights, layers with groups, and products by oneDNN have one slab of all heads.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class Step:
 
     Attributes:
         block: which queries.
-        rows: how many, of all these images.
-        laid: rows of the columns; more than that, if an axis is not laid out.
+        rows: how many, of all these images: rows of the product.
+        laid: rows of the columns: as many, or more if an axis is not laid out.
         window: numbers of the tokens that they see.
         inside: of the window, what is input.
         source: of the input, what that is: a view, or where it lies otherwise, a box.
@@ -73,7 +74,6 @@ class _Columns:
         self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.SHORT
         self.axis, parts = self._cut()
         order = order_of(shifts.offsets, self.axis or 0)
-        # Without an axis that is not laid out all heads are one slab.
         self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
         size = len(order) // len(self.offsets)
         self.slabs = [tuple(problem.heads[head] for head in order[at : at + size]) for at in range(0, len(order), size)]
@@ -99,26 +99,32 @@ class _Columns:
         self.window = 0 if self.in_place else max(step.window for step in every)
         self.single = len(every) == 1
 
-    def _queries(self, slabs: int) -> int:
-        """Queries of a block, if a row of the columns holds one of so many slabs."""
+    def _queries(self, slabs: int, more: int = 0) -> int:
+        """Queries of a block, if the columns hold one of so many slabs, and that for so many queries more."""
         depth = len(self.problem.heads) // slabs * self.problem.channels
-        return self.problem.block(max(constants.QUERIES, constants.COLUMNS // (self.problem.groups * depth)))
+        fitting = constants.COLUMNS // (self.problem.groups * depth) - more
+        return self.problem.block(max(constants.QUERIES, fitting))
 
     def _cut(self) -> tuple[int | None, tuple[Block, ...]]:
-        """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it."""
+        """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it.
+
+        It takes one group and no step along the axis, and heads that are all pairs of an offset along it and one along the others;
+        and it is worth it where a third of the columns is saved, and a product is large enough to read the outputs once more.
+        """
         problem, shifts = self.problem, self.problem.shifts
-        if problem.kind == WEIGHTS or problem.groups > 1 or problem.onednn:
-            return None, blocks(shifts.output, self._queries(1))
         every = {*shifts.offsets}
-        for axis, step in enumerate(shifts.step):
+        added = problem.kind != WEIGHTS and problem.groups == 1 and not problem.onednn
+        for axis, step in enumerate(shifts.step if added else ()):
             slabs, others = len({e[axis] for e in every}), {e[:axis] + e[axis + 1 :] for e in every}
             if step > 1 or slabs == 1 or not slabs * len(others) == len(every) == len(problem.heads):
                 continue
-            depth, parts = len(others) * problem.channels, blocks(shifts.output, self._queries(slabs))
+            line = prod(shifts.output[axis:])
+            queries = self._queries(slabs, shifts.reach[axis] * prod(shifts.output[axis + 1 :]))
+            parts = blocks(shifts.output, min(queries, max(constants.QUERIES, line)))
             length = parts[0].shape[axis]
-            cut = max((1, *parts[0].shape[:axis])) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
-            long = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # enough for one image in a product
-            if cut and long and depth >= max(constants.DEEP, problem.width // 2):
+            saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
+            large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # without other images beside it
+            if saved and large and len(others) * problem.channels >= max(constants.DEEP, problem.width // 2):
                 return axis, parts
         return None, blocks(shifts.output, self._queries(1))
 

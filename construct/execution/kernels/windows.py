@@ -102,7 +102,7 @@ class Run:
     steps: Ints
 
 
-def order_of(offsets: tuple[Ints, ...], axis: int = 0) -> Ints:
+def order_of(offsets: tuple[Ints, ...], axis: int) -> Ints:
     """The heads in the order of where they look, first along one axis."""
     return tuple(sorted(range(len(offsets)), key=lambda head: (offsets[head][axis], offsets[head])))
 
