@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,22 +96,36 @@ def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return request.param
 
 
+def outputs_task(shifts: Shifts, images: int, quick: bool = False) -> Outputs:
+    """The task of a layer 64 → 64, with channels last."""
+    heads = tuple(range(len(shifts.offsets)))
+    layouts, dtype = (LAST, LAST), torch.float32
+    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, quick, None))
+    assert isinstance(task, Outputs)
+    return task
+
+
+def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
+    """The shifts of a kernel of k × k taps, "same" padding."""
+    offsets = tuple(itertools.product(range(-(k // 2), k - k // 2), repeat=2))
+    return Shifts(offsets, (step, step), (step * output[0], step * output[1]), output)
+
+
 def test_blas_lays_out_a_third_of_the_columns() -> None:
     """Of 3 × 3 heads, in blocks of rows, and of one image; not where images are small and many, or steps are taken."""
-    shifts = Shifts(tuple(itertools.product((-1, 0, 1), repeat=2)), (1, 1), (47, 45), (47, 45))
+    assert outputs_task(square(3, (47, 45)), 1, quick=True).depth == 9 * 64
+    assert len(outputs_task(square(3, (47, 45)), 3).slabs) == 3
+    assert outputs_task(square(3, (47, 45)), 3).depth == 3 * 64
+    assert [len(outputs_task(square(3, (9, 9)), images).slabs) for images in (1, 3)] == [3, 1]
+    assert len(outputs_task(square(3, (23, 22), step=2), 1).slabs) == 1
 
-    def task(shifts: Shifts, images: int, quick: bool) -> Outputs:
-        problem = Problem("forward", shifts, tuple(range(9)), images, 1, 64, 64, torch.float32, LAST, LAST, quick, None)
-        planned = kernels.select(problem)
-        assert isinstance(planned, Outputs)
-        return planned
 
-    assert task(shifts, 1, True).depth == 9 * 64
-    assert len(task(shifts, 3, False).slabs) == 3
-    assert task(shifts, 3, False).depth == 3 * 64
-    small = replace(shifts, size=(9, 9), output=(9, 9))
-    assert [len(task(small, images, False).slabs) for images in (1, 3)] == [3, 1]
-    assert len(task(replace(shifts, step=(2, 2), output=(23, 22)), 1, False).slabs) == 1
+@pytest.mark.parametrize(("k", "output"), [(3, (64, 1300)), (5, (64, 700)), (7, (512, 512)), (9, (300, 300))])
+def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) -> None:
+    """On wide images too, where the rows that slabs share are long."""
+    task = outputs_task(square(k, output), 1)
+    assert len(task.slabs) == k
+    assert task.columns <= constants.COLUMNS
 
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])

@@ -31,7 +31,7 @@ class Step:
     Attributes:
         block: which queries.
         rows: how many, of all these images: rows of the product.
-        laid: rows of the columns: as many, or more if an axis is not laid out.
+        column_rows: rows of the columns: as many, or more if an axis is not laid out.
         window: numbers of the tokens that they see.
         inside: of the window, what is input.
         source: of the input, what that is: a view, or where it lies otherwise, a box.
@@ -43,7 +43,7 @@ class Step:
 
     block: Block
     rows: int
-    laid: int
+    column_rows: int
     window: int
     inside: View
     source: View | Box
@@ -66,13 +66,20 @@ class Im2colGemm:
 
 
 class _Columns:
-    """What both tasks do: lay out the columns of a block."""
+    """What both tasks do: lay out the columns of a block.
+
+    Attributes:
+        axis: that is not laid out; None for none.
+        offsets: of the slabs along it.
+        slabs: the heads of each; all heads are one slab, if every axis is laid out.
+        depth: columns of a slab in each group, heads·C.
+    """
 
     def __init__(self, problem: Problem):
         self.problem, shifts = problem, problem.shifts
         groups, channels, output = problem.groups, problem.channels, shifts.output
         self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.SHORT
-        self.axis, parts = self._cut()
+        self.axis, parts = self._axis_and_blocks()
         order = order_of(shifts.offsets, self.axis or 0)
         self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
         size = len(order) // len(self.offsets)
@@ -95,7 +102,7 @@ class _Columns:
         self.steps = {count: [self._step(block, count) for block in parts] for count in counts}
         every = [step for steps in self.steps.values() for step in steps]
         self.rows = max(step.rows for step in every)
-        self.columns = 0 if self.alone else max(step.laid for step in every) * groups * self.depth
+        self.columns = 0 if self.alone else max(step.column_rows for step in every) * groups * self.depth
         self.window = 0 if self.in_place else max(step.window for step in every)
         self.single = len(every) == 1
 
@@ -105,7 +112,7 @@ class _Columns:
         fitting = constants.COLUMNS // (self.problem.groups * depth) - more
         return self.problem.block(max(constants.QUERIES, fitting))
 
-    def _cut(self) -> tuple[int | None, tuple[Block, ...]]:
+    def _axis_and_blocks(self) -> tuple[int | None, tuple[Block, ...]]:
         """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it.
 
         It takes one group and no step along the axis, and heads that are all pairs of an offset along it and one along the others;
@@ -132,7 +139,7 @@ class _Columns:
         problem, shifts, channels = self.problem, self.problem.shifts, self.problem.channels
         every, queries, rows = problem.groups * channels, prod(block.shape), images * prod(block.shape)
         lines = tuple(n + shifts.reach[axis] * (axis == self.axis) for axis, n in enumerate(block.shape))
-        laid = images * prod(lines)
+        column_rows = images * prod(lines)
         starts, lengths, clips = shifts.window(block.box)
         real = tuple(high - low for low, high in clips)
         own = strides_of(FIRST if self.turned else LAST, every, lengths)
@@ -144,7 +151,8 @@ class _Columns:
         begin = starts if self.in_place else (0,) * len(starts)
         copies = [self._copy(run, lines, images, begin, own) for run in self.runs]
         depth, along = self.depth, every if self.alone else self.depth
-        strides = (channels * own[-1] if self.alone else laid * depth, *((1, laid) if self.turned else (along, 1)))
+        between = channels * own[-1] if self.alone else column_rows * depth  # groups
+        strides = (between, *((1, column_rows) if self.turned else (along, 1)))
         later = 0 if self.axis is None else strides[1] * prod(lines[self.axis + 1 :])
         matrices: list[View] = [
             ((problem.groups, rows, depth), strides, (e - self.offsets[0]) * later) for e in self.offsets
@@ -155,7 +163,7 @@ class _Columns:
         return Step(
             block,
             rows,
-            laid,
+            column_rows,
             images * every * prod(lengths),
             inside,
             source,
