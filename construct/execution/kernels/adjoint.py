@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
-from math import prod
 
 from torch import Tensor
 
 from construct.execution.kernels.problem import FORWARD, Problem, Task
-from construct.execution.kernels.windows import OTHER, Shifts
+from construct.execution.kernels.windows import OTHER, Shifts, phases
 
 
 class Polyphase:
@@ -23,11 +21,7 @@ class Polyphase:
     def __init__(self, problem: Problem, select: Callable[[Problem], Task]):
         self.problem, shifts = problem, problem.shifts
         self.parts: list[tuple[tuple[slice, ...], Task | None]] = []
-        for phase in product(*map(range, shifts.step)):
-            size = tuple(len(range(r, n, s)) for r, n, s in zip(phase, shifts.size, shifts.step, strict=True))
-            if not prod(size):
-                continue
-            places = tuple(slice(r, None, s) if s > 1 else slice(None) for r, s in zip(phase, shifts.step, strict=True))
+        for phase, (places, size) in phases(shifts.step, shifts.size).items():
             pairs = [
                 (tuple((r - e) // s for r, e, s in zip(phase, offset, shifts.step, strict=True)), head)
                 for offset, head in zip(shifts.offsets, problem.heads, strict=True)

@@ -4,7 +4,8 @@
 
 Nothing is copied side by side, and the weights are read as they lie; what is made is as much as there are heads and channels of x.
 So this is the quick way where x has few channels, for which a product with few columns would be slow, and where weights outnumber
-tokens, for which turning the weights would be.  A forward without a stride is the same with x and y exchanged.
+tokens, for which turning the weights would be.  A forward without a stride is the same with x and y exchanged.  With a stride,
+sums are made for each of its phases apart, where tokens that one head sees lie side by side, and then put where they belong.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks
 from construct.execution.kernels.gemm import product
 from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, stacked
-from construct.execution.kernels.windows import FIRST, LAST, Box, Shifts, clip
+from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, clip, phases
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
@@ -47,10 +48,11 @@ class GemmScatter:
 
 @dataclass(frozen=True)
 class Part:
-    """What one head adds of a block: its number, the queries that see a token, and these tokens."""
+    """What one head adds of a block: its number, the queries that see a token, and these tokens, a phase and which of it."""
 
     head: int
     queries: Box
+    phase: Ints
     tokens: Box
 
 
@@ -67,7 +69,8 @@ class Scattered:
             layouts = problem.y_layout, problem.x_layout
         self.given, wanted = layouts
         self.rows = wanted == LAST and self.channels >= constants.ROWS  # products (queries, heads·C), else turned
-        self.direct = wanted == (LAST if self.rows else FIRST)
+        self.direct = max(self.shifts.step) == 1 and wanted == (LAST if self.rows else FIRST)
+        self.phases = phases(self.shifts.step, self.shifts.size)
         heads = len(self.shifts.offsets)
         queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
         self.blocks = _parted(self.shifts, queries)
@@ -81,19 +84,23 @@ class Scattered:
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         out = self.problem.new(first) if out is None else out
-        heads, channels, size = len(self.shifts.offsets), self.channels, self.shifts.size
+        heads, channels = len(self.shifts.offsets), self.channels
         w = second.mT if self.problem.kind == FORWARD else second
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
         with Workspace(second, self.products, self.image) as (buffer, image):
-            image = image[: self.image]
+            planes = {} if self.direct else self._planes(image)
+            every = () if self.rows else (slice(None),)
             for y, target in zip(first, out, strict=True):
                 if self.rows:
                     target = target.movedim(0, -1)
-                whole = target if self.direct else image.view((*size, channels) if self.rows else (channels, *size))
-                if bias is None:
-                    whole.zero_()
-                else:
-                    whole.copy_(bias if self.rows else bias.view(-1, *(1,) * len(size)))
+                if self.direct:
+                    ((phase, _),) = self.phases.items()
+                    planes = {phase: target}
+                for plane in planes.values():
+                    if bias is None:
+                        plane.zero_()
+                    else:
+                        plane.copy_(bias if self.rows else bias.view(-1, *(1,) * (plane.dim() - 1)))
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
                     tokens = self._tokens(y, block, second)  # (queries, D)
@@ -104,12 +111,21 @@ class Scattered:
                     else:
                         product(matrix, tokens.mT, None, flat.view(-1, rows), self.problem.onednn)
                         products = flat.view(heads, channels, *block.shape)
-                    every = () if self.rows else (slice(None),)
                     for part in parts:
-                        whole[every + part.tokens] += products[part.head][every + part.queries]
+                        planes[part.phase][every + part.tokens] += products[part.head][every + part.queries]
                 if not self.direct:
-                    target.copy_(whole)
+                    for phase, (tokens, _) in self.phases.items():
+                        target[every + tokens].copy_(planes[phase])
         return out
+
+    def _planes(self, image: Tensor) -> dict[Ints, Tensor]:
+        """The sums of one image in a buffer, a phase each: (*tokens, C), or turned."""
+        planes, first = {}, 0
+        for phase, (_, size) in self.phases.items():
+            shape = (*size, self.channels) if self.rows else (self.channels, *size)
+            planes[phase] = image[first : first + prod(shape)].view(shape)
+            first += prod(shape)
+        return planes
 
     def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
         """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or turned."""
@@ -132,10 +148,11 @@ def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
     for head, offset in enumerate(shifts.offsets):
         queries, tokens = [], []
         for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
-            start = step * box.start + e
-            low, high = clip(start, step, box.stop - box.start, size)
+            low, high = clip(step * box.start + e, step, box.stop - box.start, size)
             queries.append(slice(low, high))
-            tokens.append(slice(start + step * low, start + step * (high - 1) + 1, step))
+            first = box.start + e // step  # of the tokens of this phase
+            tokens.append(slice(first + low, first + high))
         if all(part.start < part.stop for part in queries):
-            parts.append(Part(head, tuple(queries), tuple(tokens)))
+            phase = tuple(e % step for e, step in zip(offset, shifts.step, strict=True))
+            parts.append(Part(head, tuple(queries), phase, tuple(tokens)))
     return tuple(parts)

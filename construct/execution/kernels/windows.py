@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 
 Ints = tuple[int, ...]
@@ -83,6 +84,22 @@ def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
     """
     low = min(count, max(0, -(start // step)))
     return low, max(low, min(count, -((start - size) // step)))
+
+
+def phases(step: Ints, size: Ints) -> dict[Ints, tuple[Box, Ints]]:
+    """Polyphase decomposition: for each residue r of positions modulo the stride, which they are and how many, an axis each.
+
+    Those that have no positions are left out.
+
+    >>> phases((2,), (3,))
+    {(0,): ((slice(0, None, 2),), (2,)), (1,): ((slice(1, None, 2),), (1,))}
+    """
+    parts = {}
+    for phase in product(*map(range, step)):
+        counts = tuple(len(range(r, n, s)) for r, n, s in zip(phase, size, step, strict=True))
+        if all(counts):
+            parts[phase] = tuple(slice(r, None, s) for r, s in zip(phase, step, strict=True)), counts
+    return parts
 
 
 @dataclass(frozen=True)
