@@ -8,17 +8,18 @@ tokens, for which turning the weights would be.  A forward without a stride is t
 sums are made for each of its phases apart, where tokens that one head sees lie side by side, and then put where they belong.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
+from operator import mul
 
 from torch import Tensor
 
 from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks
 from construct.execution.kernels.gemm import product
-from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, stacked
-from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, clip, phases
+from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, at, stacked
+from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, View, clip, phases, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
@@ -46,14 +47,8 @@ class GemmScatter:
         return Scattered(problem) if scatter_time < columns_time else None
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one head adds of a block: its number, the queries that see a token, and these tokens, a phase and which of it."""
-
-    head: int
-    queries: Box
-    phase: Ints
-    tokens: Box
+Sum = tuple[View, View]
+"""What one head adds: its products for the queries that see a token, and these tokens, (*axes, C)."""
 
 
 class Scattered:
@@ -63,69 +58,48 @@ class Scattered:
         self.problem = problem
         if problem.kind == FORWARD:
             self.shifts, self.channels, self.width = problem.shifts.flipped(), problem.width, problem.channels
-            layouts = problem.x_layout, problem.y_layout
+            self.given, wanted = problem.x_layout, problem.y_layout
         else:
             self.shifts, self.channels, self.width = problem.shifts, problem.channels, problem.width
-            layouts = problem.y_layout, problem.x_layout
-        self.given, wanted = layouts
-        self.rows = wanted == LAST and self.channels >= constants.ROWS  # products (queries, heads·C), else turned
-        self.direct = max(self.shifts.step) == 1 and wanted == (LAST if self.rows else FIRST)
-        self.phases = phases(self.shifts.step, self.shifts.size)
-        heads = len(self.shifts.offsets)
-        queries = problem.block(max(1, constants.PRODUCTS // (heads * self.channels)))
-        self.blocks = _parted(self.shifts, queries)
-        self.most = max(prod(block.shape) for block, _ in self.blocks)
-        self.products = self.most * heads * self.channels
-        self.image = 0 if self.direct else prod(self.shifts.size) * self.channels
-        matrix = heads * self.channels * self.width
-        new = self.products + 2 * self.most * self.width  # oneDNN's product, and tokens in another type or order
+            self.given, wanted = problem.y_layout, problem.x_layout
+        shifts, channels, heads = self.shifts, self.channels, len(self.shifts.offsets)
+        layout = LAST if wanted == LAST and channels >= constants.ROWS else FIRST
+        self.rows = layout == LAST  # products (queries, heads·C), else turned
+        self.direct = max(shifts.step) == 1 and wanted == layout
+        self.between = prod(shifts.size) * channels  # from image to image
+        self.planes = _planes(shifts, layout, channels)
+        self.blocks = _blocks(shifts, layout, channels, problem.block(max(1, constants.PRODUCTS // (heads * channels))))
+        most = max(prod(block.shape) for block, _ in self.blocks)
+        self.products = most * heads * channels
+        self.image = 0 if self.direct else self.between
+        matrix = heads * channels * self.width
+        new = self.products + 2 * most * self.width  # oneDNN's product, and tokens in another type or order
         self.workspace = bytes_of(problem.dtype, self.products, self.image, matrix, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         out = self.problem.new(first) if out is None else out
-        heads, channels = len(self.shifts.offsets), self.channels
         w = second.mT if self.problem.kind == FORWARD else second
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
         with Workspace(second, self.products, self.image) as (buffer, image):
-            planes = {} if self.direct else self._planes(image)
-            every = () if self.rows else (slice(None),)
-            for y, target in zip(first, out, strict=True):
-                if self.rows:
-                    target = target.movedim(0, -1)
-                if self.direct:
-                    ((phase, _),) = self.phases.items()
-                    planes = {phase: target}
-                for plane in planes.values():
-                    if bias is None:
-                        plane.zero_()
-                    else:
-                        plane.copy_(bias if self.rows else bias.view(-1, *(1,) * (plane.dim() - 1)))
+            for number, (y, target) in enumerate(zip(first, out, strict=True)):
+                sums, ahead = (out, number * self.between) if self.direct else (image, 0)
+                for _, plane in self.planes.values():
+                    whole = at(sums, plane, ahead)
+                    whole.zero_() if bias is None else whole.copy_(bias)
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
-                    tokens = self._tokens(y, block, second)  # (queries, D)
-                    flat = buffer[: rows * heads * channels]
+                    tokens, products = self._tokens(y, block, second), buffer[: rows * len(matrix)]
                     if self.rows:
-                        product(tokens, matrix.mT, None, flat.view(rows, -1), self.problem.onednn)
-                        products = flat.view(*block.shape, heads, channels).movedim(-2, 0)
+                        product(tokens, matrix.mT, None, products.view(rows, -1), self.problem.onednn)
                     else:
-                        product(matrix, tokens.mT, None, flat.view(-1, rows), self.problem.onednn)
-                        products = flat.view(heads, channels, *block.shape)
-                    for part in parts:
-                        planes[part.phase][every + part.tokens] += products[part.head][every + part.queries]
+                        product(matrix, tokens.mT, None, products.view(-1, rows), self.problem.onednn)
+                    for queries, seen in parts:
+                        at(sums, seen, ahead).add_(at(products, queries))
                 if not self.direct:
-                    for phase, (tokens, _) in self.phases.items():
-                        target[every + tokens].copy_(planes[phase])
+                    for places, plane in self.planes.values():
+                        target.movedim(0, -1)[places].copy_(at(image, plane))
         return out
-
-    def _planes(self, image: Tensor) -> dict[Ints, Tensor]:
-        """The sums of one image in a buffer, a phase each: (*tokens, C), or turned."""
-        planes, first = {}, 0
-        for phase, (_, size) in self.phases.items():
-            shape = (*size, self.channels) if self.rows else (self.channels, *size)
-            planes[phase] = image[first : first + prod(shape)].view(shape)
-            first += prod(shape)
-        return planes
 
     def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
         """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or turned."""
@@ -137,22 +111,33 @@ class Scattered:
 
 
 @lru_cache(maxsize=256)
-def _parted(shifts: Shifts, queries: int) -> tuple[tuple[Block, tuple[Part, ...]], ...]:
-    """The blocks of so many queries and their parts; the same for every layout of images, of which planning goes through nine."""
-    return tuple((block, parts_of(shifts, block)) for block in blocks(shifts.output, queries))
+def _planes(shifts: Shifts, layout: str, channels: int) -> dict[Ints, tuple[Box, View]]:
+    """For each phase of the stride which tokens it has, and where these lie in a buffer of all phases, (*axes, C)."""
+    planes, first = {}, 0
+    for phase, (places, size) in phases(shifts.step, shifts.size).items():
+        planes[phase] = places, ((*size, channels), strides_of(layout, channels, size)[1:], first)
+        first += prod(size) * channels
+    return planes
 
 
-def parts_of(shifts: Shifts, block: Block) -> tuple[Part, ...]:
-    """What every head adds of a block; those that see nothing are left out."""
-    parts = []
+@lru_cache(maxsize=256)
+def _blocks(shifts: Shifts, layout: str, channels: int, queries: int) -> tuple[tuple[Block, tuple[Sum, ...]], ...]:
+    """The blocks of so many queries, and what every head adds of them; those that see nothing are left out."""
+    return tuple((block, tuple(_sums(shifts, layout, channels, block))) for block in blocks(shifts.output, queries))
+
+
+def _sums(shifts: Shifts, layout: str, channels: int, block: Block) -> Iterator[Sum]:
+    planes, heads = _planes(shifts, layout, channels), len(shifts.offsets)
+    rows = strides_of(layout, heads * channels, block.shape)[1:]  # of the products, (*queries, heads·C)
     for head, offset in enumerate(shifts.offsets):
-        queries, tokens = [], []
+        lows, counts, tokens = [], [], []
         for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
             low, high = clip(step * box.start + e, step, box.stop - box.start, size)
-            queries.append(slice(low, high))
-            first = box.start + e // step  # of the tokens of this phase
-            tokens.append(slice(first + low, first + high))
-        if all(part.start < part.stop for part in queries):
-            phase = tuple(e % step for e, step in zip(offset, shifts.step, strict=True))
-            parts.append(Part(head, tuple(queries), phase, tuple(tokens)))
-    return tuple(parts)
+            lows.append(low)
+            counts.append(high - low)
+            tokens.append(box.start + low + e // step)  # the first one's number in its phase
+        if all(counts):
+            shape = (*counts, channels)
+            _, (_, strides, first) = planes[tuple(e % step for e, step in zip(offset, shifts.step, strict=True))]
+            queries: View = shape, rows, sum(map(mul, (*lows, head * channels), rows))
+            yield queries, (shape, strides, first + sum(map(mul, tokens, strides)))
