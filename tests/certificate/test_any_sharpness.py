@@ -1,6 +1,5 @@
 """Whatever α is, a layer is judged alike: one function where no head leaks, else a difference within the derived bound."""
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import verify
+from broken import break_execution
 from construct import conv_to_mhsa
-from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
 from verify.argument.runs import run_executions
@@ -177,10 +176,8 @@ def test_what_float64_keeps_of_weights_that_float32_has_no_number_for_refutes_no
 
 def test_at_full_sharpness_a_zero_is_still_a_zero(monkeypatch: pytest.MonkeyPatch):
     """There float64 keeps nothing either: what heads of α = 104 may leave beside an impulse is over the bound."""
-    right = EXECUTIONS["sdpa"]
-    noisy = replace(right, run=lambda layer, x, grid: right.run(layer, x, grid) + 1e-32)
     for alpha, verdict in ((1024.0, "REFUTED"), (104.0, "PROVED")):
         conv, layer = heavy(alpha)
         with monkeypatch.context() as patch:
-            patch.setitem(EXECUTIONS, "sdpa", noisy)
+            break_execution(patch, "sdpa", lambda run, *args: run(*args) + 1e-32)
             assert certify(conv, layer, grid=(6, 6), input_bound=1e6).verdict.name == verdict

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from broken import break_execution
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from truths import permuted
@@ -24,7 +24,7 @@ from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
 from verify.oracle import Convolution
 from verify.rounding.elements import difference_bound, impulse_bound
-from verify.rounding.model import FORMATS
+from verify.rounding.model import Format
 from verify.strategies import convolutions, sizes_for
 
 
@@ -39,9 +39,6 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     most = fields.absolute(np.ones_like(signs)[None])[0, channel]
     middle = tuple(n // 2 for n in found.shape)
     np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
-
-
-FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @given(convolutions(), st.data())
@@ -62,11 +59,11 @@ def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) 
     """What a certificate allows a run on these inputs."""
     attention = Attention.read(layer)
     tokens = token_count(Geometry.read(layer), inputs.shape[2:])
-    fmt = FORMATS[FLOATS[conv.weight.dtype]]
+    fmt = Format.of(conv.weight.dtype)
     return impulse_bound(Convolution.read(conv), attention, inputs, fmt, tokens, as_stored)
 
 
-@given(convolutions(dtypes=list(FLOATS), padding_modes=["zeros"]), st.data())
+@given(convolutions(dtypes=[torch.float32, torch.float64], padding_modes=["zeros"]), st.data())
 def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st.DataObject):
     """Not less than the bound of that input, which is worked out apart; and little more."""
     layer = conv_to_mhsa(conv)
@@ -84,7 +81,7 @@ def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_of_a_head_between_the_taps_no_impulse_isjudged_by_channel(carries: bool):
+def test_of_a_head_between_the_taps_no_impulse_is_judged_by_channel(carries: bool):
     """Unless it carries nothing."""
     conv = nn.Conv1d(1, 1, 3, dilation=2)
     layer = permuted(conv_to_mhsa(conv), [0, 1, 2, 1])
@@ -131,11 +128,10 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     conv = nn.Conv2d(2, 2, 3, padding=1)
     layer = conv_to_mhsa(conv)
     inputs, bound = np.ones((1, 2, 4, 4)), np.full(2, 1e-3)
-    right = EXECUTIONS[name]
     probes = run_executions(conv, layer, inputs, bound)
     assert [probe.execution for probe in probes] == list(EXECUTIONS)
     assert all(probe.over is None for probe in probes)
-    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + value))
+    break_execution(monkeypatch, name, lambda run, *args: run(*args) + value)
     found = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
     assert found[name].refutes
     assert not found[name].worst <= 1
@@ -213,8 +209,7 @@ def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, m
     conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
     assert conv.weight.numel() >= HEAVY
     layer = conv_to_mhsa(conv)
-    right = EXECUTIONS[name]
-    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=partial(FAULTS[fault], right.run)))
+    break_execution(monkeypatch, name, FAULTS[fault])
     certificate = certify(conv, layer, grid=(20, 20))
     assert certificate.verdict.name == "REFUTED"
     over = {probe["execution"] for probe in certificate.probes if not probe["ratio"] <= 1}

@@ -4,7 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 
 import construct
 import verify
-from construct.attention import EXECUTIONS
+from broken import break_execution
 from verify import checker
 from verify.argument.certification import certify
 from verify.argument.documents import indented, write_document
@@ -679,10 +678,8 @@ def test_a_difference_in_shape_is_worked_out_again(files):
 
 def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch):
     conv, mhsa, grid, _ = built("2-D")
-    right = EXECUTIONS["dense"]
-    wrong = replace(right, run=lambda *args: right.run(*args) * (1 + 2.0**-8))
     with monkeypatch.context() as patch:
-        patch.setitem(EXECUTIONS, "dense", wrong)
+        break_execution(patch, "dense", lambda run, *args: run(*args) * (1 + 2.0**-8))
         certificate = certify(conv, mhsa, grid=grid)
     over = certificate.overrun
     assert certificate.verdict.name == "REFUTED"

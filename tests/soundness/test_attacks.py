@@ -1,6 +1,5 @@
 """Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 
+from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
@@ -30,12 +30,6 @@ def frozen(tensor: torch.Tensor) -> nn.Parameter:
 def pair(outputs: int = 3) -> tuple[nn.Conv2d, MHSA]:
     conv = nn.Conv2d(2, outputs, 3, padding=1)
     return conv, conv_to_mhsa(conv)
-
-
-def executing(patch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
-    """From now on an execution does this; ``change`` is given what it did, and the arguments."""
-    right = EXECUTIONS[name]
-    patch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: change(right.run, *args)))
 
 
 # ---- the convolution is not what its fields say ------------------------------------------------------------------------------
@@ -309,7 +303,7 @@ def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.Mon
         layer.w_val.data.mul_(1 + 2.0**-20)
         return y
 
-    executing(monkeypatch, "dense", growing)
+    break_execution(monkeypatch, "dense", growing)
     with pytest.raises(Unreadable, match="changed while"):
         certify(conv, plain, grid=(4, 4))
 
@@ -423,7 +417,7 @@ def test_an_execution_that_raises_leaves_it_undecided(monkeypatch: pytest.Monkey
     def raises(*args: Any) -> Any:
         raise RuntimeError("no kernel for this")
 
-    executing(monkeypatch, "dense", raises)
+    break_execution(monkeypatch, "dense", raises)
     certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "UNDECIDED"
     assert "step 6 (runs)" in certificate.verdict.sentence
@@ -434,13 +428,13 @@ def test_want_of_memory_is_noted_but_nothing_run_is_undecided(monkeypatch: pytes
     def full(*args: Any) -> Any:
         raise MemoryError("needs 1 TiB")
 
-    executing(monkeypatch, "dense", full)
+    break_execution(monkeypatch, "dense", full)
     certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "PROVED"
     assert any(probe["note"] == "needs 1 TiB" for probe in certificate.probes)
     assert not any("dense" in assumption for assumption in certificate.assumptions)
     for name in EXECUTIONS:
-        executing(monkeypatch, name, full)
+        break_execution(monkeypatch, name, full)
     assert certify(*pair(2), grid=(4, 4)).verdict.name == "UNDECIDED"
 
 
@@ -518,9 +512,7 @@ def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], refuted
 def test_a_head_off_the_kernel_is_on_some_grids_only():
     """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
     conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
-    one = conv_to_mhsa(conv)
-    tensors = {n: t.detach().repeat(3, *[1] * (t.dim() - 1)) for n, t in one.named_parameters() if n != "b_out"}
-    layer = MHSA(one.geometry, MHSAWeights(**tensors, b_out=one.b_out.detach()))
+    layer = permuted(conv_to_mhsa(conv), [0, 0, 0])
     layer.v.data[1:, 1] = 2 * 2 * 1024.0
     layer.w_val.data[2] *= -1
     certificate = certify(conv, layer, grid=(6,))
@@ -534,12 +526,12 @@ def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch:
     conv.bias.data.fill_(0.125)  # type: ignore[union-attr]
     layer = conv_to_mhsa(conv)
     assert certify(conv, layer, grid=(75,)).bound.max() > 0.125
-    executing(monkeypatch, "dense", lambda run, layer, x, grid: run(layer, x, grid) - layer.b_out.to(x.dtype))
+    break_execution(monkeypatch, "dense", lambda run, layer, x, grid: run(layer, x, grid) - layer.b_out.to(x.dtype))
     assert certify(conv, layer, grid=(75,)).verdict.name == "REFUTED"
 
 
 def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
-    executing(monkeypatch, "auto", lambda run, *args: run(*args) + 1)
+    break_execution(monkeypatch, "auto", lambda run, *args: run(*args) + 1)
     certificate = certify(*pair(2), grid=(4, 4))
     assert certificate.verdict.name == "REFUTED"
     assert "auto" in certificate.verdict.sentence
@@ -684,7 +676,7 @@ def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():
     try:
         reduced = switched.fp32_precision
         with pytest.MonkeyPatch.context() as patch:
-            executing(patch, "dense", watched)
+            break_execution(patch, "dense", watched)
             certificate = certify(*pair(2), grid=(4, 4))
         assert switched.fp32_precision == reduced != "ieee"
         assert torch.get_float32_matmul_precision() == "medium"

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from broken import break_execution
 from construct import MHSA, ConvGeometry, heads, tokens
 from construct import heads as shifts
-from construct.attention import EXECUTIONS, Scores
+from construct.attention import Scores
 from construct.encoding import quadratic as encoding
 from construct.execution import chunked
 from construct.tokens import TokenGrid
@@ -223,53 +225,39 @@ def _(patch):
 # ---- scores and executions -------------------------------------------------------------------------------------------------------
 
 
-def _patched_run(
-    patch: pytest.MonkeyPatch, name: str, change: Callable[[Any, Tensor, TokenGrid, Callable], Tensor]
-) -> None:
-    right = EXECUTIONS[name]
-    patch.setitem(EXECUTIONS, name, replace(right, run=lambda layer, x, grid: change(layer, x, grid, right.run)))
+def without_the_last_head(run: Any, layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:
+    return run(with_heads(layer, list(range(max(1, layer.heads - 1)))).to(x.dtype), x, grid)
 
 
-for _name in ("dense", "chunked"):
+def last_output_twice(run: Any, *args: Any) -> Tensor:
+    y = run(*args).clone()
+    y[:, -1] = y[:, max(0, y.shape[1] - 2)]
+    return y
 
-    @code(f"{_name}: without the last head")
-    def _(patch, name=_name):
-        def dropped(layer, x, grid, run):
-            fewer = with_heads(layer, list(range(max(1, layer.heads - 1))))
-            return run(fewer.to(x.dtype), x, grid)
 
-        _patched_run(patch, name, dropped)
+def with_coarse_scores(run: Any, *args: Any) -> Tensor:
+    right = Scores.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scores, "__call__", lambda self, *a: (right(self, *a) / 2048).round() * 2048)
+        return run(*args)
 
-    @code(f"{_name}: the last output is the one before")
-    def _(patch, name=_name):
-        def copied(layer, x, grid, run):
-            y = run(layer, x, grid).clone()
-            y[:, -1] = y[:, max(0, y.shape[1] - 2)]
-            return y
 
-        _patched_run(patch, name, copied)
+RUNS: dict[str, tuple[Callable[..., Tensor], dict]] = {
+    "without the last head": (without_the_last_head, {}),
+    "the last output is the one before": (last_output_twice, {}),
+    "without the bias": (lambda run, layer, x, grid: run(layer, x, grid) - layer.b_out.to(x.dtype), {"bias": [True]}),
+    "the first token is always zero": (
+        lambda run, layer, x, grid: run(layer, torch.cat([x[:, :1] * 0, x[:, 1:]], 1), grid),
+        {},
+    ),
+    "outputs in reverse": (lambda run, *args: run(*args).flip(1), {}),
+    "scores too coarse to tell neighbours apart": (with_coarse_scores, {}),
+}
+for _name, (_fault, (_wrong, _options)) in product(("dense", "chunked"), RUNS.items()):
 
-    @code(f"{_name}: without the bias", bias=[True])
-    def _(patch, name=_name):
-        _patched_run(patch, name, lambda layer, x, grid, run: run(layer, x, grid) - layer.b_out.to(x.dtype))
-
-    @code(f"{_name}: the first token is always zero")
-    def _(patch, name=_name):
-        _patched_run(patch, name, lambda layer, x, grid, run: run(layer, torch.cat([x[:, :1] * 0, x[:, 1:]], 1), grid))
-
-    @code(f"{_name}: outputs in reverse")
-    def _(patch, name=_name):
-        _patched_run(patch, name, lambda layer, x, grid, run: run(layer, x, grid).flip(1))
-
-    @code(f"{_name}: scores too coarse to tell neighbours apart")
-    def _(patch, name=_name):
-        def blurred(layer, x, grid, run):
-            right = Scores.__call__
-            with pytest.MonkeyPatch.context() as inner:
-                inner.setattr(Scores, "__call__", lambda self, *a: (right(self, *a) / 2048).round() * 2048)
-                return run(layer, x, grid)
-
-        _patched_run(patch, name, blurred)
+    @code(f"{_name}: {_fault}", **_options)
+    def _(patch, name=_name, wrong=_wrong):
+        break_execution(patch, name, wrong)
 
 
 @code("chunked: blocks overlap by one query")
