@@ -1,6 +1,5 @@
 """The converse of a certificate: nobody finds an input over the bound, and the bound is not far above what is found."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import nn
 
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
+from truths import permuted
 from verify.argument.certification import certify
 from verify.argument.runs import sign_pattern
 from verify.layers.fields import Geometry
@@ -190,17 +190,10 @@ def test_factors_whose_product_underflows_are_in_the_bound():
     conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         conv.weight.zero_()
-    one = conv_to_mhsa(conv)
-    tensors = {
-        name: t.detach().repeat(2, *[1] * (t.dim() - 1)) for name, t in one.named_parameters() if name != "b_out"
-    }
-    layer = copy.deepcopy(one)
-    for name, tensor in tensors.items():
-        setattr(layer, name, nn.Parameter(tensor, requires_grad=False))
-    layer.heads = 2
+    layer = permuted(conv_to_mhsa(conv), [0, 0])
     small = 2.0**-660
-    layer.w_val[:, 0, 0, 0] = torch.tensor([3 * small, -15 * small], dtype=torch.float64)
-    layer.w_out[:, 0, 0, 0] = torch.tensor([5 * small, small], dtype=torch.float64)
+    layer.w_val.data[:, 0, 0, 0] = torch.tensor([3 * small, -15 * small], dtype=torch.float64)
+    layer.w_out.data[:, 0, 0, 0] = torch.tensor([5 * small, small], dtype=torch.float64)
     certificate = certify(conv, layer, grid=(64,), input_bound=2.0**1000)
     assert certificate.verdict.name == "PROVED"
     x = torch.rand(1, 1, 64, dtype=torch.float64) * 2.0**1000
