@@ -17,6 +17,7 @@ from torch import nn
 import construct
 import verify
 from benchmarks.published import GatedAttention, GaussianAttention
+from verify.oracle import Convolution
 from verify.strategies import convolutions, least_size
 
 SLOW = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -64,13 +65,6 @@ def roomy(draw, **options):
     return conv, tuple(size)
 
 
-def pads_of(conv):
-    if conv.padding == "same":
-        spans = [dil * (k - 1) for dil, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-        return [(span // 2, span - span // 2) for span in spans]
-    return [(0, 0)] * len(conv.kernel_size) if conv.padding == "valid" else [(p, p) for p in conv.padding]
-
-
 @SLOW
 @given(roomy())
 def test_a_convolution_hidden_in_a_function_is_found_with_all_its_options(case):
@@ -82,7 +76,7 @@ def test_a_convolution_hidden_in_a_function_is_found_with_all_its_options(case):
     assert np.abs(result.kernel - dense_kernel(conv)).max() <= result.rounding * np.abs(result.kernel).max()
     assert result.stride == conv.stride
     assert all(k == 1 or a == b for a, b, k in zip(result.dilation, conv.dilation, conv.kernel_size, strict=True))
-    pads = pads_of(conv)
+    pads = Convolution.read(conv).pads()
     assert [before for before, _ in result.padding] == [before for before, _ in pads]
     assert all(after <= p for (_, after), (_, p) in zip(result.padding, pads, strict=True))
     reads = any(before > 0 or after > 0 for before, after in result.padding)
@@ -134,7 +128,7 @@ def test_heads_of_a_converted_layer_are_single_shifts(options):
     conv = convolution(2, 4, **options)
     result = audit(construct.conv_to_mhsa(conv), (8, 9))
     assert result.is_convolution
-    before = pads_of(conv)
+    before = Convolution.read(conv).pads()
     lattice = {
         tuple(dil * j - b for j, dil, (b, _) in zip(tap, conv.dilation, before, strict=True))
         for tap in product(range(3), repeat=2)

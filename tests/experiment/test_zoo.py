@@ -86,43 +86,33 @@ def test_what_is_not_there_or_does_not_run_is_skipped(run):
     assert "does not run" in run(lambda: (nn.Conv2d(3, 4, 3), zoo.noise(1, 7, 9, 9)))[1]
 
 
-def test_a_wrong_conversion_is_an_exit_code(run, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda layer: layer.w_val.data.mul_(1.5), "REFUTED"),
+        (lambda layer: layer.register_forward_pre_hook(lambda *args: fails()), "the converted network does not run"),
+    ],
+    ids=["wrong", "does not run"],
+)
+def test_a_conversion_that_is_broken_is_an_exit_code(run, spoil: Any, said: str, monkeypatch: pytest.MonkeyPatch):
     right = construct.convert
 
     def wrong(net: nn.Module, **options: Any) -> nn.Module:
         converted = right(net, **options)
-        layer = next(module for module in converted.modules() if isinstance(module, MHSA))
-        layer.w_val.data *= 1.5
+        spoil(next(module for module in converted.modules() if isinstance(module, MHSA)))
         return converted
 
     monkeypatch.setattr(construct, "convert", wrong)
     code, out = run(two(nn.Conv2d(3, 4, 3)))
     assert code == 1
-    assert "REFUTED" in out
+    assert said in out
+    assert "skipped" not in out
 
 
 def test_names_are_beginnings(run):
     with pytest.raises(SystemExit):
         run(two(nn.Identity()), "monai")
     assert len(zoo.ZOO) == 1
-
-
-def test_a_conversion_that_does_not_run_is_an_exit_code(run, monkeypatch: pytest.MonkeyPatch):
-    right = construct.convert
-
-    def fails(layer: nn.Module, args: Any) -> None:
-        raise RuntimeError("a defect")
-
-    def broken(net: nn.Module, **options: Any) -> nn.Module:
-        converted = right(net, **options)
-        next(module for module in converted.modules() if isinstance(module, MHSA)).register_forward_pre_hook(fails)
-        return converted
-
-    monkeypatch.setattr(construct, "convert", broken)
-    code, out = run(two(nn.Conv2d(3, 4, 3)))
-    assert code == 1
-    assert "skipped" not in out
-    assert "the converted network does not run" in out
 
 
 def test_a_network_of_which_nothing_is_converted_is_counted(run):

@@ -32,8 +32,6 @@ from verify.recheck.layer_pair import LayerPair
 from verify.recheck.unwrapping import TENSORS
 from verify.strategies import convolutions, sizes_for
 
-ROOT = Path(__file__).parents[2]
-
 
 def case(make, *grid, within=None, **built):
     """A convolution with its grid, the options of its attention layer, and what is claimed of both."""
@@ -138,21 +136,6 @@ def files(tmp_path):
     return Files(tmp_path)
 
 
-def python(*arguments):
-    process = [sys.executable, "-W", "error", *map(str, arguments)]
-    return subprocess.run(process, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def command(files):
-    return python("-m", "verify", "check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
-
-
-def is_one_error_line(done):
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 # ---- what holds is confirmed -------------------------------------------------------------------------------------------
 
 
@@ -248,7 +231,8 @@ sys.meta_path.insert(0, Forbidden())
 sys.argv = ["verify", "check", {str(files.certificate)!r}, "--conv", {str(files.conv)!r}, "--mhsa", {str(files.mhsa)!r}]
 runpy.run_module("verify", run_name="__main__", alter_sys=True)
 """
-    done = python("-c", code)
+    process = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(process, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("PROVED: 1 of 1 layers PROVED and recomputed")
 
@@ -256,31 +240,24 @@ runpy.run_module("verify", run_name="__main__", alter_sys=True)
 # ---- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_exit_codes(files):
+def test_exit_codes(files, verify_command):
+    words = ("check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
     conv, mhsa = files.write_case("2-D")
-    assert command(files).returncode == 0
+    verify_command.prints(*words)
     other = copy.deepcopy(mhsa)
     other.w_out[0, 0, 0, 0] += 1
     files.write([("", certify(conv, other, grid=(5, 6)))], conv, other)
-    done = command(files)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "REFUTED" in done.stdout
+    assert "REFUTED" in verify_command.prints(*words, code=1)
     files.write_case("2-D")
     files.edit(put(bound=[(2.0**-60).hex()] * 3))
-    done = command(files)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: layer '': says PROVED, but ")
+    assert verify_command.refuses(*words).startswith("error: layer '': says PROVED, but ")
     files.mhsa.write_bytes(b"")
-    done = command(files)
-    assert done.stdout == ""
-    is_one_error_line(done)
+    verify_command.refuses(*words)
 
 
 @pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
-def test_bad_arguments_are_refused_in_one_line(arguments):
-    done = python("-m", "verify", *arguments)
-    is_one_error_line(done)
-    assert "\x1b" not in done.stderr
+def test_bad_arguments_are_refused_in_one_line(arguments, verify_command):
+    verify_command.refuses(*arguments)
 
 
 # ---- weight files that are not those that were certified ---------------------------------------------------------------

@@ -4,6 +4,7 @@ Every layer comes once as it was built, and once with a fault in it, as in ``pyt
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -45,49 +46,35 @@ def test_five_thousand_layers(part: int):
 def test_a_layer_follows_from_its_seed():
     for seed in range(5):
         one, other = random_layer(seed), random_layer(seed)
-        assert (str(one.conv), one.grid, one.bound, one.alpha) == (
-            str(other.conv),
-            other.grid,
-            other.bound,
-            other.alpha,
-        )
+        ours, theirs = ((str(made.conv), made.grid, made.bound, made.alpha) for made in (one, other))
+        assert ours == theirs
         assert all(bool((a == b).all()) for a, b in zip(one.layer.parameters(), other.layer.parameters(), strict=True))
         first, second = ([replace(row, seconds=None) for row in judged(seed)] for _ in range(2))
         assert first == second
 
 
-def errors_with(monkeypatch: pytest.MonkeyPatch, certifier: Any, seeds: range = range(15)) -> list[str]:
-    """What the search says of another certifier."""
-    monkeypatch.setattr(random_layers, "certified", certifier)
-    return [row.error for seed in seeds for row in judged(seed) if row.error]
+LIARS: dict[str, tuple[Callable[[Any], dict[str, Any]], int, tuple[str, ...]]] = {
+    "proves anything": (lambda right: {"verdict": Verdict("PROVED", "trust me")}, 5, ("a false PROVED",)),
+    "has a bound that is too small": (lambda right: {"bound": np.zeros_like(right.bound)}, 3, ("is over the bound",)),
+    "refutes what is right": (
+        lambda right: {"verdict": Verdict("REFUTED", "no")},
+        5,
+        ("as built, but REFUTED", "evidence that is none"),
+    ),
+}
+"""Certifiers: what each changes in a certificate; more errors than this say the first of these words, and some the others."""
 
 
-def test_a_certifier_that_proves_anything_is_found_out(monkeypatch: pytest.MonkeyPatch):
-    right = random_layers.certified
-
-    def certified(*arguments: Any) -> Any:
-        return replace(right(*arguments), verdict=Verdict("PROVED", "trust me"))
-
-    errors = errors_with(monkeypatch, certified)
-    assert sum("a false PROVED" in error for error in errors) > 5
-
-
-def test_a_bound_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("liar", LIARS)
+def test_a_wrong_certifier_is_found_out(liar: str, monkeypatch: pytest.MonkeyPatch):
+    changes, most, (word, *others) = LIARS[liar]
     right = random_layers.certified
 
     def certified(*arguments: Any) -> Any:
         certificate = right(*arguments)
-        return replace(certificate, bound=np.zeros_like(certificate.bound))
+        return replace(certificate, **changes(certificate))
 
-    assert sum("is over the bound" in error for error in errors_with(monkeypatch, certified)) > 3
-
-
-def test_a_certifier_that_refutes_what_is_right_is_found_out(monkeypatch: pytest.MonkeyPatch):
-    right = random_layers.certified
-
-    def certified(*arguments: Any) -> Any:
-        return replace(right(*arguments), verdict=Verdict("REFUTED", "no"))
-
-    errors = errors_with(monkeypatch, certified)
-    assert sum("as built, but REFUTED" in error for error in errors) > 5
-    assert any("evidence that is none" in error for error in errors)
+    monkeypatch.setattr(random_layers, "certified", certified)
+    errors = [row.error for seed in range(15) for row in judged(seed) if row.error]
+    assert sum(word in error for error in errors) > most
+    assert all(any(other in error for error in errors) for other in others)
