@@ -131,11 +131,11 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
     """
     record = Trace(frozenset(layers.values()))
     tracer = _Tracer(record, network, inputs, layers)
-    with torch.no_grad(), tracer.hooked(network), _Operators(tracer), _Functions(tracer):
+    with torch.no_grad(), tracer.hooked(network), _Operators(tracer), tracer:
         output = run(network, inputs)
     leaves, incomplete = flattened(output)
     record.returned = [tracer.named(value) for value in leaves]
-    record.outputs = [value for value in leaves if isinstance(value, Tensor)]
+    record.outputs = _tensors(leaves)
     record.unseen += [incomplete] if incomplete else []
     return record
 
@@ -171,36 +171,44 @@ EMPTY = frozenset("empty empty_like empty_strided empty_permuted new_empty new_e
 _PLAIN = (Tensor, bool, int, float, complex, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None))
 
 
-class _Tracer:
-    """The state that both modes share."""
+class _Tracer(TorchFunctionMode):
+    """Function mode: records the functions of torch that Python code calls, and what the dispatch mode and the hooks see."""
 
     def __init__(self, record: Trace, network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]):
+        super().__init__()
         own = {module: path for path, module in network.named_modules() if isinstance(module, MHSA)}
         self.record, self.layers = record, own | dict(layers)
         self.inside = 0
         """How many calls are under way whose inner calls do not count."""
         self.paths = [""]
+        self._entered: tuple[tuple[Any, ...], Any] = (), None  # arguments of the layer under way, and their structure
         # tensor → (Activation, or None for a constant of the network's own; the version in which the trace left it)
         self._origins = WeakTensorKeyDictionary()
         self._numbers: dict[str, set[tuple[int, int]]] = {}
         self._weights = {id(conv.weight): path for conv, path in layers.items() if "weight" in conv._parameters}
         for module in network.modules():
-            for value in (*module.parameters(False), *module.buffers(False), *vars(module).values()):
-                if isinstance(value, Tensor):
-                    self._note(value, None)
-        for part, tensor in enumerate(tensors(inputs)):
+            for tensor in _tensors([*module.parameters(False), *module.buffers(False), *vars(module).values()]):
+                self._note(tensor, None)
+        for part, tensor in enumerate(_tensors(tree_flatten(inputs)[0])):
             self._note(tensor, Activation(0, part) if tensor.is_floating_point() else None)
 
-    def called(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record and pass on."""
+        for kind in types:
+            if getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in OF_TORCH:
+                self.miss(f"{getattr(func, '__name__', func)} is worked out by the class {kind.__name__}")
+        return self.called(func, args, kwargs or {})
+
+    def called(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Make a call, and record it if an activation goes into it."""
         if self.inside or function in SILENT:
-            return run()
+            return function(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         self.inside += 1
         try:
-            arguments = tuple(self.named(value) for value in leaves)
-            versions = [(t, _version(t)) for t in leaves if isinstance(t, Tensor)]
-            output = run()
+            arguments = tuple(map(self.named, leaves))
+            versions = [(t, _version(t)) for t in _tensors(leaves)]
+            output = function(*args, **kwargs)
         finally:
             self.inside -= 1
         results = tree_flatten(output)[0]
@@ -208,9 +216,8 @@ class _Tracer:
         if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:
             self._record(function, arguments, structure, results, changed)
         elif not any(isinstance(value, Constant) and not value.known for value in arguments):
-            for value in results:
-                if isinstance(value, Tensor):
-                    self._note(value, None)
+            for tensor in _tensors(results):
+                self._note(tensor, None)
         if changed:
             self._renew(changed)
         return output
@@ -234,7 +241,7 @@ class _Tracer:
         changed: Iterable[Tensor] = (),
     ) -> None:
         """Record a call; what it returns, and what it changes in place, are activations from now on."""
-        returned = [value for value in results if isinstance(value, Tensor)]
+        returned = _tensors(results)
         convolves = RELATIVES.search(getattr(function, "__name__", str(function)))
         weights = [self._weights.get(id(c.tensor)) for c in arguments if convolves and isinstance(c, Constant)]
         call = Call(
@@ -285,7 +292,6 @@ class _Tracer:
             yield
 
     def _hook(self, module: nn.Module, path: str) -> list[Any]:
-        pending: list[Any] = []
         hooks = 0
 
         def own_code() -> bool:
@@ -301,17 +307,16 @@ class _Tracer:
                 if own_code():
                     self.miss(f"{path or 'the layer'} gets a hook, or a forward, while the network runs")
                 self.inside += 1
-                leaves, structure = tree_flatten((args, kwargs))
-                pending.append(None if self.inside > 1 else (tuple(self.named(value) for value in leaves), structure))
+                if self.inside == 1:
+                    leaves, structure = tree_flatten((args, kwargs))
+                    self._entered = tuple(map(self.named, leaves)), structure
 
         def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.paths.pop()
             if module in self.layers:
                 self.inside -= 1
-                entered = pending.pop()
-                if entered is not None and output is not None:  # None after an error
-                    arguments, structure = entered
-                    self._record(Layer(path), arguments, structure, tree_flatten(output)[0])
+                if not self.inside and output is not None:  # None after an error
+                    self._record(Layer(path), *self._entered, tree_flatten(output)[0])
 
         handles = [
             module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -319,22 +324,6 @@ class _Tracer:
         ]
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         return handles
-
-
-class _Functions(TorchFunctionMode):
-    """Function mode: sees the functions of torch that Python code calls."""
-
-    def __init__(self, tracer: _Tracer):
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record and pass on."""
-        kwargs = kwargs or {}
-        for kind in types:
-            if getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in OF_TORCH:
-                self.tracer.miss(f"{getattr(func, '__name__', func)} is worked out by the class {kind.__name__}")
-        return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
 
 
 class _Operators(DispatchMode):
@@ -346,12 +335,11 @@ class _Operators(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""
-        kwargs = kwargs or {}
         if "conv" in str(func) and RELATIVES.search(str(func)):  # an FFT is none
             self.tracer.record.convolutions += 1
         if func.namespace not in PLAIN_OPERATORS:
             self.tracer.miss(f"{func} is an operator beyond torch's own")
-        return self.tracer.called(func, args, kwargs, lambda: func(*args, **kwargs))
+        return self.tracer.called(func, args, kwargs or {})
 
 
 def _version(tensor: Tensor) -> int:
@@ -377,9 +365,8 @@ def _digest(tensor: Tensor) -> bytes | None:
         return None
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    """All tensors in a nesting of lists, tuples and dicts, in order."""
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+def _tensors(values: list[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def flattened(output: Any) -> tuple[list[Any], str | None]:
