@@ -43,19 +43,16 @@ _FIGURE = (int, float, str, type(None))
 _NETWORK = {
     "input_size": (list, type(None)),
     "inputs": str,
-    "calls": dict,
-    "convolution_calls": dict,
-    "convolutions": dict,
+    "calls": {"same": bool, "difference": (str, type(None)), "compared": int, "converted": int, "unseen": list},
+    "convolution_calls": {"original": int, "converted": int},
+    "convolutions": {"executed": int, "converted": int},
     "max_abs": _FIGURE,
     "numbers": (dict, type(None)),
     "same_expression": bool,
 }
-_CALLS = {"same": bool, "difference": (str, type(None)), "compared": int, "converted": int, "unseen": list}
-_CONVOLUTION_CALLS = {"original": int, "converted": int}
-_CONVOLUTIONS = {"executed": int, "converted": int}
 _FIGURES = ("original", "converted", "limit", "largest")
-_NUMBERS = {"verdict": str, "sentence": str, **dict.fromkeys(_FIGURES, _FIGURE), "predictions": dict, "no_float64": str}
-_PREDICTIONS = {"agree": (int, type(None)), "of": int}
+_NUMBERS = {"verdict": str, "sentence": str, **dict.fromkeys(_FIGURES, _FIGURE), "no_float64": str}
+_NUMBERS |= {"predictions": {"agree": (int, type(None)), "of": int}}
 
 
 class LayerCertificate(NamedTuple):
@@ -134,9 +131,6 @@ def _check_network(network: dict[str, Any]) -> None:
     _check_types(network, _NETWORK, "network")
     _index(network["input_size"] or [], least=1)
     calls, numbers = network["calls"], network["numbers"]
-    _check_types(calls, _CALLS, "calls")
-    _check_types(network["convolution_calls"], _CONVOLUTION_CALLS, "convolution_calls")
-    _check_types(network["convolutions"], _CONVOLUTIONS, "convolutions")
     counts = (*network["convolution_calls"].values(), *network["convolutions"].values())
     _index([calls["compared"], calls["converted"], *counts])
     if not all(type(text) is str for text in calls["unseen"]) or calls["same"] != (calls["difference"] is None):
@@ -147,7 +141,6 @@ def _check_network(network: dict[str, Any]) -> None:
     if numbers is None:
         return
     _check_types(numbers, _NUMBERS, "numbers")
-    _check_types(numbers["predictions"], _PREDICTIONS, "predictions")
     if numbers["verdict"] not in ("CHECKED", "REFUTED", "UNDECIDED"):
         raise Rejected(f"numbers: unknown verdict {numbers['verdict']!r}")
     for name in _FIGURES:
@@ -221,11 +214,15 @@ def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndar
 
 
 def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
+    """Check the fields of a record: each is of a type, or of one of several, or a record itself, whose types are a dict."""
     if set(record) != set(types):
         raise Rejected(f"{what}: missing or unknown: {', '.join(sorted(set(types) ^ set(record)))}")
     for name, kinds in types.items():
-        if type(record[name]) not in (kinds if isinstance(kinds, tuple) else (kinds,)):
+        allowed = (dict,) if isinstance(kinds, dict) else kinds if isinstance(kinds, tuple) else (kinds,)
+        if type(record[name]) not in allowed:
             raise Rejected(f"{what}: {name} is of the wrong type")
+        if isinstance(kinds, dict):
+            _check_types(record[name], kinds, name)
 
 
 def _number(text: str, infinite: bool, positive: bool = False) -> float:

@@ -101,16 +101,13 @@ def accuracy(
             if a.dim() == 2 and a.shape[1] > 1:
                 agree += int((a.argmax(1) == b.argmax(1)).sum())
                 predictions += len(a)
-    if not rows:
-        none = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
-        return Accuracy(none, None, None, None, None, None, None, None, 0, other, no_float64)
-    worst = max(rows, key=lambda row: row.excess)
-    difference, largest = max(row.difference for row in rows), max(row.largest for row in rows)
+    worst = max(rows, key=lambda row: row.excess, default=None)
     broken = sum(row.broken for row in rows)
-    measured = reference is not None
-    if broken:
+    if worst is None:
+        verdict = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
+    elif broken:
         verdict = Verdict("REFUTED", f"{broken} outputs are finite on one side only, or not finite in two ways")
-    elif not measured:
+    elif reference is None:
         verdict = Verdict("UNDECIDED", f"there is no float64 run to compare with: {no_float64}")
     elif leaking:
         verdict = Verdict("UNDECIDED", "heads leak attention by choice, so that more than rounding differs")
@@ -122,12 +119,14 @@ def accuracy(
         )
     else:
         verdict = Verdict("CHECKED", "the converted network is as near to float64 as another order of summation")
-    exact = (worst.original, worst.converted, worst.limit, worst.largest) if measured else (None,) * 4
+    exact = (None,) * 4
+    if worst is not None and reference is not None:
+        exact = (worst.original, worst.converted, worst.limit, worst.largest)
     return Accuracy(
         verdict,
         *exact,
-        difference=difference,
-        largest=largest,
+        difference=max((row.difference for row in rows), default=None),
+        largest=max((row.largest for row in rows), default=None),
         agree=agree if predictions else None,
         predictions=predictions,
         other=other,

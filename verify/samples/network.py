@@ -100,13 +100,9 @@ def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str
         if any(bool((t.isfinite() & ~e.isfinite()).any()) for t, e in zip(ours.outputs, exact.outputs, strict=True)):
             return "the float64 run has outputs that are not finite where the original's are"
         for call in exact.calls:
-            narrow = [
-                dtype
-                for _, dtype in call.results
-                if (dtype.is_floating_point or dtype.is_complex) and dtype not in WIDE
-            ]
-            if narrow:
-                return f"{call.name} makes {str(narrow[0]).removeprefix('torch.')} of float64"
+            for _, dtype in call.results:
+                if (dtype.is_floating_point or dtype.is_complex) and dtype not in WIDE:
+                    return f"{call.name} makes {str(dtype).removeprefix('torch.')} of float64"
     return ""
 
 
@@ -181,9 +177,7 @@ def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
             if not (_is_plain(x) and _is_plain(y)):
                 unseen.append(f"an object of class {type(x).__name__} goes into {a.name}")
         what = _call_difference(a, b)
-        if (
-            what is not None and a.past is not None
-        ):  # a method of the layer that is held elsewhere is no call of the layer
+        if what is not None and a.past is not None:  # a method of the layer, held elsewhere, is no call of the layer
             past = f"{a.name} runs {a.past or 'the layer'} past a call of it; what follows is not compared"
             return None, [*unseen, past], number - 1
         if what is not None:
@@ -244,14 +238,13 @@ def _argument_difference(x: Any, y: Any) -> str | None:
     if isinstance(x, Number) and isinstance(y, Number) and x.origins & y.origins:
         return None
     x, y = (value.value if isinstance(value, Number) else value for value in (x, y))
-    if isinstance(x, Activation) or isinstance(y, Activation):
-        return None if x == y else f"{_shown(y)} goes in, in the original {_shown(x)}"
     if isinstance(x, Constant) and isinstance(y, Constant):
-        if (x.tensor.shape, x.tensor.dtype) != (y.tensor.shape, y.tensor.dtype):
-            return f"{_shown(y)} goes in, in the original {_shown(x)}"
-        known = (x.known and y.known) or x.tensor is y.tensor  # one that both networks hold may change between the runs
-        return "a constant goes in that differs from the original's" if known and not _same_numbers(x, y) else None
-    return None if _same_value(x, y) else f"{_shown(y)} goes in, in the original {_shown(x)}"
+        if (x.tensor.shape, x.tensor.dtype) == (y.tensor.shape, y.tensor.dtype):
+            known = (x.known and y.known) or x.tensor is y.tensor  # what both networks hold may change between the runs
+            return "a constant goes in that differs from the original's" if known and not _same_numbers(x, y) else None
+    elif _same_value(x, y):
+        return None
+    return f"{_shown(y)} goes in, in the original {_shown(x)}"
 
 
 def _same_value(x: Any, y: Any) -> bool:
