@@ -149,20 +149,17 @@ class _Reading:
 
     def by_tap(self, tap: Index, place: Index) -> Index | None:
         """The input position that a tap reads at an output, or None for a zero."""
-        g, read = self.problem.geometry, []
-        for axis, (j, o) in enumerate(zip(tap, place, strict=True)):
-            read.append(int(input_at(g, axis, self.problem.grid[axis], np.array([tap_place(g, axis, j, o)]))[0]))
-        return None if ZERO in read else tuple(read)
+        g, axes = self.problem.geometry, enumerate(zip(self.problem.grid, tap, place, strict=True))
+        read = tuple(int(input_at(g, axis, n, np.array(tap_place(g, axis, j, o)))) for axis, (n, j, o) in axes)
+        return None if ZERO in read else read
 
     def by_head(self, shift: Shift | None, place: Index) -> Index | None:
         """The input position that a one-hot head reads: the key at the shift, else the nearest key there is."""
         if shift is None:
             return None
-        read = []
-        for axis, (tau, o) in enumerate(zip(shift, place, strict=True)):
-            row = self.tokens[axis]
-            read.append(int(row[min(max(int(self.queries[axis][o]) + tau, 0), len(row) - 1)]))
-        return None if ZERO in read else tuple(read)
+        axes = zip(self.tokens, self.queries, place, shift, strict=True)
+        read = tuple(int(row[min(max(int(query[o]) + tau, 0), len(row) - 1)]) for row, query, o, tau in axes)
+        return None if ZERO in read else read
 
     def is_live(self, shift: Shift, place: Index) -> bool:
         """Whether the tap or the head at this shift reads a real input for this output."""

@@ -5,7 +5,6 @@ alike.  Candidates for which both hold come first.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from math import gcd, prod
@@ -20,8 +19,7 @@ BETWEEN = " × "
 Vector = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ReceptiveField:
+class ReceptiveField(NamedTuple):
     """The inputs that output o reads: s·o + start + dilation·j on each axis, for j = 0 … kernel − 1."""
 
     start: Vector
@@ -85,15 +83,6 @@ def _folded(place: np.ndarray, n: int, mode: str) -> np.ndarray:
     return place.clip(0, n - 1)
 
 
-class _AxisField(NamedTuple):
-    """A receptive field along one axis."""
-
-    start: int
-    kernel: int
-    dilation: int
-    stride: int
-
-
 def half_of(grid: Vector) -> Vector:
     """The largest kernel to try where none fits: about half the grid, odd where there is room."""
     return tuple(min(n, (n // 2) | 1) for n in grid)
@@ -120,28 +109,28 @@ def candidates(
         parts = {part for s in strides for part in _axis_candidates(flat, n, m, s, floor, largest)}
         repeating = [part for part in parts if _repeats(flat, part, floor)]
         k = halves[axis] if largest is None else min(largest, n)
-        axes.append(repeating or [_AxisField(-(k // 2), k, 1, usual)])
+        axes.append(repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)])
         misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
 
-    def rank(parts: tuple[_AxisField, ...]) -> tuple[int | Vector, ...]:
-        field = _joined(parts, grid, output)
-        unusual = sum(abs(part.stride - _usual_stride(n, m)) for part, n, m in zip(parts, grid, output, strict=True))
+    def rank(parts: tuple[ReceptiveField, ...]) -> tuple[int | Vector, ...]:
+        field = _joined(parts)
+        unusual = sum(abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True))
         lopsided = sum(abs(before - after) for before, after in field.padding)
         misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
         return misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided, field.start
 
     for parts in sorted(product(*axes), key=rank):
-        yield _joined(parts, grid, output)
+        yield _joined(parts)
 
 
-def _joined(parts: tuple[_AxisField, ...], grid: Vector, output: Vector) -> ReceptiveField:
-    start, kernel, dilation, stride = zip(*parts, strict=True)
-    return ReceptiveField(start, kernel, dilation, stride, grid, output)
+def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
+    """The receptive field that has each of these along one axis."""
+    return ReceptiveField(*(sum(numbers, ()) for numbers in zip(*parts, strict=True)))
 
 
-def _along(part: _AxisField, n: int, m: int) -> ReceptiveField:
-    """The field of one axis as a 1-D receptive field."""
-    return _joined((part,), (n,), (m,))
+def _along_axis(start: int, kernel: int, dilation: int, stride: int, n: int, m: int) -> ReceptiveField:
+    """A receptive field of n inputs and m outputs along one axis."""
+    return ReceptiveField((start,), (kernel,), (dilation,), (stride,), (n,), (m,))
 
 
 def _usual_stride(n: int, m: int) -> int:
@@ -149,7 +138,7 @@ def _usual_stride(n: int, m: int) -> int:
     return max(1, round((n - 1) / (m - 1))) if m > 1 else 1
 
 
-def _repeats(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
+def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether some tap reads the grid at two outputs or more.
 
     Otherwise nothing repeats: a mirror image would pass for padding, and any map for a wide enough kernel.
@@ -157,17 +146,16 @@ def _repeats(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
     m, n = energy.shape
     if m == 1 or not (energy > floor).any():
         return True
-    reads = _along(part, n, m).reads(0)
+    reads = part.reads(0)
     real = (reads >= 0) & (reads < n)
     used = real & (np.take_along_axis(energy, reads.clip(0, n - 1), axis=1) > floor)
     return bool((used.sum(axis=0) >= 2).any())
 
 
-def _may_fit(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
+def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether all interior rows have the same energy on the taps, and some padding mode explains the others."""
     m, n = energy.shape
-    field = _along(part, n, m)
-    reads, inside = field.reads(0), field.within(0)
+    reads, inside = part.reads(0), part.within(0)
     if not inside.any():
         return False
     on_taps = np.take_along_axis(energy[inside], reads[inside], axis=1)
@@ -176,7 +164,7 @@ def _may_fit(energy: np.ndarray, part: _AxisField, floor: float) -> bool:
     used, rows = energy > floor, np.arange(m)[:, None]
     for mode in MODES:
         read = np.zeros((m, n + 1), dtype=bool)  # the last column for zeros
-        read[rows, field.sources(mode).T] = True
+        read[rows, part.sources(mode).T] = True
         if not (used & ~read[:, :n]).any():
             return True
     return False
@@ -202,7 +190,7 @@ def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> lis
 
 def _axis_candidates(
     energy: np.ndarray, n: int, m: int, stride: int, floor: float, most: int | None
-) -> Iterator[_AxisField]:
+) -> Iterator[ReceptiveField]:
     """Receptive fields along an axis: of each middle output, then of all outputs together."""
     middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
     for rows in [*([o] for o in sorted(middle)), list(range(m))]:
@@ -217,9 +205,9 @@ def _axis_candidates(
         step = reduce(gcd, (delta - low for delta in energies), 0) or 1
         taps = (high - low) // step + 1
         if most is None or taps <= most:
-            yield _AxisField(low, taps, step, stride)
+            yield _along_axis(low, taps, step, stride, n, m)
         else:
-            yield _AxisField(*_strongest(energies, most), stride)
+            yield _along_axis(*_strongest(energies, most), stride, n, m)
 
 
 def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:

@@ -110,7 +110,9 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
-    with _in_eval_mode(conv), torch.no_grad():
+    with keeping_modes(conv), torch.no_grad():
+        for module in conv.modules():  # in training, spectral_norm changes whenever it is read
+            module.training = False
         copied: Any = type(conv).__new__(type(conv))  # the hooks write here
         vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})
         for hook in hooks:
@@ -133,12 +135,10 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 @contextmanager
-def _in_eval_mode(conv: nn.Module) -> Iterator[None]:
-    """Eval mode within: in training, spectral_norm changes whenever it is read."""
-    modes = [(module, module.training) for module in conv.modules()]
+def keeping_modes(*models: nn.Module) -> Iterator[None]:
+    """Every module returns to its own mode, training or eval, afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
     try:
-        for module, _ in modes:
-            module.training = False
         yield
     finally:
         for module, training in modes:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Geometry, Unreadable
+from verify.layers.reparametrized import keeping_modes
 from verify.oracle import Convolution, float64
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
@@ -169,14 +170,10 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
     """Eval mode within; every module returns to its own mode afterwards."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    try:
+    with keeping_modes(*models):
         for model in models:
             model.eval()
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def call_with(model: nn.Module, x: Any) -> Any:
