@@ -57,7 +57,7 @@ def excess(conv: Any, layer: Any, x: torch.Tensor, found: torch.Tensor) -> float
 def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
     """Elementwise: how far the fully sharp layer may be from its exact value."""
     attention = Attention.read(layer)
-    carried = replace(read_fields(conv, x), weight=carried_kernel(attention, absolute=True), bias=attention.b_out)
+    carried = replace(read_fields(conv, x), weight=carried_kernel(attention), bias=attention.b_out)
     return attention_bound(attention, x, size_of(carried, x))
 
 

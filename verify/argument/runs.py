@@ -105,12 +105,7 @@ def _impulse_bound(argument: Argument, inputs: np.ndarray) -> np.ndarray | None:
 
 
 def run_executions(
-    conv_module: Any,
-    layer: Any,
-    inputs: np.ndarray,
-    bound: np.ndarray,
-    names: tuple[str, ...] | None = None,
-    queries: int | None = None,
+    conv_module: Any, layer: Any, inputs: np.ndarray, bound: np.ndarray, queries: int | None = None
 ) -> list[Probe]:
     """Run every execution of ``layer`` against the convolution, in full precision.
 
@@ -119,7 +114,6 @@ def run_executions(
         layer: the attention layer; its ``execution`` is restored.
         inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
         bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
-        names: executions to run; all by default, ``auto`` among them.
         queries: the most of one block, for executions that work in blocks; None for their usual blocks, which only large
             inputs fill.
     """
@@ -133,7 +127,7 @@ def run_executions(
         expected = conv_module(x).double().cpu().numpy()
         difference = np.empty_like(expected)
         pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
-        for name in names or tuple(EXECUTIONS):
+        for name in EXECUTIONS:
             layer.execution = name
             try:
                 labour = layer.products(x.shape, name)

@@ -31,7 +31,7 @@ from verify.recheck.opcodes import (
     counts,
     is_module,
 )
-from verify.recheck.unwrapping import TENSORS, geometry_records, network_in, tensors_of
+from verify.recheck.unwrapping import TENSORS, geometry_records, may_be_a_kernel, network_in, tensors_of
 
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
@@ -146,7 +146,7 @@ def _by_name(tensors: dict[str, StoredTensor], stated: dict[str, dict[str, Any]]
             if not (claimed in CLASSES.values() and claimed.startswith(kind)):
                 raise Rejected(f"{path!r} is said to be {claimed}, its tensors are {sorted(group)}")
             layers[path] = StoredLayer(claimed, geometry, group)
-        elif kind == "MHSA" or _may_be_a_kernel(group):
+        elif any(may_be_a_kernel(name, tensor.shape) for name, tensor in group.items()):
             layers[path] = StoredLayer(kind, None, group)
     return layers
 
@@ -157,13 +157,6 @@ def _path_of(name: str) -> tuple[str, str]:
         raise Rejected(f"a tensor is named {name!r}, and a path could mean two things")
     path, _, last = name.rpartition(".")
     return path, last
-
-
-def _may_be_a_kernel(group: dict[str, StoredTensor]) -> bool:
-    """Whether these tensors may be of a convolution or an attention layer, parametrized or not."""
-    return "w_key_pos" in group or any(
-        len(tensor.shape) > 2 and name.startswith(("weight", "original")) for name, tensor in group.items()
-    )
 
 
 def _safetensors_layers(file: BinaryIO) -> dict[str, StoredLayer]:

@@ -84,15 +84,16 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_kernel(name: str, value: Any) -> bool:
-    """Whether this may be a convolution's kernel, by its shape, or an attention layer's tensor."""
     if not _is_tensor(value):
         return False
     data = value.args[0] if value.kind == _TENSORS[1] and value.args else value
     shape = data.args[2] if isinstance(data, Pickled) and isinstance(data.args, tuple) and len(data.args) > 2 else ()
-    last = name.rpartition(".")[2]
-    return last == "w_key_pos" or (
-        isinstance(shape, tuple) and len(shape) > 2 and last.startswith(("weight", "original"))
-    )
+    return may_be_a_kernel(name.rpartition(".")[2], shape if isinstance(shape, tuple) else ())
+
+
+def may_be_a_kernel(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor may be a convolution's kernel, parametrized or not, by its shape, or is an attention layer's."""
+    return name == "w_key_pos" or (len(shape) > 2 and name.startswith(("weight", "original")))
 
 
 def _by_text(value: Any) -> dict[str, Any] | None:

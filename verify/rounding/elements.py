@@ -68,12 +68,12 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     fields, attention, fmt = read_fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
     size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
-    carried, bias = carried_matrices(attention, absolute=True), np.abs(attention.b_out)
+    carried, bias = carried_matrices(attention), np.abs(attention.b_out)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
     magnitudes = fields.magnitudes if fields.transposed else np.swapaxes(fields.magnitudes, -1, -2)
     if same_bias and np.array_equal(carried, magnitudes):
         return _bound(theirs + ours, size, times + 1, fmt)
-    attended = size_of(replace(fields, weight=carried_kernel(attention, absolute=True), bias=bias), x)
+    attended = size_of(replace(fields, weight=carried_kernel(attention), bias=bias), x)
     return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
 
 
@@ -110,7 +110,7 @@ def impulse_bound(
     """
     weight = np.abs(conv.weight)
     try:
-        kernel = weight if as_stored else carried_kernel(attention, absolute=True)
+        kernel = weight if as_stored else carried_kernel(attention)
     except OffTheKernel:
         return None
     largest = float(np.abs(inputs).max(initial=0.0))
@@ -135,19 +135,17 @@ def impulse_bound(
 # ---- what the heads carry ----------------------------------------------------------------------------------------------
 
 
-def carried_kernel(attention: Attention, absolute: bool = False) -> np.ndarray:
+def carried_kernel(attention: Attention) -> np.ndarray:
     """:func:`carried_matrices` as torch lays a weight out."""
-    kernel, dims = carried_matrices(attention, absolute), attention.geometry.dims
+    kernel, dims = carried_matrices(attention), attention.geometry.dims
     kernel = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))
     if not attention.geometry.transposed:
         kernel = np.swapaxes(kernel, 1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
-def carried_matrices(attention: Attention, absolute: bool) -> np.ndarray:
-    """The kernel that the heads carry, Σ_h W_val^h W_out^h at the tap where head h looks: float64 (*K, groups, in, out).
-
-    With ``absolute`` of |W_val| |W_out|, the size of what the attention adds up.
+def carried_matrices(attention: Attention) -> np.ndarray:
+    """The size of what the attention adds up, Σ_h |W_val^h||W_out^h| at the tap where head h looks: (*K, groups, in, out).
 
     Raises:
         OffTheKernel: a head looks elsewhere, or nowhere in particular.
@@ -155,8 +153,7 @@ def carried_matrices(attention: Attention, absolute: bool) -> np.ndarray:
     g = attention.geometry
     groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
     kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
-    factors = attention.magnitudes if absolute else (attention.w_val, attention.w_out)
-    for head, (w_val, w_out) in enumerate(zip(*factors, strict=True)):
+    for head, (w_val, w_out) in enumerate(zip(*attention.magnitudes, strict=True)):
         at = target(attention, head)
         tap = None if at is None else tap_of_shift(g, at.shift)
         if tap is not None:
