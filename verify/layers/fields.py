@@ -254,25 +254,5 @@ def digest(layer: Any, tensors: tuple[str, ...]) -> str:
     return hashed.hexdigest()
 
 
-def snapshot(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
-    """Every number of both layers, bit for bit: 0 and −0 are not the same."""
-    return {name: bits.clone() for name, bits in _bits(conv, mhsa).items()}
-
-
-def unchanged(before: dict[str, torch.Tensor], conv: Any, mhsa: Any) -> bool:
-    """Whether both layers hold the numbers of a :func:`snapshot`, to the bit."""
-    now = _bits(conv, mhsa)
-    return before.keys() == now.keys() and all(torch.equal(bits, now[name]) for name, bits in before.items())
-
-
-def _bits(conv: Any, mhsa: Any) -> dict[str, torch.Tensor]:
-    """By name, type and shape, the numbers as integers of the same width."""
-    tensors = {f"conv.{name}": getattr(conv, name) for name in ("weight", "bias")}
-    tensors |= {f"mhsa.{name}": getattr(mhsa, name) for name in TENSORS}
-    plain = {name: t.detach().resolve_neg() for name, t in tensors.items() if t is not None}
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return {f"{name} {t.dtype} {tuple(t.shape)}": t.view(integers[t.element_size()]) for name, t in plain.items()}
-
-
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
