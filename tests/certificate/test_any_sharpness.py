@@ -63,7 +63,7 @@ def test_every_sharpness_is_proved_and_rechecked(name: str, dtype: torch.dtype, 
             assert f"a difference of at most {certificate.within:g} for all |x| ≤ 2" in verdict.sentence
             assert "leakage" in verdict.sentence
         records.append((path, certificate))
-    torch.save(nn.ModuleDict(dict.fromkeys(layers, conv)), tmp_path / "c.pt")
+    torch.save(nn.ModuleDict({path: conv for path in layers}), tmp_path / "c.pt")
     torch.save(nn.ModuleDict(layers), tmp_path / "m.pt")
     write_document(tmp_path / "c.json", records, tmp_path / "c.pt", tmp_path / "m.pt")
     result = verify.check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt")
