@@ -263,24 +263,14 @@ def _surely_full_rank(core: np.ndarray) -> bool:
 
 
 def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
-    """(A_P, R) with A = A_P R by Gauss-Jordan elimination over the rationals; None if an entry of R cannot be stored."""
-    work = [[Fraction(float(x)) for x in row] for row in core]
-    pivots: list[int] = []
-    for column in range(core.shape[1]):
-        rank = len(pivots)
-        pivot = next((i for i in range(rank, len(work)) if work[i][column]), None)
-        if pivot is None:
-            continue
-        work[rank], work[pivot] = work[pivot], work[rank]
-        lead = work[rank][column]
-        work[rank] = [x / lead for x in work[rank]]
-        for i, row in enumerate(work):
-            if i != rank and row[column]:
-                factor = row[column]
-                work[i] = [x - factor * y for x, y in zip(row, work[rank], strict=True)]
-        pivots.append(column)
-    reduced = np.array([[float(x) for x in row] for row in work[: len(pivots)]]).reshape(len(pivots), -1)
-    stored = torch.from_numpy(reduced).to(dtype).double().numpy()
-    if any(rounded.tolist() != row for rounded, row in zip(stored, work, strict=False)):  # Fraction == float is exact
+    """(A_P, R) with A = A_P R, R the reduced row echelon form over the rationals; None if an entry of R cannot be stored."""
+    from sympy import QQ  # heavy, and only ``head_dim="rank"`` takes it
+    from sympy.polys.matrices import DomainMatrix
+
+    exact = [[QQ(*x.as_integer_ratio()) for x in row] for row in core.tolist()]
+    echelon, pivots = DomainMatrix(exact, core.shape, QQ).rref()
+    rows = [[Fraction(int(QQ.numer(x)), int(QQ.denom(x))) for x in row] for row in echelon.to_list()[: len(pivots)]]
+    reduced = np.array(rows, dtype=np.float64)
+    if torch.from_numpy(reduced).to(dtype).double().tolist() != rows:  # Fraction == float is exact
         return None
-    return core[:, pivots], reduced
+    return core[:, list(pivots)], reduced
