@@ -69,22 +69,16 @@ def survey(
             refused += [Refusal(path, row.kind, row.reason) for row in error.rows]
         else:
             convertible[path] = module
-    reasons = _held_methods(model, convertible.values(), substitutes)
-    for path in [path for path, conv in convertible.items() if conv in reasons]:
-        conv = convertible.pop(path)
-        refused.append(Refusal(path, type(conv).__name__, reasons[conv]))
+    reasons = {
+        module: f"{path} is its method {method.__func__.__name__}, which attention layers lack"
+        for path, module, method in every_method(model, substitutes)
+        if not hasattr(MHSA, method.__func__.__name__)
+    }
+    for path, conv in list(convertible.items()):
+        if conv in reasons:
+            del convertible[path]
+            refused.append(Refusal(path, type(conv).__name__, reasons[conv]))
     return Survey(convertible, tuple(refused))
-
-
-def _held_methods(
-    model: nn.Module, convolutions: Iterable[nn.Module], substitutes: Mapping[nn.Module, nn.Module]
-) -> dict[nn.Module, str]:
-    """The convolutions of which the network stores a bound method that MHSA lacks, with the reason to refuse them."""
-    wanted, reasons = set(convolutions), dict[nn.Module, str]()
-    for path, conv, method in every_method(model, substitutes):
-        if conv in wanted and not hasattr(MHSA, method.__func__.__name__):
-            reasons[conv] = f"{path} is its method {method.__func__.__name__}, which attention layers lack"
-    return reasons
 
 
 def layers_from_rules(
