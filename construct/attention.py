@@ -35,7 +35,7 @@ from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
-from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, record_of
+from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, encoding_of, record_of
 
 
 class MHSA(nn.Module):
@@ -166,11 +166,8 @@ class MHSA(nn.Module):
     @property
     def encoding(self) -> Encoding:
         """What r_δ is; of a learned relative one, with the tables as they are now."""
-        if self._encoding is None:
-            return Quadratic() if self.radix is None else Parabola(self.radix)
-        if self._encoding == Covariance.name:
-            return Covariance()
-        return Relative(tuple(getattr(self, name) for name in self.offsets))
+        learned = encoding_of(self._encoding, self.geometry.dims, lambda name: getattr(self, name))
+        return learned or (Quadratic() if self.radix is None else Parabola(self.radix))
 
     @property
     def offsets(self) -> tuple[str, ...]:
@@ -352,15 +349,9 @@ class MHSA(nn.Module):
         """The geometry in torch's words, and the size of the attention."""
         g = self.geometry
         parts: list[Any] = [f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"]
-        defaults: dict[str, Any] = {
-            "padding": (0,) * g.dims,
-            "padding_mode": "zeros",
-            "dilation": (1,) * g.dims,
-            "groups": 1,
-            "transposed": False,
-            "output_padding": (0,) * g.dims,
-        }
-        parts += [f"{name}={getattr(g, name)!r}" for name, usual in defaults.items() if getattr(g, name) != usual]
+        zeros, ones = (0,) * g.dims, (1,) * g.dims
+        usual = ConvGeometry(g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1)
+        parts += [f"{name}={getattr(g, name)!r}" for name, n in vars(usual).items() if getattr(g, name) != n]
         parts += [f"heads={self.heads}", f"head_dim={self.w_val.shape[3]}", f"execution={self.execution!r}"]
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
