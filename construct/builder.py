@@ -98,16 +98,8 @@ def kernel_to_mhsa(
 ) -> MHSA:
     """Build the attention layer of a kernel: the proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
 
-    Args:
-        weight: the kernel in torch's layout, (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
-        bias: (D_out,) or None.
-        geometry: of the convolution.
-        alpha: the sharpness α.
-        order: of the heads, as in :func:`conv_to_mhsa`.
-        execution: of the layer.
-        encoding: as in :func:`conv_to_mhsa`.
-        head_dim: as in :func:`conv_to_mhsa`.
-        heads_per_shift: as in :func:`conv_to_mhsa`; ``order`` then permutes shifts.
+    ``weight`` is the kernel in torch's layout, (D_out, D_in/groups, *K) or transposed (D_in, D_out/groups, *K), and ``bias``
+    (D_out,) or None.  The options are those of :func:`conv_to_mhsa`; with several heads per shift, ``order`` permutes shifts.
 
     Raises:
         ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, the encoding or
