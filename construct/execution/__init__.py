@@ -70,6 +70,3 @@ def execution_named(name: str) -> Execution:
     if name not in EXECUTIONS:
         raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTIONS)}")
     return EXECUTIONS[name]
-
-
-__all__ = ["EXECUTIONS", "Execution", "axial", "choose", "chunked", "dense", "execution_named", "sdpa"]

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.memory import of_offsets, operands, products
+from construct.execution.memory import of_block, of_values, products
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
@@ -112,19 +112,13 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 
 def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
     """As :func:`memory`, with so many heads at once."""
-    size = 8 if layer.w_val.dtype == torch.float64 else 4
+    size = working_dtype(layer.w_val.dtype).itemsize
     rows = _queries_per_block(batch, grid, content)
-    maps = heads * (batch if content else 1)
-    block = maps * rows * grid.keys * (8 + 8 + size + (8 if content else 0)) + 8 * rows * grid.keys
-    table = 8 * (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size
-    values = 2 * batch * heads * (grid.keys + rows) * layer.groups * layer.w_val.shape[3] * size
     output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
-    beside = of_offsets(layer, batch if content else 1, rows, heads, grid, content)
-    total = block + table + beside + values + output + operands(layer, batch, rows, grid.keys, heads, content)
     # Without gradients, W_val is laid out anew before there are scores, and that is gone by then.
     before = 0 if torch.is_grad_enabled() else 2 * heads * layer.w_val[0].numel() * size
-    first = values + output + before + 2 * batch * grid.keys * layer.in_channels * size
-    return max(total - before, first)
+    first = of_values(layer, batch, grid.keys + rows, heads) + before + 2 * batch * grid.keys * layer.in_channels * size
+    return max(of_block(layer, batch, rows, heads, grid, content) - before, first) + output
 
 
 _MEANING = "the same numbers, a block of queries at a time, of one head, or of several small ones"

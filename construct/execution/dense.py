@@ -5,7 +5,7 @@ from torch import Tensor
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.memory import of_offsets, operands, products
+from construct.execution.memory import of_block, products
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
 
@@ -32,20 +32,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
-    size = 8 if layer.w_val.dtype == torch.float64 else 4
-    content = layer.has_content()
-    maps = batch if content else 1
-    pairs = layer.heads * grid.asked * grid.keys
-    # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
-    attention = maps * pairs * (8 + 8 + size + (8 if content else 0))
-    lookup = 8 * (grid.asked * grid.keys + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
-    # Values and attended values, each with the copy that the batched product makes to line up heads and batch.
-    width = layer.groups * layer.w_val.shape[3]
-    values = 2 * batch * layer.heads * (grid.keys + grid.asked) * width * size
-    output = 2 * batch * grid.asked * layer.out_channels * size
-    beside = of_offsets(layer, maps, grid.asked, layer.heads, grid, content)
-    beside += operands(layer, batch, grid.asked, grid.keys, layer.heads, content)
-    return attention + lookup + beside + values + output
+    output = 2 * batch * grid.asked * layer.out_channels * working_dtype(layer.w_val.dtype).itemsize
+    return of_block(layer, batch, grid.asked, layer.heads, grid, layer.has_content()) + output
 
 
 EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)

@@ -1,17 +1,33 @@
 """Estimates of memory and multiplications that ``dense`` and ``chunked`` share."""
 
-import torch
-
 from construct.encoding.encodings import Relative
-from construct.execution.protocol import Layer
+from construct.execution.protocol import Layer, working_dtype
 from construct.tokens import TokenGrid
+
+
+def of_block(layer: Layer, batch: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
+    """Bytes of the attention of so many ``rows`` (queries) and ``heads``, its values and operands, and the table of scores."""
+    size = working_dtype(layer.w_val.dtype).itemsize
+    maps = batch if content else 1
+    # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
+    attention = maps * heads * rows * grid.keys * (8 + 8 + size + (8 if content else 0))
+    lookup = 8 * (rows * grid.keys + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
+    beside = _of_offsets(layer, maps, rows, heads, grid, content)
+    beside += operands(layer, batch, rows, grid.keys, heads, content)
+    return attention + lookup + beside + of_values(layer, batch, grid.keys + rows, heads)
+
+
+def of_values(layer: Layer, batch: int, tokens: int, heads: int) -> int:
+    """Bytes of values and attended values, each with the copy that the batched product makes to line up heads and batch."""
+    width = layer.groups * layer.w_val.shape[3]
+    return 2 * batch * heads * tokens * width * working_dtype(layer.w_val.dtype).itemsize
 
 
 def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
     """Bytes of the tokens, gathered and in the working type, and of the operands of batched products: tokens and weights, cast
     and copied, and projections; for a block of so many ``rows`` (queries) and ``heads``.
     """
-    size = torch.promote_types(layer.w_val.dtype, torch.float32).itemsize
+    size = working_dtype(layer.w_val.dtype).itemsize
     tokens = batch * keys * layer.in_channels * 2
     weights = 2 * heads * (layer.w_val[0].numel() + layer.w_out[0].numel())
     if not content:
@@ -23,7 +39,7 @@ def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content
     return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
 
 
-def of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
+def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
     """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
 
     ``maps`` is how many images have attention of their own; ``rows`` (queries) and ``heads`` are those of a block.

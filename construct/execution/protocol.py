@@ -10,6 +10,7 @@ from torch import Tensor
 from construct.execution.transforms import is_batched
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
+from construct.weights import NAMES
 
 
 class Layer(Protocol):
@@ -71,8 +72,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def tensors_of(layer: Layer) -> tuple[Tensor, ...]:
     """Every tensor that a call of the layer may differentiate with respect to."""
-    names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out", *layer.offsets)
-    return tuple(getattr(layer, name) for name in names)
+    return tuple(getattr(layer, name) for name in (*NAMES, *layer.offsets))
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
