@@ -43,6 +43,12 @@ def allowed_classes() -> tuple[type, ...]:
     return (*sorted(classes, key=lambda kind: kind.__qualname__), MHSA, ConvGeometry)
 
 
+@cache
+def _listed() -> dict[str, Any]:
+    """The allow-list by full names."""
+    return {_name(value): value for value in (*allowed_classes(), *_VALUES)}
+
+
 @contextlib.contextmanager
 def allowing(named: Mapping[str, Any] | None = None) -> Iterator[frozenset[str]]:
     """Add the allow-list, and more globals by their names in a file, to torch's safe globals within the block.
@@ -50,10 +56,9 @@ def allowing(named: Mapping[str, Any] | None = None) -> Iterator[frozenset[str]]
     The caller's own safe globals stay.  Yields the names of the allow-list.
     """
     before = set(torch.serialization.get_safe_globals())
-    kinds = {_name(kind): kind for kind in (*allowed_classes(), *_VALUES)}
-    more = [(value, name) for name, value in {**kinds, **(named or {})}.items()]
+    more = [(value, name) for name, value in {**_listed(), **(named or {})}.items()]
     with torch.serialization.safe_globals([pair for pair in more if pair not in before]):
-        yield frozenset(kinds)
+        yield frozenset(_listed())
 
 
 _VALUES = (nn.functional.relu, nn.functional.gelu)
@@ -169,9 +174,9 @@ def stand_in(name: str) -> type[nn.Module]:
     return type(name.rpartition(".")[2], (nn.Module,), {"__init__": keep, "__setstate__": restore})
 
 
-def unlisted_names(walker: Walker, ours: Collection[str]) -> list[str]:
-    """The names in a file that are not allowed."""
-    return sorted(walker.names - frozenset(ours) - KNOWN)
+def unlisted_names(walker: Walker, allowed: Collection[str] = ()) -> list[str]:
+    """The names in a file that neither the allow-list has nor ``allowed``."""
+    return sorted(walker.names - _listed().keys() - KNOWN - {*allowed})
 
 
 def walk_file(file: BinaryIO) -> Walker:

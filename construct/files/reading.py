@@ -126,8 +126,7 @@ def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, iner
         else:
             content, walker = _load_pickled(file, archive, printable(path), allowed, trust, inert)
             inside = model_paths(walker.root)
-            with allowing() as ours:
-                extra_names = unlisted_names(walker, ours)
+            extra_names = unlisted_names(walker)
         if trust and kind != "safetensors":
             notes.append("trusted: it was loaded with whatever code it holds")
         content, unwrapped = unwrap(content, inside)
@@ -177,14 +176,14 @@ def _load_pickled(
     """Load a pickle after a walk has checked every class and size in it."""
     with allowing() as ours:
         walker = walk_legacy(file, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
-        if trust:
-            file.seek(0)
-            return _load_trusted(file, "pickle"), walker
-        named = allowed.of(unlisted_names(walker, ours))
-        others = unlisted_names(walker, ours | named.keys())
-        if others and (not inert or LAZY in others):
-            raise _not_allowed(others, walker, name, allowed)
-        named |= {other: stand_in(other) for other in others}
+    if trust:
+        file.seek(0)
+        return _load_trusted(file, "pickle"), walker
+    named = allowed.of(unlisted_names(walker))
+    others = unlisted_names(walker, named)
+    if others and (not inert or LAZY in others):
+        raise _not_allowed(others, walker, name, allowed)
+    named |= {other: stand_in(other) for other in others}
     try:
         if walker.malformed is not None:
             raise walker.malformed

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
-from construct.files.allow_list import allowing, unlisted_names, walk_file
+from construct.files.allow_list import unlisted_names, walk_file
 from construct.files.layer_files import to_safetensors
 from construct.files.reading import FilePath, regular_file
 from construct.weights import NAMES
@@ -70,8 +70,8 @@ def is_own_output(path: FilePath) -> bool:
 
 def unlisted_names_in(path: Path) -> list[str]:
     """The names in a file of torch.save that are not on the allow-list."""
-    with path.open("rb") as file, allowing() as ours:
-        return unlisted_names(walk_file(file), ours)
+    with path.open("rb") as file:
+        return unlisted_names(walk_file(file))
 
 
 def check_destination(
@@ -171,9 +171,7 @@ def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], allowed: 
     if stream.failure is not None:
         raise stream.failure
     file.flush()
-    with allowing() as ours:
-        names = unlisted_names(walk_file(file), ours | set(allowed))
-    if names:
+    if names := unlisted_names(walk_file(file), allowed):
         what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(names))}"
         raise BadModelFile(what, "save its state dict")
 
