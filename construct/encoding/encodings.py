@@ -14,7 +14,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -230,11 +229,7 @@ class Relative(Encoding):
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The product with the rows of one axis: c·r_δ is a sum over the axes, as each has its own components."""
-        table = self.tables[axis].double()
-        if isinstance(c, np.ndarray):
-            rows = delta.astype(np.int64) + len(table) // 2
-            return (c[:, self.components(axis)] @ table.detach().cpu().numpy().T)[:, rows]
-        return (c[:, self.components(axis)] @ table.T)[:, self.rows(delta, axis)]
+        return (c[:, self.components(axis)] @ self.tables[axis].double().T)[:, self.rows(delta, axis)]
 
     def components(self, axis: int) -> list[int]:
         """The components of c that belong to the axis's table."""
