@@ -108,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
 
-
     what = "convert its kernels without a network; these are taken for every kernel in it"
     add = parser.add_argument_group("a state dict alone", what).add_argument
     add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
@@ -118,7 +117,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
     add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
     add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
-
 
     attention = parser.add_argument_group("the attention")
     add = attention.add_argument
@@ -131,7 +129,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
     add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
-
 
     add = parser.add_argument_group("what is run, and what is proved").add_argument
     add(
@@ -169,7 +166,6 @@ def _parser() -> argparse.ArgumentParser:
         help="only check on samples, and write no certificate (an earlier one is taken away)",
     )
     add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
-
 
     add = parser.add_argument_group("what is written and printed").add_argument
     add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")

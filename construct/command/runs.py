@@ -2,7 +2,8 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,22 +51,19 @@ PER_OUTPUT = 64
 def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
     """Within the block, check before each convolution runs that its outputs can be compared in memory."""
 
-    def hook_for(path: str, layer: MHSA) -> Callable[..., None]:
-        def check_memory(conv: nn.Module, args: Any, kwargs: Any) -> None:
-            x = args[0] if args else kwargs.get("input")
-            if not isinstance(x, Tensor) or x.dim() <= layer.geometry.dims:
-                return  # the convolution raises
-            size = layer.geometry.output_size(x.shape[-layer.geometry.dims :])
-            batch = x.shape[0] if x.dim() == layer.geometry.dims + 2 else 1
-            outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
-            shape = "x".join(map(str, (layer.out_channels, *size)))
-            require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
-
-        return check_memory
+    def check_memory(path: str, layer: MHSA, conv: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x.dim() <= layer.geometry.dims:
+            return  # the convolution raises
+        size = layer.geometry.output_size(x.shape[-layer.geometry.dims :])
+        batch = x.shape[0] if x.dim() == layer.geometry.dims + 2 else 1
+        outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
+        shape = "x".join(map(str, (layer.out_channels, *size)))
+        require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
 
     with contextlib.ExitStack() as handles:
         for path, (conv, layer) in pairs.items():
-            hook = hook_for(printable(path), layer)
+            hook = partial(check_memory, printable(path), layer)
             handles.callback(conv.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
         yield
 
