@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -86,9 +86,6 @@ def _holds_model(value: object, depth: int = 3) -> bool:
     return depth > 0 and any(key in value and _holds_model(value[key], depth - 1) for key in KEYS)
 
 
-_Value = TypeVar("_Value")
-
-
 def model_paths(root: object) -> str:
     """Where a walked pickle holds its models, in words; empty if one is at the top, or there is none."""
     models: list[str] = []
@@ -124,27 +121,23 @@ def _kind_of(record: object) -> str:
     return ""
 
 
-def matched_names(state: dict[str, _Value], wanted: Collection[str]) -> tuple[dict[str, _Value], tuple[str, ...]]:
-    """A state dict with wrapper prefixes removed from its names, so that they match the network's; and notes on what was done.
-
-    Args:
-        state: the state dict, or any values under its names.
-        wanted: the network's names.
-    """
+def matched_names(names: Collection[str], wanted: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The names of a state dict without wrapper prefixes, to match the network's (new → old); and notes on what was done."""
     notes: list[str] = []
-    if AVERAGED in state and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in state):
-        state = {key: value for key, value in state.items() if key != AVERAGED}
+    old = {name: name for name in names}
+    if AVERAGED in old and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in old):
+        del old[AVERAGED]
         notes.append(f"passed over: {AVERAGED!r}, how many were averaged")
     removed, known = "", {key.partition(".")[0] for key in wanted}
-    while state and not known & {key.partition(".")[0] for key in state}:
-        prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in state)), None)
+    while old and not known & {key.partition(".")[0] for key in old}:
+        prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in old)), None)
         if prefix is None:
             break
-        state = {key.removeprefix(prefix): value for key, value in state.items()}
+        old = {key.removeprefix(prefix): name for key, name in old.items()}
         removed += prefix
     notes += [f"the prefix {removed!r} was taken off every name"] if removed else []
-    bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): value for key, value in state.items()}
-    if not all(key in wanted for key in state) and len(bare) == len(state) and all(key in wanted for key in bare):
-        state = bare
+    bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): name for key, name in old.items()}
+    if not all(key in wanted for key in old) and len(bare) == len(old) and all(key in wanted for key in bare):
+        old = bare
         notes.append("the names of wrappers were taken out of its names")
-    return state, tuple(notes)
+    return old, tuple(notes)

@@ -143,7 +143,7 @@ def _load_state(
     modules = dict(model.named_modules(remove_duplicate=False))
     convolutions = [path for path, module in modules.items() if is_convolution(module)]
     attention = {f"{path}.{name}".removeprefix(".") for path in convolutions for name in NAMES}
-    renamed, notes = matched_names({key: key for key in state}, attention | model.state_dict().keys())
+    renamed, notes = matched_names(state, attention | model.state_dict().keys())
     fitted = OrderedDict((new, state[old]) for new, old in renamed.items())
     # Records and metadata are keyed by module path, so they follow the renamed tensors.
     paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
