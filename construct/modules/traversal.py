@@ -6,6 +6,7 @@ A forward may call a module in a plain list, ``self.step = self.conv.forward``, 
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -70,20 +71,13 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         for name, value in vars(module).items():
             if callable(getattr(nn.Module, name, None)) and (not callable(value) or isinstance(value, nn.Module)):
                 raise ValueError(f"{path or 'the model'}: it has {name!r:.60} of its own, which hides a method")
+    children = {module: [child for child in module._modules.values() if child is not None] for _, module in modules}
     counts: dict[nn.Module, int] = {}
-    above: set[nn.Module] = set()
-    stack = [(module, False) for _, module in modules]
-    while stack:  # no recursion: modules may lie deep
-        module, ready = stack.pop()
-        children = [child for child in module._modules.values() if child is not None]
-        if ready:
-            above.discard(module)
-            counts[module] = 1 + sum(counts[child] for child in children)
-        elif module in above:
-            raise ValueError("a module holds itself")
-        elif module not in counts:
-            above.add(module)
-            stack += [(module, True), *((child, False) for child in children)]
+    try:
+        for module in TopologicalSorter(children).static_order():
+            counts[module] = 1 + sum(counts[child] for child in children[module])
+    except CycleError:
+        raise ValueError("a module holds itself") from None
     if (names := max(counts.values())) > MOST_NAMES:
         raise ValueError(f"its modules hold each other, and have {names:.3g} names, more than {MOST_NAMES}")
     return modules
