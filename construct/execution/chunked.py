@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from construct.encoding.scores import Scores
 from construct.errors import require
+from construct.execution.dense import added_up, averaged, values_of
 from construct.execution.kernels.blocks import most_queries, queries_per_block
 from construct.execution.memory import of_block, of_values, products
 from construct.execution.protocol import Execution, Layer, working_dtype
@@ -62,16 +63,6 @@ def blocks_of_heads(layer: Layer, together: int) -> list[slice]:
     return [slice(start, start + together) for start in range(0, layer.heads, together)]
 
 
-def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
-    """X W_val^h: tokens (B, T, D_in) and w_val (heads, groups, in/groups, D_h) → (B, heads, T, groups, D_h)."""
-    return torch.einsum("btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype))
-
-
-def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
-    """Σ_h attended_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
-    return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
-
-
 def some_heads(
     w_val: Tensor, w_out: Tensor, scores: Scores, heads: slice, queries: slice, values: Tensor | None
 ) -> Tensor:
@@ -81,13 +72,7 @@ def some_heads(
     """
     x = scores.tokens
     probabilities = torch.softmax(scores(queries, heads), dim=-1).to(x.dtype)  # (b or 1, h, q, t)
-    if values is None:
-        values = values_of(x, w_val)
-    if len(probabilities) == 1:  # one map for the whole batch
-        attended = torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
-    else:
-        attended = torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
-    return added_up(attended, w_out)
+    return added_up(averaged(probabilities, values_of(x, w_val) if values is None else values), w_out)
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:

@@ -29,7 +29,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct.encoding import quadratic as encoding
 from construct.errors import require
-from construct.execution.chunked import added_up, blocks_of_heads, bounded, heads_per_block, values_of
+from construct.execution.chunked import blocks_of_heads, bounded, heads_per_block
+from construct.execution.dense import added_up, values_of
 from construct.execution.memory import operands
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
 from construct.execution.protocol import Execution, Layer, tensors_of, working_dtype
