@@ -42,12 +42,13 @@ def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
     check_destination(path, options.model, options.force, is_page, flag="--report")
 
 
-def write_page(report: Report, model: nn.Module, options: Namespace, not_rechecked: Sequence[str]) -> None:
+def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -> None:
     """Write the page of a conversion of a network, atomically; ``not_rechecked`` says why the output cannot be, if so.
 
     Raises:
         BadModelFile: it cannot be written.
     """
+    options = report.options
     inputs = inputs_for(model, options)
     layers = [
         (row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict)
@@ -67,7 +68,7 @@ def write_page(report: Report, model: nn.Module, options: Namespace, not_recheck
         network=None if report.network is None else network_dict(report.network),
         left_out=[(row.path, row.kind, row.reason) for row in report.refused],
         remarks=[*idle, *report.remarks, *(("", note) for note in report.notes)],
-        source=report.source,
+        source=report.source.path,
         output=report.output,
         document=report.document,
         hindered=not_rechecked,

@@ -127,27 +127,24 @@ def _run(options: Namespace) -> Report:
         if options.report is not None and not layers:
             notes += ("there is no layer to show, so no report was written",)
         report = Report(
-            source=source.path,
-            sha256=source.sha256,
+            options=options,
+            source=source,
             layers=layers,
             network=network,
             refused=survey.refused,
             remarks=tuple(remarks),
             earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
-            samples=options.samples,
-            seed=options.seed,
             notes=notes,
             output=output if writable else None,
             document=document if writable and not options.no_certify else None,
-            exit_code=0 if good and (options.partial or not left) else 1,
             page=options.report if layers else None,
-            explain=options.explain,
+            exit_code=0 if good and (options.partial or not left) else 1,
         )
         if report.page is not None:
             progress.begin(f"writing {report.page.name}")
             with torch.no_grad():
                 why = [f"{printable(path)}: {remark}" if path else remark for path, remark in unchecked]
-                write_page(report, model, options, why)
+                write_page(report, model, why)
     return report
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +13,7 @@ from torch import nn
 from construct.attention import MHSA
 from construct.encoding.sharpness import alpha_for
 from construct.errors import Refusal
+from construct.files.reading import ModelFile
 from construct.geometry import ConvGeometry
 from construct.modules.parametrizations import parametrization_names
 from verify.argument.certificate import Certificate
@@ -70,14 +72,10 @@ class NetworkRow:
     same_expression: bool
 
     @property
-    def refuted(self) -> bool:
-        """Whether the outputs differ by more than rounding explains."""
-        return self.accuracy is not None and self.accuracy.verdict.name == "REFUTED"
-
-    @property
     def good(self) -> bool:
-        """Whether the networks make the same calls, and their outputs are not refuted."""
-        return self.calls.difference is None and self.accuracy is not None and not self.refuted
+        """Whether the networks make the same calls, and their outputs do not differ by more than rounding explains."""
+        refuted = self.accuracy is None or self.accuracy.verdict.name == "REFUTED"
+        return self.calls.difference is None and not refuted
 
 
 @dataclass(frozen=True)
@@ -85,31 +83,27 @@ class Report:
     """Everything that is printed.
 
     Attributes:
+        options: of the command line.
         source: the file that was read.
-        sha256: of its bytes.
         network: None if it was not run.
         remarks: (path, remark) on the conversion.
         earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
         output: this, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
-        explain: whether every certificate is printed with its steps and assumptions.
     """
 
-    source: Path
-    sha256: str
+    options: Namespace
+    source: ModelFile
     layers: tuple[LayerRow, ...]
     network: NetworkRow | None
     refused: tuple[Refusal, ...]
     remarks: tuple[tuple[str, str], ...]
     earlier: int
-    samples: int
-    seed: int
     notes: tuple[str, ...]
     output: Path | None
     document: Path | None
+    page: Path | None
     exit_code: int
-    page: Path | None = None
-    explain: bool = False
 
 
 def convolution_text(g: ConvGeometry) -> str:
@@ -143,16 +137,16 @@ def as_dict(report: Report) -> dict[str, Any]:
     """The report as JSON data."""
     network = report.network
     return {
-        "input": str(report.source),
-        "sha256": report.sha256,
+        "input": str(report.source.path),
+        "sha256": report.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
         "network": None if network is None else network_dict(network),
         "already_converted": report.earlier,
         "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
         "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
         "checked": checked_layers(report),
-        "samples": report.samples,
-        "seed": report.seed,
+        "samples": report.options.samples,
+        "seed": report.options.seed,
         "notes": list(report.notes),
         "output": None if report.output is None else str(report.output),
         "certificate": None if report.document is None else str(report.document),

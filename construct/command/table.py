@@ -104,8 +104,8 @@ def _lines(report: Report) -> list[str]:
     if report.earlier:
         lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
     lines += [f"note: {printable(note)}" for note in report.notes]
-    lines.append(f"seed: {report.seed}   torch: {torch.__version__}")
-    lines.append(f"input: {printable(report.source)}   SHA-256: {report.sha256}")
+    lines.append(f"seed: {report.options.seed}   torch: {torch.__version__}")
+    lines.append(f"input: {printable(report.source.path)}   SHA-256: {report.source.sha256}")
     if report.output is not None:
         lines.append(f"written: {printable(report.output)}")
         if report.document is not None:
@@ -118,7 +118,7 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"written: nothing, because {why}")
     if report.page is not None:
         lines.append(f"report: {printable(report.page)}")
-    for row in report.layers if report.explain else ():
+    for row in report.layers if report.options.explain else ():
         if row.certificate is not None:
             lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
