@@ -17,6 +17,7 @@ covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.exp
 
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,9 @@ from construct.execution.head_matrices import merged
 from construct.execution.kernels.blocks import most_queries, queries_per_block
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, names_of
 from construct.execution.transforms import numbers, transformed
 from construct.tokens import TokenGrid, array_of
-
-NEGLIGIBLE = 2.0**-100
-"""Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
-certificate's bound counts them (:mod:`verify.rounding.model`)."""
-FACTOR_BYTES = 2**25
-"""Factors are made in blocks of queries of about this size (32 MiB)."""
 
 
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -84,9 +80,9 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     if not plan.soft:
         return y
     tokens = grid.padded(x).to(dtype)
-    if not recorded and soft_heads.fits(grid, FACTOR_BYTES):
+    if not recorded and soft_heads.fits(grid):
         c = layer.position_vector().detach()[list(plan.soft)].to(x.device)
-        attended = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid, NEGLIGIBLE)
+        attended = soft_heads.attended(tokens, _of(w, plan.soft), c, layer.encoding, grid)
     else:
         attended = _attended(layer, tokens, grid, plan.soft, w)
     return y + attended.movedim((-2, -1), (1, 2)).flatten(1, 2)
@@ -113,12 +109,9 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
 def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
     """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
     c, kind = layer.position_vector()[list(heads)], layer.encoding
-    learning = torch.is_grad_enabled() and c.requires_grad
-    names = [(head,) * len(grid.shape) for head in heads]
-    if not learning:  # heads that have a factor in common share its product; while one is learned, each has its own
-        values = numbers(c).tolist()
-        own = [kind.components(axis) for axis in range(len(grid.shape))]
-        names = [tuple(tuple(row[p] for p in components) for components in own) for row in values]
+    names: list[Any] = [heads] * len(grid.shape)  # while one is learned, each head has its own factors
+    if not (torch.is_grad_enabled() and c.requires_grad):  # heads that have a factor in common share its product
+        names = names_of(numbers(c), kind, len(grid.shape))
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
@@ -127,7 +120,7 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
             return torch.bmm(rows.flatten(1, -2), total).unflatten(1, rows.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
-            shared.setdefault(names[member][axis], []).append(member)
+            shared.setdefault(names[axis][member], []).append(member)
         y = None
         for group in shared.values():  # added one after the other, for there may be many
             tokens = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
@@ -209,7 +202,7 @@ def _memory(
         total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
         total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
-        total += soft_heads.memory(grid, len(plan.soft), size, FACTOR_BYTES, recorded)
+        total += soft_heads.memory(grid, len(plan.soft), size, recorded)
         if recorded:  # what each head sees is kept, after every axis
             total += len(plan.soft) * batch * _seen(grid) * groups * channels * size
     elif grid.affine is None:

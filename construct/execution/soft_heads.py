@@ -13,18 +13,23 @@ from construct.encoding.encodings import Encoding
 from construct.execution.kernels.blocks import pieces
 from construct.tokens import TokenGrid
 
+NEGLIGIBLE = 2.0**-100
+"""Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
+certificate's bound counts them (:mod:`verify.rounding.model`)."""
+FACTOR_BYTES = 2**25
+"""The largest factor that is made whole (32 MiB)."""
 AT_ONCE = 2**16
 """How many entries of factors are computed at a time; a single factor may have more."""
 Name = tuple[float, ...]
 """The components of c that a factor depends on: heads with the same ones share it."""
 
 
-def fits(grid: TokenGrid, most: int) -> bool:
-    """Whether every factor is at most so many bytes."""
-    return all(8 * n * len(queries) <= most for n, queries in zip(grid.shape, grid.queries, strict=True))
+def fits(grid: TokenGrid) -> bool:
+    """Whether every factor is made whole."""
+    return all(8 * n * len(queries) <= FACTOR_BYTES for n, queries in zip(grid.shape, grid.queries, strict=True))
 
 
-def memory(grid: TokenGrid, heads: int, size: int, most: int, recorded: bool) -> int:
+def memory(grid: TokenGrid, heads: int, size: int, recorded: bool) -> int:
     """Bytes of the factors of so many heads, ``size`` bytes a number, and of what is worked out at a time.
 
     Of scores in float64 there are two terms and their sum for every head, and for all heads the shifts and their squares.
@@ -33,25 +38,30 @@ def memory(grid: TokenGrid, heads: int, size: int, most: int, recorded: bool) ->
     total = 0
     for n, queries in zip(grid.shape, grid.queries, strict=True):
         entries = n * len(queries)
-        if recorded or not fits(grid, most):
-            total += 40 * max(n, min(most // 8, entries))
+        if recorded or not fits(grid):
+            total += 40 * max(n, min(FACTOR_BYTES // 8, entries))
         else:
             total += 24 * min(heads * entries, max(entries, AT_ONCE)) + 16 * entries + heads * entries * size
     return total
 
 
-def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, negligible: float) -> Tensor:
+def names_of(c: Tensor, kind: Encoding, dims: int) -> list[list[Name]]:
+    """The names of the factors of every head, an axis each."""
+    values = c.tolist()
+    return [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(dims)]
+
+
+def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -> Tensor:
     """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
-    c is float64 (heads, D_p), of an encoding that factorises; entries of a factor below ``negligible`` are set to zero.
+    c is float64 (heads, D_p), of an encoding that factorises.
     """
     last, (_, groups, channels, width) = len(grid.shape) - 1, w.shape
     batch, queries = len(x), grid.query_shape
     # (n_d, B, n_1, …, n_{d−1}, D_in)
     tokens = x.movedim(1, -1).movedim(last + 1, 0).contiguous()
-    values = c.tolist()
-    names = [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(last + 1)]
-    factors = [_factors(c, kind, grid, axis, x.dtype, negligible, names[axis]) for axis in range(last + 1)]
+    names = names_of(c, kind, last + 1)
+    factors = [_factors(c, kind, grid, axis, x.dtype, names[axis]) for axis in range(last + 1)]
     total = x.new_zeros(groups, queries[last] * batch * prod(queries[:last]), width)
     shared: dict[Name, list[int]] = {}
     for head, name in enumerate(names[last]):
@@ -76,7 +86,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, n
 
 
 def _factors(
-    c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, negligible: float, names: list[Name]
+    c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, names: list[Name]
 ) -> dict[Name, Tensor]:
     """P_i of every name: (q_i, n_i), rows adding up to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
@@ -86,5 +96,5 @@ def _factors(
     for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
         block = [*heads][part]
         p = torch.softmax(kind.along(c[[heads[name] for name in block]], delta, axis), dim=2).to(dtype)
-        factors |= zip(block, p.masked_fill_(p < negligible, 0).unbind(), strict=True)
+        factors |= zip(block, p.masked_fill_(p < NEGLIGIBLE, 0).unbind(), strict=True)
     return factors

@@ -127,12 +127,14 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
             return None
         starts, whole = now
     dtype = working_dtype(x.dtype)
-    if whole and not (torch.is_grad_enabled() and getattr(layer, _other(whole)).requires_grad):
+    identity = layer.w_out if whole == "w_val" else layer.w_val
+    if whole and not (torch.is_grad_enabled() and identity.requires_grad):
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
     with eagerly() if jit_traced() else nullcontext():
         heads, groups, channels, width = w.shape
+        few = heads > 1 and any(0 < width < most and times * width <= channels for most, times in FEW)
     tokens = padded(_of(dtype, x), geometry)
     bias = _of(dtype, layer.b_out)
     first = memory_format(x) == torch.contiguous_format
@@ -140,7 +142,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         y = _gathered(tokens, w, list(frozen.buffers()), bias, geometry)
     elif channels == width == 1:
         y = _by_channel(tokens, w, starts, geometry, bias)
-    elif groups == 1 and set(geometry.query_stride) == {1} and _few(heads, width, channels):
+    elif groups == 1 and set(geometry.query_stride) == {1} and few:
         y = _products_first(tokens, w, starts, geometry, bias)
     elif (
         first
@@ -221,15 +223,11 @@ def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _as_output(bias: Tensor, geometry: ConvGeometry) -> Tensor:
-    return bias.view(-1, *(1,) * geometry.dims)
-
-
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
     seen = (_seen(tokens, start, geometry) for start in starts)
-    factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in w.unbind())
-    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=_as_output(bias, geometry))
+    start, *factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in (bias, *w.unbind()))
+    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=start)
 
 
 def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -242,7 +240,7 @@ def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
         made = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
     parts = made.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
     seen = (_seen(part, start, geometry) for part, start in zip(parts, starts, strict=True))
-    return sum(seen, start=_as_output(bias, geometry))
+    return sum(seen, start=bias.view(-1, *(1,) * geometry.dims))
 
 
 def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -280,15 +278,6 @@ def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor
         ahead = torch.tensor([start[axis] for start in starts], device=tokens.device)
         places.append(queries.view(-1, *(1,) * (geometry.dims - axis)) + ahead)  # (o, 1, …, heads)
     return tokens.movedim(1, -1)[(slice(None), *places)]
-
-
-def _few(heads: int, channels: int, width: int) -> bool:
-    """Whether C output channels out of D = ``width`` are few."""
-    return heads > 1 and any(0 < channels < most and times * channels <= width for most, times in FEW)
-
-
-def _other(factor: str) -> str:
-    return "w_out" if factor == "w_val" else "w_val"
 
 
 def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
