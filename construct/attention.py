@@ -203,10 +203,7 @@ class MHSA(nn.Module):
         return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
 
     def explain(self, shape: Sequence[int]) -> str:
-        """What each execution would take for an input of this shape, before anything runs; the last line is what ``auto`` does.
-
-        Args:
-            shape: (B, D_in, *n).
+        """What each execution would take for an input of shape (B, D_in, *n), before anything runs; last, what ``auto`` does.
 
         Returns:
             A line for each execution: multiplications, bytes beyond the input, and what it is; for ``auto``, what it picks.

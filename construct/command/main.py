@@ -34,10 +34,7 @@ LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: the arguments; by default those of the process.
+    """Run the command on these arguments, by default those of the process.
 
     Returns:
         The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED, a network that makes

@@ -16,11 +16,7 @@ from construct.errors import printable
 
 
 class Phases:
-    """A progress bar for consecutive phases; hidden without a terminal.
-
-    Args:
-        bar: of rich.
-    """
+    """A progress bar of rich for consecutive phases; hidden without a terminal."""
 
     def __init__(self, bar: Progress):
         self._bar, self._task = bar, bar.add_task("reading", total=None)

@@ -69,11 +69,7 @@ def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
 
 
 def absolute_key(k: Sequence[Any]) -> tuple[Any, ...]:
-    """The features of a key at the position k: (‖k‖², k_1, …, k_d); see :func:`absolute_query`.
-
-    Args:
-        k: the d components of a position, each a number, a tensor or a symbol.
-    """
+    """The features of a key at the position k, numbers, tensors or symbols: (‖k‖², k_1, …, k_d); see :func:`absolute_query`."""
     return (sum(x * x for x in k), *k)
 
 

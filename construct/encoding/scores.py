@@ -10,13 +10,7 @@ from construct.tokens import TokenGrid
 
 
 class Scores:
-    """The attention scores A of Eq. 6 for one call, computed in blocks of queries and heads.
-
-    Args:
-        layer: the MHSA layer.
-        tokens: X, (B, T, D_in) in the working type.
-        grid: the token grid of the call.
-    """
+    """The attention scores A of Eq. 6 of a call, in blocks of queries and heads; tokens X are (B, T, D_in), in the working type."""
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid

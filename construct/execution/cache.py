@@ -33,12 +33,7 @@ Call = Callable[[Tensor], Tensor]
 
 
 class Entry:
-    """The prepared calls of one layer: content off, its heads shifts, one factor the identity.
-
-    Args:
-        layer: on the CPU, in float32 or float64.
-        whole: the factor that is a head's whole matrix.
-    """
+    """The prepared calls of one layer on the CPU: content off, its heads shifts, ``whole`` the factor beside an identity."""
 
     def __init__(self, layer: Any, whole: str):
         self.whole, other = whole, "w_out" if whole == "w_val" else "w_val"

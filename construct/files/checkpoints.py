@@ -25,11 +25,7 @@ AVERAGED = "n_averaged"
 
 
 def unwrap(content: object, place: str = "") -> tuple[object, tuple[str, ...]]:
-    """The module or state dict in a checkpoint, and notes on what was done.
-
-    Args:
-        content: of the file.
-        place: from :func:`model_paths`.
+    """The module or state dict in a checkpoint, and notes on what was done; ``place`` is from :func:`model_paths`.
 
     Raises:
         BadModelFile: a dict that holds neither.

@@ -188,10 +188,7 @@ _VERSIONS = [f"{number}\n".encode() for number in range(1, 11)]
 
 
 def check_safetensors(file: BinaryIO) -> dict[str, str]:
-    """Check the header of a safetensors file before the safetensors library reads it.
-
-    Returns:
-        Its metadata.
+    """Check the header of a safetensors file before the safetensors library reads it; returns its metadata.
 
     Raises:
         BadModelFile: truncated, or no valid header.

@@ -68,11 +68,7 @@ class Gaussian(_HeadVector):
 
 
 class Gate(nn.Module):
-    """Parametrization g_h·W_qry^h: one learned gate per head for attention to content, 0 at first.
-
-    Args:
-        like: W_qry, for the dtype and device of the gates.
-    """
+    """Parametrization g_h·W_qry^h: one learned gate per head for attention to content, 0 at first; of the type of W_qry."""
 
     def __init__(self, like: Tensor):
         super().__init__()
@@ -214,15 +210,12 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
 
 def settle(layer: MHSA) -> MHSA:
-    """Remove all parametrizations of a layer, keeping the present values as plain parameters.
+    """Remove all parametrizations of a layer in place, keeping the present values as plain parameters.
 
     >>> import torch, construct
     >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
     >>> settle(layer).v.shape
     torch.Size([9, 3])
-
-    Args:
-        layer: changed in place.
 
     Returns:
         The layer, which can be saved, certified and converted.

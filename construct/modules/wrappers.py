@@ -7,8 +7,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from construct.modules.traversal import deepcopy_memo
 
-SHARDED = "FullyShardedDataParallel"
-
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper; None if this is no wrapper."""
@@ -43,6 +41,6 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
 
 def sharding_reason(module: nn.Module) -> str | None:
     """The reason to refuse a module with sharded weights; None for any other."""
-    if any(cls.__name__ == SHARDED for cls in type(module).__mro__):
+    if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
         return "its weights are sharded; load a full state dict into the plain network and convert that"
     return None
