@@ -58,12 +58,8 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     assert w_key_pos is not None
     with nullcontext() if plain() else eagerly():
         bits = _bytes(v), _bytes(w_key_pos)
-    code = (
-        encoding.r,
-        encoding.r_covariance,
-        encoding.number,
-        type(layer).position_vector,
-    )  # a plan holds for this very code
+    # A plan holds for this very code.
+    code = encoding.r, encoding.r_covariance, encoding.number, type(layer).position_vector
     numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, kind.name, kind.numbers())
     asked = (numbers, grid.box, grid.always, grid.step, code)
     kept = _KEPT.get(asked)

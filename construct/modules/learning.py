@@ -96,8 +96,7 @@ def learned_quadratic(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    _require_plain_keys(layer, Quadratic.name)
-    return _parametrize_v(layer, IsotropicGaussian(layer.geometry.dims, layer.v.shape[1]))
+    return _parametrize_v(layer, Quadratic.name, IsotropicGaussian)
 
 
 def learned_covariance(layer: MHSA) -> MHSA:
@@ -117,8 +116,7 @@ def learned_covariance(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    _require_plain_keys(layer, Covariance.name)
-    return _parametrize_v(layer, Gaussian(layer.geometry.dims, layer.v.shape[1]))
+    return _parametrize_v(layer, Covariance.name, Gaussian)
 
 
 @torch.no_grad()
@@ -237,8 +235,8 @@ def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
     return nn.functional.pad(torch.stack(components, dim=1), (0, key_dim - len(components)))
 
 
-def _require_plain_keys(layer: MHSA, name: str) -> None:
-    """Check that a layer has this encoding, Ŵ_key = [1; 0] (so v is c itself), and an unparametrized v."""
+def _parametrize_v(layer: MHSA, name: str, kind: type[_HeadVector]) -> MHSA:
+    """Parametrize v, with trainable parameters, of a layer with this encoding and Ŵ_key = [1; 0], so that v is c itself."""
     if layer.encoding.name != name:
         raise ValueError(f"MHSA: takes the {name} encoding, not the {layer.encoding.name} one")
     if parametrize.is_parametrized(layer, "v"):
@@ -246,14 +244,10 @@ def _require_plain_keys(layer: MHSA, name: str) -> None:
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
     if not bool((layer.w_key_pos == torch.eye(key_dim, pos_dim).to(layer.w_key_pos)).all()):
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
-
-
-def _parametrize_v(layer: MHSA, parametrization: nn.Module) -> MHSA:
-    """Register a parametrization of v, with trainable parameters."""
     frozen = not layer.v.requires_grad
     layer.v.requires_grad_()
     try:
-        parametrize.register_parametrization(layer, "v", parametrization)
+        parametrize.register_parametrization(layer, "v", kind(layer.geometry.dims, key_dim))
     except ValueError:
         layer.v.requires_grad_(not frozen)
         raise
