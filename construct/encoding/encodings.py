@@ -30,12 +30,10 @@ class Encoding(ABC):
     Attributes:
         name: in files and messages.
         factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
-        dot_product: whether ``sdpa`` can compute the score as a dot product of query and key features, with a rounding bound.
     """
 
     name: ClassVar[str]
     factorises: ClassVar[bool] = False
-    dot_product: ClassVar[bool] = False
 
     @abstractmethod
     def pos_dim(self, dims: int) -> int:
@@ -84,7 +82,6 @@ class Quadratic(Encoding):
 
     name = "quadratic"
     factorises = True
-    dot_product = True
 
     def pos_dim(self, dims: int) -> int:
         """Returns d + 1."""
@@ -111,7 +108,6 @@ class Parabola(Encoding):
 
     radix: tuple[int, ...]
     name = "parabola"
-    dot_product = True
 
     def pos_dim(self, dims: int) -> int:
         """2, in every dimension."""
@@ -231,4 +227,4 @@ class Relative(Encoding):
 
 
 CLASSICAL = ("quadratic", "parabola")
-"""Names of the theorem's encodings: those that certificates, safetensors files and stock layers support."""
+"""Names of the theorem's encodings: those that certificates, safetensors files, stock layers and ``sdpa`` support."""

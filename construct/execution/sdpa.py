@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from construct.encoding import quadratic as encoding
+from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
 from construct.execution.chunked import blocks_of_heads, bounded, heads_per_block
 from construct.execution.dense import added_up, values_of
@@ -160,8 +161,8 @@ def runs_on(device: torch.device) -> bool:
 
 def refuses(layer: Layer) -> str | None:
     """Why the scores of a layer are no dot product of known rounding: its encoding; None if they are."""
-    kind = layer.encoding
-    return None if kind.dot_product else f"scores of the {kind.name} encoding have no bound on their rounding there"
+    name = layer.encoding.name
+    return None if name in CLASSICAL else f"scores of the {name} encoding have no bound on their rounding there"
 
 
 def admits(layer: Layer, grid: TokenGrid) -> bool:
