@@ -195,27 +195,24 @@ class Walker:
     def _bound(self, roots: list[Any]) -> None:
         """Check that no container contains itself, is nested too deep, or has too many leaves."""
         sizes: dict[int, tuple[int, int]] = {}
-        for root in roots:
-            stack: list[tuple[Any, bool]] = [(root, False)]
-            while stack:
-                record, ready = stack.pop()
-                inner = record.items if isinstance(record, Container) else record if isinstance(record, tuple) else ()
-                if not inner or (id(record) in sizes and not ready):
-                    continue
-                if not ready:
-                    sizes[id(record)] = _OPEN
-                    stack.append((record, True))
-                    for x in inner:
-                        if isinstance(x, Container | tuple):
-                            if sizes.get(id(x)) == _OPEN:
-                                raise Malformed("a list or dict holds itself")
-                            stack.append((x, False))
-                else:
-                    counted = [sizes.get(id(x), _LEAF) if isinstance(x, Container | tuple) else _LEAF for x in inner]
-                    leaves, depth = sum(n for n, _ in counted), 1 + max(d for _, d in counted)
-                    if depth > DEEPEST or leaves > MOST_LEAVES:
-                        raise Malformed(f"lists or dicts are nested {depth} deep, with {leaves} entries")
-                    sizes[id(record)] = (leaves, depth)
+        stack = [(root, False) for root in reversed(roots)]
+        while stack:  # no recursion: records may be nested deep
+            record, ready = stack.pop()
+            inner = record.items if isinstance(record, Container) else record if isinstance(record, tuple) else ()
+            if not inner or (id(record) in sizes and not ready):
+                continue
+            if not ready:
+                sizes[id(record)] = _OPEN
+                containers = [x for x in inner if isinstance(x, Container | tuple)]
+                if any(sizes.get(id(x)) == _OPEN for x in containers):
+                    raise Malformed("a list or dict holds itself")
+                stack += [(record, True), *((x, False) for x in containers)]
+            else:
+                counted = [sizes.get(id(x), _LEAF) if isinstance(x, Container | tuple) else _LEAF for x in inner]
+                leaves, depth = sum(n for n, _ in counted), 1 + max(d for _, d in counted)
+                if depth > DEEPEST or leaves > MOST_LEAVES:
+                    raise Malformed(f"lists or dicts are nested {depth} deep, with {leaves} entries")
+                sizes[id(record)] = (leaves, depth)
 
 
 _LEAF, _OPEN = (1, 0), (0, DEEPEST + 1)
