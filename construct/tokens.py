@@ -12,7 +12,7 @@ Two integer vectors per axis describe any padding mode, stride, dilation or tran
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from math import prod
 
 import numpy as np
@@ -269,10 +269,7 @@ _large = lru_cache(maxsize=32)(TokenGrid._of)
 
 def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
     """Σ_i parts_i over the whole grid, flattened row-major: (n_1,), …, (n_d,) → int64 (n_1·…·n_d,)."""
-    total = np.zeros(1, dtype=np.int64)
-    for part in parts:
-        total = (total[:, None] + part[None, :]).ravel()
-    return _to_tensor(total)
+    return _to_tensor(reduce(np.add.outer, parts).ravel())
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
