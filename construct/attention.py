@@ -16,6 +16,7 @@ output is rounded once to the layer's type.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -162,8 +163,9 @@ class MHSA(nn.Module):
     @property
     def encoding(self) -> Encoding:
         """What r_δ is; of a learned relative one, with the tables as they are now."""
-        learned = encoding_of(self._encoding, self.geometry.dims, lambda name: getattr(self, name))
-        return learned or (Quadratic() if self.radix is None else Parabola(self.radix))
+        if self._encoding is None:
+            return Quadratic() if self.radix is None else Parabola(self.radix)
+        return encoding_of(self._encoding, self.geometry.dims, partial(getattr, self))
 
     @property
     def offsets(self) -> tuple[str, ...]:

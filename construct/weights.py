@@ -105,20 +105,18 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
     radix, name = fields.pop("radix", None), fields.pop("encoding", None)
     geometry = ConvGeometry(**fields)
     if radix is None:
-        return geometry, encoding_of(name, geometry.dims, tensor) or Quadratic()
+        return geometry, Quadratic() if name is None else encoding_of(name, geometry.dims, tensor)
     if name is not None or not (isinstance(radix, tuple) and all(type(weight) is int for weight in radix)):
         raise ValueError(f"its radix is {radix!r}, beside the encoding {name!r}")
     return geometry, Parabola(radix)
 
 
-def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding | None:
-    """The encoding of this name in d dimensions; None without a name.  ``offsets`` looks up a table of a relative one by name.
+def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding:
+    """The learned encoding of this name in d dimensions; ``offsets`` looks up a table of a relative one by name.
 
     Raises:
         ValueError: no encoding has this name.
     """
-    if name is None:
-        return None
     if name == Covariance.name:
         return Covariance()
     if name != Relative.name:

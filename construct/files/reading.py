@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -298,7 +299,8 @@ def _check_attention(layer: MHSA, path: str) -> None:
     radix = layer.radix
     if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
         raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
-    encoding = encoding_of(layer._encoding, layer.geometry.dims, lambda name: getattr(layer, name))
+    name = layer._encoding
+    encoding = None if name is None else encoding_of(name, layer.geometry.dims, partial(getattr, layer))
     rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")
