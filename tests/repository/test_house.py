@@ -27,7 +27,7 @@ ORDER = {
     ),
     "verify": (
         *("verdict", "oracle", "recheck", "checker", "layers", "rounding", "samples", "argument"),
-        *("theory", "strategies", "report", "plots", "experiment", "coq", "__main__"),
+        *("coq", "theory", "strategies", "report", "plots", "experiment", "__main__"),
     ),
 }
 """The files and folders at the top of each package, read downwards: none imports one that stands later."""

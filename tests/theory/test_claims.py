@@ -17,6 +17,7 @@ from commands import Command
 from construct import attention
 from construct.encoding import quadratic as encoding
 from verify import oracle
+from verify.coq import statements
 from verify.theory.literature import (
     claim_table,
     claims_added,
@@ -26,7 +27,6 @@ from verify.theory.literature import (
     claims_sharpness,
     claims_symmetry,
     claims_theorem,
-    coq_theorems,
     equations,
     judgement,
     torch_layers,
@@ -237,7 +237,7 @@ def test_a_theorem_of_coq_must_be_a_headline() -> None:
 
 @pytest.mark.parametrize("name", ["multiple-heads", "sparse", "exponential-decay", "head-width", "even-kernel"])
 def test_a_claim_falls_with_its_theorem_of_coq(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(coq_theorems, "headlines", dict)
+    monkeypatch.setattr(statements, "headlines", list)
     (row,) = claims([name])
     judged = row if row.correction is None else row.correction
     assert judged.verdict == UNDECIDED
@@ -311,7 +311,7 @@ LAST_HEAD_LEFT_OUT = (
 BIAS_LEFT_OUT = (equations, "mix", lambda heads, x, weights, bias=0: right_mix(heads, x, weights))
 HEADS_REVERSED = (equations, "hard_heads", lambda setting: right_heads(setting)[::-1])
 
-NO_COQ = (coq_theorems, "headlines", dict)
+NO_COQ = (statements, "headlines", list)
 NO_WINDOW = (claims_sharpness, "_window", lambda: np.ones(81, dtype=bool))
 SHARP_AT_ONCE = (
     *(equations, "enclosed_softmax"),

@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parent
 _HEADLINE = re.compile(
     r"^\(\*\* (?P<group>.*?) \*\)$|^\(\* (?P<equation>.*?) \*\)$|^Print Assumptions (?P<name>[\w.]+)\.$", re.M | re.S
 )
-_TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|\S', re.S)
+_TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|[^\s(*".]+|\S', re.S)
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
 _CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b")
 _DEFINED = re.compile(
@@ -119,6 +119,7 @@ def _sentences(text: str) -> list[tuple[str, str]]:
 def _statements(path: Path) -> Iterator[Headline]:
     """Every theorem of a file."""
     sections: list[tuple[str, list[str]]] = []
+    file = path.relative_to(SOURCES).as_posix()
     for comment, code in _sentences(path.read_text(encoding="utf-8")):
         if opened := re.fullmatch(r"Section (\w+)\.", code):
             sections.append((opened[1], []))
@@ -128,4 +129,4 @@ def _statements(path: Path) -> Iterator[Headline]:
             sections[-1][1].append(code)
         elif theorem := _STATED.match(code):
             context = tuple(line for _, lines in sections for line in lines)
-            yield Headline("", "", theorem[1], path.relative_to(SOURCES).as_posix(), comment, context, code)
+            yield Headline("", "", theorem[1], file, comment, context, code)

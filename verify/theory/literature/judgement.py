@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from verify.theory.literature import coq_theorems
+from verify.coq import statements
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 
 PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
@@ -126,7 +126,7 @@ def undecided_here(reason: str) -> Judgement:
 
 def by_coq(*names: str) -> Check:
     """Headline theorems of ``verify/coq`` that state the fact; that they are among the headlines is what is checked here."""
-    files = coq_theorems.headlines()
+    files = {theorem.name: theorem.file for theorem in statements.headlines()}
     cited = ", ".join(f"{name} ({files.get(name, 'no headline theorem')})" for name in names)
     return Check(f"Coq: {cited}", bool(names) and all(name in files for name in names), f"Coq: {', '.join(names)}")
 
