@@ -5,10 +5,9 @@ The evidence is in ``claims_*.py``, the rules of a verdict in :mod:`verify.theor
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import overload
 
 from verify.theory.literature import (
     claims_added,
@@ -20,7 +19,7 @@ from verify.theory.literature import (
     claims_symmetry,
     claims_theorem,
 )
-from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Correction
+from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Judgement, Statement
 
 
 def _claims_in(module: ModuleType) -> list[Claim]:
@@ -43,35 +42,11 @@ ALL: tuple[Claim, ...] = (
 _WIDTH = 120
 
 
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim with the verdict of this run.
-
-    Attributes:
-        number: its row in the table, from 1.
-        id: a short name.
-        wording: the statement, in our own words.
-        quote: the sentence of the source, word for word; empty where the source is not at hand.
-        source: the source, and where in it.
-        ours: whether the statement is ours, and the quotation only what it stands beside.
-        verdict: PROVED, CHECKED (on samples), REFUTED, OPEN (nothing here decides it), or UNDECIDED if a check fails.
-        by: the method of the proof, the samples, or "as printed".
-        evidence: the findings of the checks, with the numbers of this run.
-        stands: of a claim that is refuted as printed, the part that is true.
-        correction: of such a claim, the true statement with its own verdict and evidence.
-    """
+@dataclass(frozen=True, kw_only=True)
+class JudgedClaim(Statement, Judgement):
+    """A statement with the verdict of this run, and its row in the table, from 1."""
 
     number: int
-    id: str
-    wording: str
-    quote: str
-    source: str
-    ours: bool
-    verdict: str
-    by: str
-    evidence: str
-    stands: str
-    correction: Correction | None
 
     @property
     def quotation(self) -> str:
@@ -99,36 +74,24 @@ class JudgedClaim:
         return "\n".join([self.row, *lines])
 
 
-@dataclass(frozen=True)
-class ClaimTable(Sequence[JudgedClaim]):
-    """The judged claims: a sequence, readable as a table of two lines a row; printing a row shows its evidence.
+class ClaimTable(tuple[JudgedClaim, ...]):
+    """The judged claims in order, readable as a table of two lines a row; printing a row shows its evidence."""
 
-    Attributes:
-        rows: the claims in order.
-    """
-
-    rows: tuple[JudgedClaim, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> JudgedClaim: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[JudgedClaim, ...]: ...
-    def __getitem__(self, index: int | slice) -> JudgedClaim | tuple[JudgedClaim, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def rows(self) -> tuple[JudgedClaim, ...]:
+        """The judged claims alone."""
+        return tuple(self)
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of rows with each verdict."""
-        return _counts(self.rows)
+        return _counts(self)
 
     @property
     def good(self) -> bool:
         """Whether nothing is UNDECIDED, corrections included."""
-        corrections = (row.correction for row in self.rows if row.correction is not None)
-        return UNDECIDED not in {judged.verdict for judged in (*self.rows, *corrections)}
+        corrections = (row.correction for row in self if row.correction is not None)
+        return UNDECIDED not in {judged.verdict for judged in (*self, *corrections)}
 
     @property
     def summary(self) -> str:
@@ -153,7 +116,7 @@ class ClaimTable(Sequence[JudgedClaim]):
         return "\n".join(parts)
 
     def _of(self, ours: bool) -> list[JudgedClaim]:
-        return [row for row in self.rows if row.ours is ours]
+        return [row for row in self if row.ours is ours]
 
 
 def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
@@ -185,7 +148,7 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
         if chosen is None or chosen & {str(number), claim.id}:
             stated = {name: value for name, value in vars(claim).items() if name != "judge"}
             rows.append(JudgedClaim(number=number, **stated, **vars(claim.judge())))
-    return ClaimTable(tuple(rows))
+    return ClaimTable(rows)
 
 
 def _with_method(verdict: str, by: str) -> str:

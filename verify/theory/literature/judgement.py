@@ -63,7 +63,7 @@ class Correction(Judgement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Statement:
     """A statement of one of the sources, or one of ours that stands beside a sentence of theirs.
 
     Attributes:
@@ -71,7 +71,6 @@ class Claim:
         wording: the statement, in our own words.
         quote: the sentence of the source, word for word; empty where the source is not at hand.
         source: the source, and where in it.
-        judge: computes the verdict, again at each call.
         ours: whether the statement is ours, and the quotation only what it stands beside.
     """
 
@@ -79,8 +78,14 @@ class Claim:
     wording: str
     quote: str
     source: str
-    judge: Callable[[], Judgement]
     ours: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Statement):
+    """A statement and the function that computes its verdict, again at each call."""
+
+    judge: Callable[[], Judgement]
 
 
 def claim(
