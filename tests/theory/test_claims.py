@@ -325,10 +325,12 @@ BREAKAGES = {
     "theorem-limit": [NEGATED, MIRRORED, NO_COQ],
     "lemma-1": [FLIPPED, LAST_HEAD_LEFT_OUT, BIAS_LEFT_OUT],
     "lemma-2": [NEGATED, HALVED, (equations, "sharp", lambda scores: equations.softmax(scores.astype(float)))],
-    "lemma-2-border": [(claims_theorem, "IMAGE", equations.Setting((1, 1), (5, 6)))],
+    "lemma-2-border": [(claims_theorem, "IMAGE", proof_positions.Setting((1, 1), (5, 6)))],
     "any-dimension": [FLIPPED, (encoding, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "one-dimension": [HALVED, FLIPPED],
-    "even-kernel": [(claims_theorem, "printed_shifts", lambda k, d: set(equations.Setting((k,) * d, (k,) * d).shifts))],
+    "even-kernel": [
+        (claims_theorem, "printed_shifts", lambda k, d: set(proof_positions.Setting((k,) * d, (k,) * d).shifts))
+    ],
     "flipped-kernel": [MIRRORED, FLIPPED],
     "sparse": [FLIPPED, HEADS_REVERSED],
     "pad-and-crop": [padding(zeros="replicate"), HALVED],
@@ -361,7 +363,7 @@ BREAKAGES = {
     ],
     "mixture": [LAST_HEAD_LEFT_OUT, (claims_heads, "linear", two_halves)],
     "gaussians": [
-        (proof_positions, "wrapped_scores", lambda q, n, tau, alpha: equations.Setting((1, 1), n).keys @ q),
+        (proof_positions, "wrapped_scores", lambda q, n, tau, alpha: proof_positions.Setting((1, 1), n).keys @ q),
         LAST_HEAD_LEFT_OUT,
     ],
     "permutation-equivariance": [
@@ -370,7 +372,7 @@ BREAKAGES = {
     ],
     "permutation-invariance": [(claims_symmetry, "pointwise_layer", constant_layer)],
     "translation-equivariance": [
-        (proof_positions, "wrapped_scores", lambda q, n, tau: equations.Setting((1, 1), n).keys @ q),
+        (proof_positions, "wrapped_scores", lambda q, n, tau: proof_positions.Setting((1, 1), n).keys @ q),
         DOUBLED_QUERIES,
         (proofs_relative, "minus", lambda a, b: plus(a, b)),
     ],

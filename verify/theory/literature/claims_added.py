@@ -10,12 +10,12 @@ from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
 from verify.theory.literature import equations
 from verify.theory.literature.claims_theorem import IMAGE
-from verify.theory.literature.equations import Setting
 from verify.theory.literature.judgement import NOT_AT_HAND, Check, Judgement, added, by_coq, by_proof, checked, proved
 from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
 from verify.theory.literature.sharpness_table import DTYPES
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
+from verify.theory.symbolic.proof_positions import Setting
 
 SPACE = Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
 YIELDS = (

@@ -7,11 +7,11 @@ import sympy
 
 from verify.theory.literature import equations
 from verify.theory.literature.claims_heads import LEARN, WIDTHS
-from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, proved
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proofs_heads
 from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt
+from verify.theory.symbolic.proof_positions import Setting, Vector
 
 LINE = Setting((2,), (6,))
 

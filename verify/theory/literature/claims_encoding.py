@@ -8,7 +8,6 @@ import sympy
 import torch
 
 from verify.theory.literature import equations
-from verify.theory.literature.equations import Vector
 from verify.theory.literature.judgement import (
     Check,
     Judgement,
@@ -24,6 +23,7 @@ from verify.theory.literature.shared_checks import PLANE, certified, reads_the_s
 from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, identity
+from verify.theory.symbolic.proof_positions import Vector
 from verify.theory.symbolic.proofs_scores import integers, minus, plus, score, symbols
 
 RELATIVE = "blog, Relative Positional Encoding"

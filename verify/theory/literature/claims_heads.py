@@ -7,7 +7,6 @@ import sympy
 
 from verify.theory.literature import equations
 from verify.theory.literature.claims_encoding import unmoved_steps
-from verify.theory.literature.equations import Setting
 from verify.theory.literature.judgement import (
     Check,
     Judgement,
@@ -23,6 +22,7 @@ from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity, lt
 from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proof_positions import Setting
 from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
 
 WIDTHS = r"to express $D_h$ convolutional filters, it is best to simply let $D_{out} = N_h D_h$"

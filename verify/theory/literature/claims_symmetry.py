@@ -9,12 +9,12 @@ import torch
 
 from verify.oracle import Convolution
 from verify.theory.literature import equations
-from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, from_assumptions, gt
 from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proof_positions import Setting, Vector
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
 
 RING = (4, 5)

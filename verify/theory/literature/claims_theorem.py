@@ -7,7 +7,6 @@ import numpy as np
 import sympy
 
 from verify.theory.literature import equations
-from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import (
     NOT_AT_HAND,
     Check,
@@ -24,6 +23,7 @@ from verify.theory.literature.torch_layers import attention_for, small_convoluti
 from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import linear
+from verify.theory.symbolic.proof_positions import Setting, Vector
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
 
 IMAGE = Setting((3, 3), (5, 6), (1, 1))

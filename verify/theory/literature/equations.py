@@ -7,9 +7,7 @@ the attention's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -18,10 +16,7 @@ import numpy as np
 import sympy
 from sympy.polys.matrices import DomainMatrix
 
-from verify import oracle
-from verify.theory.symbolic.proof_positions import positions, quadratic_scores
-
-Vector = tuple[int, ...]
+from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_scores
 
 iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
 
@@ -60,94 +55,6 @@ def mix(
     for p, w in zip(attention, weights, strict=True):
         total = total + p @ x @ w
     return np.asarray(total)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A convolution's geometry on an input of fixed size, with the token grid of the attention.
-
-    ``padding`` is of zeros before and after each axis, ``stride`` and ``dilation`` one number an axis; None for 0 and
-    1.
-    """
-
-    kernel: Vector
-    size: Vector
-    padding: Vector | None = None
-    stride: Vector | None = None
-    dilation: Vector | None = None
-
-    @property
-    def dims(self) -> int:
-        """d."""
-        return len(self.kernel)
-
-    @property
-    def p(self) -> Vector:
-        """The padding of each axis."""
-        return self.padding or (0,) * self.dims
-
-    @property
-    def s(self) -> Vector:
-        """The stride of each axis."""
-        return self.stride or (1,) * self.dims
-
-    @property
-    def dil(self) -> Vector:
-        """The dilation of each axis."""
-        return self.dilation or (1,) * self.dims
-
-    @property
-    def padded(self) -> Vector:
-        """The sides of the token grid."""
-        return tuple(n + 2 * p for n, p in zip(self.size, self.p, strict=True))
-
-    @property
-    def keys(self) -> np.ndarray:
-        """Every token's position, (T, d)."""
-        return positions(self.padded)
-
-    @property
-    def outputs(self) -> Vector:
-        """The sides of the output."""
-        sides = zip(self.padded, self.kernel, self.s, self.dil, strict=True)
-        return tuple((n - dil * (k - 1) - 1) // s + 1 for n, k, s, dil in sides)
-
-    @property
-    def anchor(self) -> Vector:
-        """a = dil·⌊(K − 1)/2⌋."""
-        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dil, strict=True))
-
-    @property
-    def queries(self) -> np.ndarray:
-        """s·o + a for every output o, (Q, d)."""
-        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.anchor, dtype=object)
-
-    @property
-    def taps(self) -> list[Vector]:
-        """The kernel positions j in row-major order."""
-        return list(product(*map(range, self.kernel)))
-
-    @property
-    def shifts(self) -> list[Vector]:
-        """τ_j = dil·j − a."""
-        return [tuple(g * x - a for g, x, a in zip(self.dil, tap, self.anchor, strict=True)) for tap in self.taps]
-
-    def tokens(self, x: np.ndarray) -> np.ndarray:
-        """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
-        widths: Any = [(0, 0), *((p, p) for p in self.p)]
-        return np.pad(x, widths).reshape(len(x), -1).T
-
-    def convolution(
-        self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros"
-    ) -> "oracle.Convolution":
-        """The oracle with this geometry; weight (D_out, D_in, *kernel)."""
-        return oracle.Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
-
-    def __str__(self) -> str:
-        parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
-        named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
-        parts += [f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None]
-        return " ".join(parts)
 
 
 def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:

@@ -5,9 +5,9 @@ import torch
 
 from verify.argument.certification import certify
 from verify.theory.literature import equations
-from verify.theory.literature.equations import Setting, Vector
 from verify.theory.literature.judgement import Check
 from verify.theory.symbolic import proof_positions
+from verify.theory.symbolic.proof_positions import Setting, Vector
 
 PLANE = Setting((3, 3), (4, 5), (1, 1))
 

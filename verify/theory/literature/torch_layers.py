@@ -10,8 +10,7 @@ import torch
 
 from construct import attention as layers
 from verify.layers.fields import GEOMETRY
-from verify.theory.literature.equations import Setting
-from verify.theory.symbolic.proof_positions import head_vector
+from verify.theory.symbolic.proof_positions import Setting, head_vector
 
 
 def small_convolution(

@@ -1,10 +1,11 @@
-"""Positional scores of small grids as arrays of exact numbers, from the code's own encoding.
+"""Small convolutions with the attention's grid of tokens, and the scores on it as exact numbers, from the code's own encoding.
 
-The numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The functions of ``construct.encoding.quadratic`` are
-looked up at call time, so whatever replaces them is judged.
+The scores are the numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The functions of
+``construct.encoding.quadratic`` are looked up at call time, so whatever replaces them is judged.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,11 +13,100 @@ from typing import Any
 import numpy as np
 
 from construct.encoding import quadratic as encoding
+from verify.oracle import Convolution
+
+Vector = tuple[int, ...]
 
 
 def positions(shape: Sequence[int]) -> np.ndarray:
     """Every position of a grid in row-major order, Python integers, (T, d)."""
     return np.array(list(product(*map(range, shape))), dtype=object).reshape(prod(shape), len(shape))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A convolution's geometry on an input of fixed size, with the token grid of the attention.
+
+    ``padding`` is of zeros before and after each axis, ``stride`` and ``dilation`` one number an axis; None for 0 and
+    1.
+    """
+
+    kernel: Vector
+    size: Vector
+    padding: Vector | None = None
+    stride: Vector | None = None
+    dilation: Vector | None = None
+
+    @property
+    def dims(self) -> int:
+        """d."""
+        return len(self.kernel)
+
+    @property
+    def p(self) -> Vector:
+        """The padding of each axis."""
+        return self.padding or (0,) * self.dims
+
+    @property
+    def s(self) -> Vector:
+        """The stride of each axis."""
+        return self.stride or (1,) * self.dims
+
+    @property
+    def dil(self) -> Vector:
+        """The dilation of each axis."""
+        return self.dilation or (1,) * self.dims
+
+    @property
+    def padded(self) -> Vector:
+        """The sides of the token grid."""
+        return tuple(n + 2 * p for n, p in zip(self.size, self.p, strict=True))
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Every token's position, (T, d)."""
+        return positions(self.padded)
+
+    @property
+    def outputs(self) -> Vector:
+        """The sides of the output."""
+        sides = zip(self.padded, self.kernel, self.s, self.dil, strict=True)
+        return tuple((n - dil * (k - 1) - 1) // s + 1 for n, k, s, dil in sides)
+
+    @property
+    def anchor(self) -> Vector:
+        """a = dil·⌊(K − 1)/2⌋."""
+        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dil, strict=True))
+
+    @property
+    def queries(self) -> np.ndarray:
+        """s·o + a for every output o, (Q, d)."""
+        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.anchor, dtype=object)
+
+    @property
+    def taps(self) -> list[Vector]:
+        """The kernel positions j in row-major order."""
+        return list(product(*map(range, self.kernel)))
+
+    @property
+    def shifts(self) -> list[Vector]:
+        """τ_j = dil·j − a."""
+        return [tuple(g * x - a for g, x, a in zip(self.dil, tap, self.anchor, strict=True)) for tap in self.taps]
+
+    def tokens(self, x: np.ndarray) -> np.ndarray:
+        """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
+        widths: Any = [(0, 0), *((p, p) for p in self.p)]
+        return np.pad(x, widths).reshape(len(x), -1).T
+
+    def convolution(self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros") -> Convolution:
+        """The oracle with this geometry; weight (D_out, D_in, *kernel)."""
+        return Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
+
+    def __str__(self) -> str:
+        parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
+        named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
+        parts += [f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None]
+        return " ".join(parts)
 
 
 def differences(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:

@@ -5,86 +5,45 @@ its definition on symbols: kernel, bias, and every token of the padded grid, wha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from math import prod
 
 import sympy
 
 from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, ge, identity, le
 from verify.theory.symbolic.proof_algebra import sum_value
-from verify.theory.symbolic.proofs_scores import indexed, integers, minus, on_grid, plus, symbols
+from verify.theory.symbolic.proof_positions import Setting, Vector, positions
+from verify.theory.symbolic.proofs_scores import indexed, integers, on_grid, plus, symbols
 
-Vector = tuple[int, ...]
+CHANNELS = (2, 2)
+"""D_in and D_out of the small convolutions."""
 
 
-@dataclass(frozen=True)
-class SymbolicConvolution:
-    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j, with ``grid`` the sides of the padded input X̃.
-
-    ``channels`` are D_in and D_out.
-    """
-
-    kernel: Vector
-    grid: Vector
-    stride: Vector
-    dilation: Vector
-    channels: tuple[int, int] = (2, 2)
-
-    @property
-    def taps(self) -> list[Vector]:
-        """The kernel positions j, in row-major order."""
-        return list(product(*map(range, self.kernel)))
-
-    @property
-    def tokens(self) -> list[Vector]:
-        """The positions of the padded grid."""
-        return list(product(*map(range, self.grid)))
-
-    @property
-    def outputs(self) -> list[Vector]:
-        """The positions o whose receptive field lies on the padded grid."""
-        sides = zip(self.kernel, self.grid, self.stride, self.dilation, strict=True)
-        return list(product(*(range((n - 1 - dil * (k - 1)) // s + 1) for k, n, s, dil in sides)))
-
-    @property
-    def anchor(self) -> Vector:
-        """a = dil·⌊(K − 1)/2⌋."""
-        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dilation, strict=True))
-
-    @property
-    def shifts(self) -> list[Vector]:
-        """τ_j = dil·j − a of every tap."""
-        return [minus([dil * x for dil, x in zip(self.dilation, j, strict=True)], self.anchor) for j in self.taps]
-
-    @property
-    def queries(self) -> list[Vector]:
-        """The query s·o + a of every output."""
-        return [plus([s * x for s, x in zip(self.stride, o, strict=True)], self.anchor) for o in self.outputs]
+class SymbolicConvolution(Setting):
+    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j, with ``size`` the sides of the padded input X̃."""
 
     @property
     def x(self) -> sympy.Matrix:
         """X̃, (tokens, D_in)."""
-        return sympy.Matrix([symbols("x_" + "_".join(map(str, k)), self.channels[0]) for k in self.tokens])
+        return sympy.Matrix([symbols("x_" + "_".join(map(str, k)), CHANNELS[0]) for k in self.keys])
 
     @property
     def w(self) -> list[sympy.Matrix]:
         """W_j of every tap, D_in × D_out."""
-        d_in, d_out = self.channels
         named = ("w_" + "_".join(map(str, j)) for j in self.taps)
-        return [sympy.Matrix(d_in, d_out, symbols(name, d_in * d_out)) for name in named]
+        return [sympy.Matrix(*CHANNELS, symbols(name, prod(CHANNELS))) for name in named]
 
     @property
     def b(self) -> sympy.Matrix:
         """The bias, 1 × D_out."""
-        return sympy.Matrix([symbols("b", self.channels[1])])
+        return sympy.Matrix([symbols("b", CHANNELS[1])])
 
     @property
     def sides(self) -> str:
         """The grid and the kernel, in words."""
-        return f"{on_grid(self.grid)} with kernel {_sides(self.kernel)}"
+        return f"{on_grid(self.size)} with kernel {_sides(self.kernel)}"
 
     def __str__(self) -> str:
-        return f"{self.sides}, stride {_sides(self.stride)}, dilation {_sides(self.dilation)}"
+        return f"{self.sides}, stride {_sides(self.s)}, dilation {_sides(self.dil)}"
 
 
 def _sides(lengths: Vector) -> str:
@@ -93,24 +52,24 @@ def _sides(lengths: Vector) -> str:
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
     """A plain convolution in d dimensions, and one with stride and dilation; beyond three, further axes have length 1."""
-    kernel, grid = {1: ((3,), (5,)), 2: ((3, 2), (3, 3)), 3: ((2, 2, 2), (3, 2, 2))}[min(dims, 3)]
+    kernel, size = {1: ((3,), (5,)), 2: ((3, 2), (3, 3)), 3: ((2, 2, 2), (3, 2, 2))}[min(dims, 3)]
     far, wide = {1: ((3,), (7,)), 2: ((2, 2), (5, 4)), 3: ((3, 1, 2), (7, 2, 3))}[min(dims, 3)]
-    ones, rest = (1,) * dims, (1,) * (dims - 3)
-    stride = (2,) * dims
+    rest, stride = (1,) * (dims - 3), (2,) * dims
     dilation = ((2, 3, 2) if dims > 1 else (2,))[:dims] + rest
-    return SymbolicConvolution(kernel + rest, grid + rest, ones, ones), SymbolicConvolution(
-        far + rest, wide + rest, stride, dilation
+    return (
+        SymbolicConvolution(kernel + rest, size + rest),
+        SymbolicConvolution(far + rest, wide + rest, stride=stride, dilation=dilation),
     )
 
 
 def convolution(case: SymbolicConvolution, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:
     """The definition, (outputs, D_out): Y[o] = b + Σ_j X̃[s·o + dil·j] W_j."""
-    row = {token: case.x.row(number) for number, token in enumerate(case.tokens)}
+    row = {tuple(token): case.x.row(number) for number, token in enumerate(case.keys)}
     rows = []
-    for o in case.outputs:
+    for o in positions(case.outputs):
         y = case.b
         for j, w in zip(case.taps, kernel, strict=True):
-            read = tuple(s * x + dil * t for s, x, dil, t in zip(case.stride, o, case.dilation, j, strict=True))
+            read = tuple(s * x + dil * t for s, x, dil, t in zip(case.s, o, case.dil, j, strict=True))
             y += row[read] * w
         rows.append(y)
     return sympy.Matrix.vstack(*rows)
@@ -132,7 +91,7 @@ def attention(
 
 def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     """The attention of a head that attends the key at query + shift and no other, (queries, tokens)."""
-    return sympy.Matrix([[int(key == plus(query, shift)) for key in case.tokens] for query in case.queries])
+    return sympy.Matrix([[int(tuple(key) == plus(query, shift)) for key in case.keys] for query in case.queries])
 
 
 def place_steps(dims: int) -> list[ProofStep | Proof]:
@@ -196,7 +155,7 @@ def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
 def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """Both factorisations; the second with the heads in another order."""
     w, shifts = case.w, case.shifts
-    eye_in, eye_out = (sympy.eye(c) for c in case.channels)
+    eye_in, eye_out = map(sympy.eye, CHANNELS)
     expected = convolution(case, w)
     given = [one_hot(case, shift) for shift in shifts]
     order = list(range(1, len(w), 2)) + list(range(0, len(w), 2))[::-1]
@@ -215,8 +174,8 @@ def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
 
 def _factored_step(case: SymbolicConvolution) -> ProofStep:
     """D_h = 1: taps of rank one."""
-    val = [sympy.Matrix(symbols(f"val_{j}", case.channels[0])) for j in range(len(case.taps))]
-    out = [sympy.Matrix([symbols(f"out_{j}", case.channels[1])]) for j in range(len(case.taps))]
+    val = [sympy.Matrix(symbols(f"val_{j}", CHANNELS[0])) for j in range(len(case.taps))]
+    out = [sympy.Matrix([symbols(f"out_{j}", CHANNELS[1])]) for j in range(len(case.taps))]
     given = [one_hot(case, shift) for shift in case.shifts]
     expected = convolution(case, [a * b for a, b in zip(val, out, strict=True)])
     return identity(
@@ -229,7 +188,7 @@ def _concatenation_step(case: SymbolicConvolution) -> ProofStep:
     """Eq. 3 as printed: the heads side by side, then one multiplication by W_out."""
     w, x = case.w, case.x
     given = [one_hot(case, shift) for shift in case.shifts]
-    eye = sympy.eye(case.channels[1])
+    eye = sympy.eye(CHANNELS[1])
     beside = sympy.Matrix.hstack(*(p * x * val for p, val in zip(given, w, strict=True)))
     at_once = beside * sympy.Matrix.vstack(*(eye for _ in w)) + sympy.ones(len(case.queries), 1) * case.b
     return identity(

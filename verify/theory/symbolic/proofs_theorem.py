@@ -6,6 +6,7 @@ import sympy
 
 from verify.theory.symbolic.proof import Proof, ProofStep, from_assumptions, ge, identity, le, limits, sum_at_most
 from verify.theory.symbolic.proofs_lemma1 import (
+    CHANNELS,
     SymbolicConvolution,
     attention,
     cases,
@@ -20,7 +21,7 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
     case = cases(dims)[0]
     scores = [
-        [[score(minus(key, query), shift) for key in case.tokens] for query in case.queries] for shift in case.shifts
+        [[score(minus(key, query), shift) for key in case.keys] for query in case.queries] for shift in case.shifts
     ]
     soft = [[weights(row) for row in head] for head in scores]
     hot = [one_hot(case, shift) for shift in case.shifts]
@@ -29,7 +30,7 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     limit_step = limits(f"{case.sides}: {len(expected)} weights of the code tend to one-hot", expected, alpha)
     value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
-    eye, w = sympy.eye(case.channels[1]), case.w
+    eye, w = sympy.eye(CHANNELS[1]), case.w
     layer = attention(case, tends_to, w, [eye] * len(w))
     return [
         Proof(
@@ -48,12 +49,12 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
 
 def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
-    queries, tokens = len(case.queries), len(case.tokens)
+    queries, tokens = len(case.queries), len(case.keys)
     p = [sympy.Matrix(queries, tokens, lambda q, k, h=h: sympy.Symbol(f"P_{h}_{q}_{k}")) for h in range(len(case.taps))]
-    w, x, eye = case.w, case.x, sympy.eye(case.channels[1])
+    w, x, eye = case.w, case.x, sympy.eye(CHANNELS[1])
     hot = [one_hot(case, shift) for shift in case.shifts]
     difference = attention(case, p, w, [eye] * len(w)) - convolution(case, w)
-    moved = sympy.zeros(len(case.queries), case.channels[1])
+    moved = sympy.zeros(queries, CHANNELS[1])
     for soft, hard, tap in zip(p, hot, w, strict=True):
         moved += (soft - hard) * x * tap
     # |c t| <= C B for |c| <= C, |t| <= B: with c = (a' - a)/2, C = (a' + a)/2, t = (s' - s)/2, B = (s' + s)/2.
