@@ -54,14 +54,17 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
         return report(options.report, options.figure or options.report.with_suffix(".svg")), 0
     _check(options)
     try:
-        from verify.experiment.sweep.sweeping import Random, Sweep
+        from verify.experiment.sweep.sweeping import Sweep
     except ModuleNotFoundError as error:
         raise ValueError('a sweep runs on Dask (pip install ".[cluster]" in the project\'s folder)') from error
 
-    tasks = Random(options.seed, options.random) if options.random is not None else list(_networks(options))
+    seeds = range(options.seed, options.seed + (options.random or 0))
+    networks = list(_networks(options))
     results = Results(options.output)
     try:
-        return Sweep(tasks, results).run(options.workers, options.scheduler, options.timeout, options.dashboard)
+        return Sweep(seeds, networks, results).run(
+            options.workers, options.scheduler, options.timeout, options.dashboard
+        )
     finally:
         results.close()
 

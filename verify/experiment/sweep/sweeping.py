@@ -8,9 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -21,37 +22,22 @@ from verify.experiment.sweep.cluster import run as run_tasks
 from verify.experiment.sweep.models import Network
 from verify.experiment.sweep.random_layers import SeededLayer
 from verify.experiment.sweep.results import Results, Row, key_of
+from verify.experiment.sweep.summary import VERDICTS
 
 EVERY = 30.0
 """Seconds between two lines of progress, where there is no terminal."""
 
 
-@dataclass(frozen=True)
-class Random:
-    """The random layers of consecutive seeds."""
-
-    first: int
-    number: int
-
-    def tasks(self, done: set[str]) -> Iterator[SeededLayer]:
-        """Those whose rows are not there yet."""
-        for seed in range(self.first, self.first + self.number):
-            if self._key(seed) not in done:
-                yield SeededLayer(seed)
-
-    def left(self, done: set[str]) -> int:
-        """How many they are."""
-        return sum(self._key(seed) not in done for seed in range(self.first, self.first + self.number))
-
-    def _key(self, seed: int) -> str:
-        return key_of("random", seed, "")
+def left_of(seeds: range, done: set[str]) -> list[int]:
+    """The seeds of the random layers whose rows are not there yet."""
+    return [seed for seed in seeds if key_of("random", seed, "") not in done]
 
 
 class Sweep:
-    """A sweep over random layers or networks, whose rows go where those of an earlier run are."""
+    """A sweep over the random layers of these seeds and over networks; its rows go where those of an earlier run are."""
 
-    def __init__(self, what: Random | list[Network], results: Results):
-        self._what, self._results, self._done = what, results, results.keys()
+    def __init__(self, seeds: range, networks: list[Network], results: Results):
+        self._seeds, self._networks, self._results, self._done = seeds, networks, results, results.keys()
         self._keys = set[str]()  # of the layers of networks
         self._new = 0
 
@@ -65,12 +51,10 @@ class Sweep:
         Raises:
             SchedulerLost: there is none, or it has gone.
         """
-        start, random = time.monotonic(), isinstance(self._what, Random)
-        tasks: Iterable[Task] = self._what.tasks(self._done) if isinstance(self._what, Random) else self._what
-        total = self._what.left(self._done) if isinstance(self._what, Random) else 0
-        places = 0
+        start, places, seeds = time.monotonic(), 0, left_of(self._seeds, self._done)
+        tasks: Iterable[Task] = chain(map(SeededLayer, seeds), self._networks)
         try:
-            with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(total) as show:
+            with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(len(seeds)) as show:
 
                 def receive(task: Task, results: list[Any], worker: str) -> list[Task]:
                     rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
@@ -79,7 +63,7 @@ class Sweep:
                     self._new += len(rows)
                     self._keys.update(one.key for one in (*rows, *layers))
                     left = [layer for layer in layers if layer.key not in self._done]
-                    show(rows, len({row.layer for row in rows}) if random else len(rows), len(left))
+                    show(rows, len({row.layer for row in rows}) if self._seeds else len(rows), len(left))
                     return left
 
                 places = len(addresses_of(client))
@@ -100,7 +84,7 @@ class Sweep:
             for key, model, layer, fault, verdict, error in self._results.select(
                 "SELECT key, model, layer, fault, verdict, error FROM certificates"
             )
-            if (self._is_ours(layer) if model == "random" else key in self._keys)
+            if (int(layer.removeprefix("seed ")) in self._seeds if model == "random" else key in self._keys)
         ]
         built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
         faults = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if fault)
@@ -114,17 +98,10 @@ class Sweep:
             lines.append(f"and {len(wrong) - 20} more (python -m verify sweep --report DB)")
         return "\n".join(lines), 1 if wrong else 0
 
-    def _is_ours(self, layer: str) -> bool:
-        what, seed = self._what, int(layer.removeprefix("seed "))
-        return isinstance(what, Random) and what.first <= seed < what.first + what.number
-
-
-ORDER = ("PROVED", "UNDECIDED", "REFUTED", "refused", "failed")
-
 
 def _listed(counts: Counter[str]) -> str:
     """``2 PROVED, 1 refused``: verdicts in their order, of faulty layers last."""
-    names = sorted(counts, key=lambda name: (" " in name, ORDER.index(name.rpartition(" ")[2])))
+    names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS].index(name.rpartition(" ")[2])))
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
