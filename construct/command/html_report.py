@@ -11,7 +11,8 @@ from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import check_destination, write
 from construct.modules.parametrizations import plain_convolution
-from verify.report.conversion import conversion_page, is_page, require_jinja2
+from verify.report.conversion import conversion_page
+from verify.report.page import is_page, require_jinja2
 
 
 def check_page(options: Namespace, outputs: Sequence[Path]) -> None:

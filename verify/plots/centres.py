@@ -12,8 +12,8 @@ from construct.attention import MHSA
 from verify.plots.drawing import INK, Axes, Figure, colours, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
 
-SHARES = (0.5, 0.9)
-"""The shares of a Gaussian inside the solid and the dotted circle."""
+SHARES = {0.5: "-", 0.9: ":"}
+"""The shares of a Gaussian inside the circles, and the line of each."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
     for head in heads:
         y, x = measured.centre[head, -2:]
         colour = palette[head]
-        for share, line in zip(SHARES, ("-", ":"), strict=True):
+        for share, line in SHARES.items():
             size = radius(measured.spread[head, -2:], share)
             ax.add_patch(Circle((x, y), size, fill=False, edgecolor=colour, ls=line, lw=1.4, gid=f"{head} {share}"))
             reach = max(reach, abs(x) + size, abs(y) + size)
@@ -136,9 +136,7 @@ def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
     ax.locator_params(integer=True)
     ax.grid()
     handles = [Line2D([], [], marker="s", ms=8, mfc="none", mec=INK, ls="none", label="query")]
-    handles += [
-        Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in zip(SHARES, ("-", ":"), strict=True)
-    ]
+    handles += [Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in SHARES.items()]
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
 
 
@@ -146,7 +144,7 @@ def _intervals(ax: Axes, measured: Centres) -> None:
     palette = colours(len(measured.centre))
     for head, (centre, spread) in enumerate(zip(measured.centre, measured.spread, strict=True)):
         colour = palette[head]
-        for share, line, width in zip(SHARES, ("-", ":"), (3.0, 1.4), strict=True):
+        for (share, line), width in zip(SHARES.items(), (3.0, 1.4), strict=True):
             size = radius(spread, share)
             ax.plot([centre[0] - size, centre[0] + size], [head, head], ls=line, lw=width, color=colour)
         ax.plot([centre[0]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4)

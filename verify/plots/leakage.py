@@ -7,7 +7,7 @@ import torch
 
 from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, Axes, Figure, new_figure, style
 from verify.rounding.leakage import leakage_on_lattice
-from verify.theory.literature.sharpness_table import DTYPES, softmax_row
+from verify.theory.literature.sharpness_table import DTYPES, other_weights
 
 LOOKS = dict(zip(DTYPES, ((GREEN, "^"), (PINK, "s"), (ORANGE, "o"), (BLUE, "D")), strict=True))
 SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
@@ -16,7 +16,7 @@ SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
 
 def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
     """The sum of all softmax weights but the largest, by torch in that dtype."""
-    return float(softmax_row(alpha, dtype, dims, SIDES[dims]).double().sort().values[:-1].sum())
+    return float(other_weights(alpha, dtype, dims, SIDES[dims]).sum())
 
 
 def threshold(dtype: torch.dtype) -> float:

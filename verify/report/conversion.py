@@ -9,10 +9,8 @@ from torch import nn
 
 from verify.report.layer import ReportLayer
 from verify.report.numbers import Sentence, quantity
-from verify.report.page import Facts, is_page, page, require_jinja2
+from verify.report.page import Facts, page
 from verify.report.writing import LEDE, pictured, why_no_input
-
-__all__ = ["conversion_page", "is_page", "require_jinja2"]
 
 
 def conversion_page(

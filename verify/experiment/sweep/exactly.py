@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from verify.oracle import Convolution
+from verify.oracle import NUMPY_PAD, Convolution
 
 Size = tuple[int, ...]
 
@@ -25,16 +25,13 @@ def whole(array: Any) -> tuple[np.ndarray, int]:
     array = np.asarray(array)
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
     denominator = max((d for _, d in ratios), default=1)
-    whole = np.empty(len(ratios), dtype=object)
-    whole[:] = [n * (denominator // d) for n, d in ratios]
-    return whole.reshape(array.shape), denominator
+    integers = np.array([n * (denominator // d) for n, d in ratios], dtype=object)
+    return integers.reshape(array.shape), denominator
 
 
 def fractions(whole: np.ndarray, denominator: int) -> np.ndarray:
     """The numbers themselves."""
-    array = np.empty(whole.size, dtype=object)
-    array[:] = [Fraction(int(x), denominator) for x in whole.ravel()]
-    return array.reshape(whole.shape)
+    return np.array([Fraction(int(x), denominator) for x in whole.flat], dtype=object).reshape(whole.shape)
 
 
 def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
@@ -128,7 +125,7 @@ def _tokens(layer: Any, axis: int, n: int) -> list[int]:
         before, after = span // 2, span - span // 2
     else:
         before = after = 0 if layer.padding == "valid" else layer.padding[axis]
-    mode: Any = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[layer.padding_mode]
+    mode: Any = NUMPY_PAD[layer.padding_mode]
     return (np.pad(np.arange(1, n + 1), (before, after), mode=mode) - 1).tolist()
 
 

@@ -28,14 +28,14 @@ class SharpnessRow:
     neighbour: dict[torch.dtype, float]
 
 
-def softmax_row(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
-    """The attention of a query in the middle of a grid of side ``side``, computed in ``dtype``; flattened."""
+def other_weights(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
+    """The attention of a query in the middle of a grid of side ``side``, computed in ``dtype``: all but the largest, ascending."""
     axis = torch.arange(side, dtype=torch.float64) - side // 2
     squares = torch.zeros(1, dtype=torch.float64)
     for _ in range(dims):
         squares = (squares[:, None] + axis.square()[None, :]).flatten()
     scores = (-alpha * squares).clamp(min=torch.finfo(dtype).min / 2)  # float16 ends at −65504
-    return torch.softmax(scores.to(dtype), dim=0)
+    return torch.softmax(scores.to(dtype), dim=0).double().sort().values[:-1]
 
 
 def rows(dims: int = 2) -> list[SharpnessRow]:
@@ -44,7 +44,7 @@ def rows(dims: int = 2) -> list[SharpnessRow]:
     for alpha in ALPHAS:
         leaked, neighbour = {}, {}
         for dtype in DTYPES:
-            rest = softmax_row(alpha, dtype, dims).double().sort().values[:-1]  # all but the largest
+            rest = other_weights(alpha, dtype, dims)
             leaked[dtype], neighbour[dtype] = float(rest.sum()), float(rest[-1])
         table.append(SharpnessRow(alpha, leakage_on_lattice(alpha, dims), leaked, neighbour))
     return table

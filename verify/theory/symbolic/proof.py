@@ -194,18 +194,14 @@ class Proof:
 
 def in_brief(proofs: Iterable[Proof]) -> str:
     """Proofs in brief; of those that differ in the dimension alone one is shown, and what the others count."""
-    texts = []
-    for shown, others in one_dimension_each(proofs):
-        texts.append(shown.brief() + _also(shown, others))
-    return "\n\n".join(texts)
+    return "\n\n".join(shown.brief() + _also(shown, others) for shown, others in one_dimension_each(proofs))
 
 
 def in_latex(proofs: Iterable[Proof]) -> str:
     """Proofs in brief as a document for LaTeX, with the packages amsmath and amssymb."""
     parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
     parts += [r"\setlength{\parindent}{0pt}", r"\begin{document}", r"\section*{Proofs, by sympy on the code that runs}"]
-    for shown, others in one_dimension_each(proofs):
-        parts.append(shown._repr_latex_() + latex.text(_also(shown, others)))
+    parts += (shown._repr_latex_() + latex.text(_also(shown, others)) for shown, others in one_dimension_each(proofs))
     return "\n".join((*parts, r"\end{document}"))
 
 

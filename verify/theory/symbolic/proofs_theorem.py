@@ -20,13 +20,12 @@ from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, w
 def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
     case = cases(dims)[0]
-    scores = [
-        [[score(minus(key, query), shift) for key in case.keys] for query in case.queries] for shift in case.shifts
+    soft = [
+        [weights([score(minus(key, query), shift) for key in case.keys]) for query in case.queries]
+        for shift in case.shifts
     ]
-    soft = [[weights(row) for row in head] for head in scores]
-    hot = [one_hot(case, shift) for shift in case.shifts]
-    flat = [weight for head in soft for row in head for weight in row]
-    expected = list(zip(flat, [entry for head in hot for entry in head.flat()], strict=True))
+    hot = [entry for shift in case.shifts for entry in one_hot(case, shift).flat()]
+    expected = list(zip((weight for head in soft for row in head for weight in row), hot, strict=True))
     limit_step = limits(f"{case.sides}: {len(expected)} weights of the code tend to one-hot", expected, alpha)
     value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
