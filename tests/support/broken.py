@@ -10,6 +10,44 @@ import pytest
 from construct.attention import EXECUTIONS
 from construct.encoding import quadratic
 
+right_r, right_v = quadratic.r, quadratic.v
+
+
+def negated_at(i, vector):
+    return tuple(-x if j == i else x for j, x in enumerate(vector))
+
+
+WRONG_ENCODINGS = {
+    "v negated": {"v": lambda tau, alpha: tuple(-x for x in right_v(tau, alpha))},
+    "v without the 2": {"v": lambda tau, alpha: (-alpha, *(alpha * x for x in tau))},
+    "v with +2 tau": {"v": lambda tau, alpha: (-alpha, *(-2 * alpha * x for x in tau))},
+    "v with one component negated": {"v": lambda tau, alpha: negated_at(1, right_v(tau, alpha))},
+    "v with the norm negated": {"v": lambda tau, alpha: negated_at(0, right_v(tau, alpha))},
+    "v with sharpness on the norm only": {"v": lambda tau, alpha: (-alpha, *(2 * x for x in tau))},
+    "v off by one": {"v": lambda tau, alpha: right_v([x + 1 for x in tau], alpha)},
+    "r without the square": {"r": lambda delta: (sum(delta), *delta)},
+    "r with a cube": {"r": lambda delta: (sum(x**3 for x in delta), *delta)},
+    "r with the 1-norm": {"r": lambda delta: (sum(abs(x) for x in delta), *delta)},
+    "r without one axis in the norm": {"r": lambda delta: (sum(x * x for x in delta[:-1]), *delta)},
+    "r with one component negated": {"r": lambda delta: negated_at(1, right_r(delta))},
+    "r with key and query exchanged": {"r": lambda delta: right_r([-x for x in delta])},
+    "r with the norm last": {"r": lambda delta: (*delta, sum(x * x for x in delta))},
+    "r with a component missing": {"r": lambda delta: right_r(delta)[:-1]},
+    "r and v both with a component missing": {
+        "r": lambda delta: right_r(delta)[:-1],
+        "v": lambda tau, alpha: right_v(tau, alpha)[:-1],
+    },
+    "r all zeros": {"r": lambda delta: tuple(0 * x for x in right_r(delta))},
+}
+"""Each replaces r or v by a wrong one, that no part of the proof of Lemma 2 may accept."""
+
+WRONG_FROM_TWO_AXES = {
+    "v with the axes reversed": {"v": lambda tau, alpha: right_v(tau[::-1], alpha)},
+    "r with the axes reversed": {"r": lambda delta: right_r(delta[::-1])},
+    "r with one axis doubled": {"r": lambda delta: right_r((delta[0], delta[0], *delta[2:]))},
+}
+"""More of them: with one axis there is nothing to exchange."""
+
 
 def break_encoding(patch: pytest.MonkeyPatch, functions: dict) -> None:
     """These functions, by name, in place of the encoding's own."""

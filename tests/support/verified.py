@@ -12,6 +12,7 @@ import torch
 from construct import MHSA
 from verify.checker import Fails, parts_of
 from verify.coq.building import NotBuilt, program
+from verify.coq.verified import export
 from verify.coq.verified.judging import Answer, Judge, Question, questions_of
 from verify.layers.fields import digest, stated_geometry
 from verify.recheck.arrays import TENSORS, Rejected, StoredLayer, layers_in
@@ -79,3 +80,7 @@ class Asked(Judge):
     def answer(self, pair: LayerPair, *numbers: str) -> Answer:
         """What it says of a pair, by default to the questions of its certificate."""
         return self._answer(pair, [Question(text, text) for text in numbers] or questions_of(pair))
+
+    def text(self, pair: LayerPair, questions: list[str]) -> str:
+        """What the program is asked of a pair, as it reads it."""
+        return "".join(export.text(self.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a))

@@ -29,9 +29,8 @@ from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, pro
 from verify.recheck.arrays import Rejected
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
-from verify.strategies import convolutions, least_size
+from verify.strategies import DTYPES, convolutions, least_size
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]
 """Faults that change stored numbers; the others change how a layer is run, which no checker of numbers sees."""
 
@@ -86,12 +85,16 @@ def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
 # ---- planted faults --------------------------------------------------------------------------------------------------------
 
 
-def faulty(fault: Fault, conv: Any, rng: np.random.Generator) -> MHSA:
-    if not fault.in_code:
-        return fault.plant(conv, conv_to_mhsa(conv), rng)
-    with pytest.MonkeyPatch.context() as patch:
-        fault.plant(patch)
-        return conv_to_mhsa(conv)
+def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
+    """A layer with the fault, and the pair of it that a checker would read."""
+    if fault.in_code:
+        with pytest.MonkeyPatch.context() as patch:
+            fault.plant(patch)
+            layer = conv_to_mhsa(conv)
+    else:
+        layer = fault.plant(conv, conv_to_mhsa(conv), np.random.default_rng(turn))
+    vars(layer).pop("encoded", None)  # what runs, and not what is stored
+    return layer, pair_of(conv, layer, grid_of(conv))
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -101,9 +104,7 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
     for turn, geometry in enumerate(ALL):
         conv, _ = problem(geometry, 0, integers=False)
         try:
-            layer = faulty(fault, conv, np.random.default_rng(turn))
-            vars(layer).pop("encoded", None)  # what runs, and not what is stored
-            pair = pair_of(conv, layer, grid_of(conv))
+            layer, pair = faulty(fault, conv, turn)
         except (Inapplicable, ValueError, IndexError):  # no room for the fault, or no pair that a checker would read
             continue
         accepted = asked.answer(pair).accepted
@@ -293,8 +294,7 @@ def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, 
 
 def answers_of(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]) -> list[bool]:
     """The answer to every question, of which one is no."""
-    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
-    verdict, *answers = run(asked, folder, "".join(pieces)).split()
+    verdict, *answers = run(asked, folder, asked.text(pair, questions)).split()
     assert verdict == "rejected"
     return [answer == "true" for answer in answers]
 
@@ -320,9 +320,7 @@ def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
         for turn, geometry in enumerate(ALL):
             conv, _ = problem(geometry, 0, integers=False)
             try:
-                layer = faulty(FAULTS[name], conv, np.random.default_rng(turn))
-                vars(layer).pop("encoded", None)  # what runs, and not what is stored
-                pair = pair_of(conv, layer, grid_of(conv))
+                layer, pair = faulty(FAULTS[name], conv, turn)
                 ours = certify(conv, layer, grid=grid_of(conv)).counterexample
             except (Inapplicable, ValueError, IndexError, TypeError):  # TypeError: no other padding than "same"
                 continue
@@ -349,9 +347,7 @@ def test_thirds_are_no_pixels():
 
 def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
     conv = nn.Conv1d(1, 1, 2)
-    pair = pair_of(conv, conv_to_mhsa(conv), (5,))
-    geometries = pair.stated.geometries
-    text = "".join(export.text(asked.digests, [export.SAME], geometries, pair.weight, pair.bias, pair.a))
+    text = asked.text(pair_of(conv, conv_to_mhsa(conv), (5,)), [export.SAME])
     numbers = text.split()
     assert run(asked, tmp_path, text) == "accepted 31 46"
     cut, odd = " ".join(numbers[:-1]), text.replace(" ", " - ", 1)

@@ -118,12 +118,10 @@ def test_the_kernel_itself_checks_a_layer(compile_: Any):
     asked, pair = Asked(), pair_of(conv, conv_to_mhsa(conv).requires_grad_(False), (6,))
     most = float(pair.stated.parts["bound"].max())
     questions = [export.SAME, export.sharp(-149, 24), export.floats(-149, 24, 1.0, most)]
-    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
-    whole = "".join(pieces)
+    whole = asked.text(pair, questions)
     assert asked.answer(pair, *questions).accepted
     pair.a["v"][1] /= 512
-    pieces = export.text(asked.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a)
-    softened = "".join(pieces)
+    softened = asked.text(pair, questions)
     code, printed = compile_(f"""{READ}Open Scope string_scope.
 Goal check_text "{whole}" = Accepted [31; 46]%Z. Proof. vm_compute; reflexivity. Qed.
 Goal check_text "{softened}" = Rejected [true; false; false]. Proof. vm_compute; reflexivity. Qed.
