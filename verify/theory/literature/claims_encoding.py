@@ -24,7 +24,7 @@ from verify.theory.literature.torch_layers import attention_for, random_layer, s
 from verify.theory.symbolic import lemmas, proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_positions import Vector
-from verify.theory.symbolic.proofs_scores import integers, minus, plus, score, symbols
+from verify.theory.symbolic.proofs_scores import integers, symbols
 
 RELATIVE = "blog, Relative Positional Encoding"
 
@@ -79,11 +79,7 @@ def one_score_a_shift() -> Check:
 
 def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofStep]:
     """Query and key both moved by s, in one, two and three dimensions."""
-    pairs = []
-    for dims in (1, 2, 3):
-        tau, (q, k, s) = numbers("tau", dims), (integers(name, dims) for name in ("q", "k", "s"))
-        pairs.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
-    return [identity("score(k + s − (q + s)) = score(k − q)", *pairs)]
+    return [identity("score(k + s − (q + s)) = score(k − q)", *proofs_relative.moved_together(numbers))]
 
 
 @claim(
@@ -119,9 +115,8 @@ def four_terms() -> Judgement:
     )
     error = float(np.abs(attention - expected).max())
     content = float(np.abs(attention - layer.attention_probabilities(-x)[0].detach().numpy()).max())
-    symbolic = by_proof(lemmas.prove_relative_from_absolute)
     return proved(
-        Check(symbolic.finding, symbolic.holds, f"{symbolic.by}; D_in = D_k = 2, D_p = 3"),
+        by_proof(lemmas.prove_relative_from_absolute, "D_in = D_k = 2, D_p = 3"),
         Check(f"the layer's attention is within {error:.0e} of Eq. 6 written out, all terms on", error < 1e-12),
         Check(f"and depends on the content: another input moves it by {content:.2g}", content > 0.01),
     )

@@ -136,14 +136,14 @@ def by_coq(*names: str) -> Check:
     return Check(f"Coq: {cited}", bool(names) and all(name in files for name in names), f"Coq: {', '.join(names)}")
 
 
-def by_proof(run: Callable[[], Proof]) -> Check:
-    """A symbolic proof as a check: it holds unless a step fails."""
+def by_proof(run: Callable[[], Proof], within: str = "") -> Check:
+    """A symbolic proof as a check, for the sizes ``within`` (empty for all): it holds unless a step fails."""
     try:
         proof = run()
     except ProofFailed as failure:
         return _broken(failure)
     name = proof.claim.split(":")[0]
-    return Check(f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps))
+    return Check(f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, within))
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
@@ -152,7 +152,7 @@ def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: 
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:
         return _broken(failure)
-    return Check(f"{what} ({_by_sympy(steps)})", bool(steps), _method(steps) + (f"; {within}" if within else ""))
+    return Check(f"{what} ({_by_sympy(steps)})", bool(steps), _method(steps, within))
 
 
 def evidence_of(checks: Iterable[Check]) -> str:
@@ -180,6 +180,7 @@ def _by_sympy(steps: tuple[ProofStep, ...] | list[ProofStep]) -> str:
     return f"{shown} step{'s' if shown != 1 else ''} by sympy" + (f", {argued} argued" if argued else "")
 
 
-def _method(steps: Iterable[ProofStep]) -> str:
+def _method(steps: Iterable[ProofStep], within: str) -> str:
     argued = _argued(steps)
-    return "sympy" + (f"; {argued} step{'s' if argued != 1 else ''} argued" if argued else "")
+    parts = ["sympy", f"{argued} step{'s' if argued != 1 else ''} argued" if argued else "", within]
+    return "; ".join(filter(None, parts))

@@ -32,6 +32,7 @@ from verify.theory.symbolic.proofs_scores import (
     plus,
     score,
     signs,
+    small,
     symbols,
     weights,
 )
@@ -44,12 +45,11 @@ def absolute_steps(dims: int) -> list[ProofStep | Proof]:
     q, k, other, tau, n = (integers(name, dims) for name in ("q", "k", "l", "tau", "n"))
     a, b, c = sympy.symbols("A B C", real=True)
     target = plus(q, tau)
-    keys = list(product(*map(range, {1: (4,), 2: (2, 2), 3: (2, 2, 2)}[min(dims, 3)] + (1,) * (dims - 3))))
+    keys = list(product(*map(range, small(dims, (4,), (2, 2), (2, 2, 2)))))
     by_dot_product = weights([absolute_score(q, key, tau) for key in keys])
     by_lemma2 = weights([score(minus(key, q), tau) for key in keys])
     # One query a row: what the softmax sees are differences between keys.
-    cube = list(product(range(3), repeat=min(dims, 3)))
-    cube = [(*place, *(0,) * (dims - 3)) for place in cube]
+    cube = list(product(*map(range, small(dims, (3,), (3, 3), (3, 3, 3)))))
     ones = (1,) * dims
     table = [[absolute_score(p, key, ones) - absolute_score(p, cube[0], ones) for key in cube] for p in cube]
     cancelled = [
@@ -161,7 +161,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
 
 def _parabola_limits(dims: int) -> ProofStep:
     """The keys of one query differ by less than the grid's own sides, so these sides will do for the radix."""
-    shape = {1: (4,), 2: (2, 3), 3: (2, 1, 3)}[min(dims, 3)] + (1,) * (dims - 3)
+    shape = small(dims, (4,), (2, 3), (2, 1, 3))
     return grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape))
 
 

@@ -17,6 +17,7 @@ from verify.theory.symbolic.proofs_scores import (
     parabola_score,
     reals,
     score,
+    small,
     sums_by_axis,
     weights,
 )
@@ -25,7 +26,7 @@ from verify.theory.symbolic.proofs_scores import (
 def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
     """P = P_1 ⊗ … ⊗ P_d for every α and every real τ; not so for a full covariance or the parabola."""
     tau, delta = reals("tau", dims), integers("delta", dims)
-    shape = {1: (4,), 2: (3, 2), 3: (2, 2, 2)}[min(dims, 3)] + (1,) * (dims - 3)
+    shape = small(dims, (4,), (3, 2), (2, 2, 2))
     lifted = score(delta, tau) - alpha * norm2(tau)
     # On one axis the paper's quadratic as it is written, not taken from the code.
     axis_scores = [-alpha * (x - t) ** 2 for x, t in zip(delta, tau, strict=True)]

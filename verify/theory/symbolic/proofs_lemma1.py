@@ -12,7 +12,7 @@ import sympy
 from verify.theory.symbolic.proof import Proof, ProofStep, argued, equation, from_assumptions, ge, identity, le
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proof_positions import Setting, Vector, positions
-from verify.theory.symbolic.proofs_scores import indexed, integers, on_grid, plus, symbols
+from verify.theory.symbolic.proofs_scores import indexed, integers, on_grid, plus, small, symbols
 
 CHANNELS = (2, 2)
 """D_in and D_out of the small convolutions."""
@@ -52,14 +52,11 @@ def _sides(lengths: Vector) -> str:
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
     """A plain convolution in d dimensions, and one with stride and dilation; beyond three, further axes have length 1."""
-    kernel, size = {1: ((3,), (5,)), 2: ((3, 2), (3, 3)), 3: ((2, 2, 2), (3, 2, 2))}[min(dims, 3)]
-    far, wide = {1: ((3,), (7,)), 2: ((2, 2), (5, 4)), 3: ((3, 1, 2), (7, 2, 3))}[min(dims, 3)]
-    rest, stride = (1,) * (dims - 3), (2,) * dims
-    dilation = ((2, 3, 2) if dims > 1 else (2,))[:dims] + rest
-    return (
-        SymbolicConvolution(kernel + rest, size + rest),
-        SymbolicConvolution(far + rest, wide + rest, stride=stride, dilation=dilation),
-    )
+    kernel, size = small(dims, (3,), (3, 2), (2, 2, 2)), small(dims, (5,), (3, 3), (3, 2, 2))
+    far, wide = small(dims, (3,), (2, 2), (3, 1, 2)), small(dims, (7,), (5, 4), (7, 2, 3))
+    dilation = small(dims, (2,), (2, 3), (2, 3, 2))
+    strided = SymbolicConvolution(far, wide, stride=(2,) * dims, dilation=dilation)
+    return SymbolicConvolution(kernel, size), strided
 
 
 def convolution(case: SymbolicConvolution, kernel: Sequence[sympy.Matrix]) -> sympy.Matrix:

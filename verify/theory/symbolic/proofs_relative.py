@@ -84,9 +84,9 @@ def _no_identity_steps() -> list[ProofStep]:
 
 def construction_steps() -> list[ProofStep]:
     """Theorem 1's choice in Eq. 6, with one more key channel than D_p needs."""
-    reduced, moved = [], []
+    reduced = []
     for dims in _DIMS:
-        delta, tau, q, k, s = (integers(name, dims) for name in ("delta", "tau", "q", "k", "s"))
+        delta, tau = integers("delta", dims), integers("tau", dims)
         r, d_p = sympy.Matrix(encoding.r(delta)), dims + 1
         w_pos = sympy.Matrix.vstack(sympy.eye(d_p), sympy.zeros(1, d_p))
         x_q, x_k = sympy.Matrix([symbols("x", 2)]), sympy.Matrix([symbols("y", 2)])
@@ -94,11 +94,19 @@ def construction_steps() -> list[ProofStep]:
         v = sympy.Matrix([[*encoding.v(tau, alpha), 0]])
         eq6 = x_q * nothing * nothing.T * x_k.T + x_q * nothing * w_pos * r + u * nothing.T * x_k.T + v * w_pos * r
         reduced.append((eq6[0], -alpha * (norm2(minus(delta, tau)) - norm2(tau))))
-        moved.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
     return [
         identity("W_qry = W_key = 0, u = 0, Ŵ_key = [I; 0]: Eq. 6 is −α(‖δ − τ‖² − ‖τ‖²) for all δ, τ", *reduced),
-        identity("which for all q, k and s is the same at q + s and k + s", *moved),
+        identity("which for all q, k and s is the same at q + s and k + s", *moved_together()),
     ]
+
+
+def moved_together(numbers: Callable[[str, int], Any] = integers) -> list[tuple[Any, Any]]:
+    """The scores before and after query and key both move by s, for τ made of these numbers, in one, two and three dimensions."""
+    pairs = []
+    for dims in _DIMS:
+        tau, (q, k, s) = numbers("tau", dims), (integers(name, dims) for name in ("q", "k", "s"))
+        pairs.append((score(minus(plus(k, s), plus(q, s)), tau), score(minus(k, q), tau)))
+    return pairs
 
 
 def translation_steps() -> list[ProofStep]:

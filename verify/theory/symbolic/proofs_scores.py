@@ -15,8 +15,6 @@ from verify.theory.symbolic.proof import ProofFailed
 
 alpha = sympy.Symbol("alpha", positive=True)
 
-_GRIDS = {1: (4,), 2: (3, 3), 3: (2, 2, 2)}  # one limit takes sympy about 0.2 s
-
 
 def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The positional score v·r_δ of Lemma 2, from the two functions that the layer calls."""
@@ -85,9 +83,9 @@ def reals(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
     return symbols(name, dims, real=True)
 
 
-def small_grid(dims: int) -> tuple[int, ...]:
-    """The sizes of a grid small enough for sympy; beyond three dimensions the further axes have one key each."""
-    return (*_GRIDS[min(dims, 3)], *(1 for _ in range(dims - 3)))
+def small(dims: int, *sides: tuple[int, ...]) -> tuple[int, ...]:
+    """The sides of something small enough for sympy, given in one, two and three dimensions; further axes have length 1."""
+    return sides[min(dims, 3) - 1] + (1,) * (dims - 3)
 
 
 def on_grid(shape: Sequence[int]) -> str:
