@@ -8,7 +8,7 @@ import base64
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,11 +116,23 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Any, zoo: Path) -> Iterator[Opened]:
+def visit(browser: Any, zoo: Path) -> Iterator[Callable[..., Opened]]:
+    """Opens a page, that of the zoo by default, and closes it after the test."""
+    pages = []
+
+    def opened(path: Path = zoo, **options: Any) -> Opened:
+        pages.append(Opened(browser, path, **options))
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def opened(visit: Callable[..., Opened]) -> Opened:
     """The page of the zoo."""
-    page = Opened(browser, zoo)
-    yield page
-    page.close()
+    return visit()
 
 
 def number_of(name: str) -> int:
@@ -242,15 +254,14 @@ def test_a_click_enlarges_a_head(opened: Opened) -> None:
     assert "the whole input" in note or "a crop, rows" in note
 
 
-def test_a_finger_moves_the_query(browser: Any, zoo: Path) -> None:
-    opened = Opened(browser, zoo, width=390, has_touch=True, is_mobile=True)
+def test_a_finger_moves_the_query(visit: Any) -> None:
+    opened = visit(width=390, has_touch=True, is_mobile=True)
     canvas = opened.page.locator("#large")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     opened.page.touchscreen.tap(box["x"] + box["width"] - 2, box["y"] + 2)
     last = opened.page.evaluate("pictures[0].queries[1].length - 1")
     assert opened.readout().startswith(f"Output (0, {last}) asks")
-    opened.close()
 
 
 @pytest.mark.parametrize("name", ["plain", "strided-dilated", "1-D", "3-D", "transposed"])
@@ -363,8 +374,8 @@ def test_the_leakage_curve_ends_where_float32_has_nothing_left(opened: Opened) -
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_play_sharpens_from_a_quarter_to_1024(browser: Any, zoo: Path, motion: str) -> None:
-    opened = Opened(browser, zoo, reduced_motion=motion)
+def test_play_sharpens_from_a_quarter_to_1024(visit: Any, motion: str) -> None:
+    opened = visit(reduced_motion=motion)
     opened.page.evaluate(
         "window.setInterval = (step, pause) => { window.step = step; window.pause = pause; return 1; }"
     )
@@ -381,7 +392,6 @@ def test_play_sharpens_from_a_quarter_to_1024(browser: Any, zoo: Path, motion: s
     play.click()
     play.click()  # a pause keeps what is there
     assert (opened.text("#alpha"), play.inner_text()) == ("α = 0.25", "Play")
-    opened.close()
 
 
 def test_what_a_token_is_in_words(opened: Opened) -> None:
@@ -410,15 +420,14 @@ def test_learned_attention_is_shown_without_a_slider(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
-def test_nothing_sticks_out_at_any_width(browser: Any, zoo: Path, width: int) -> None:
-    opened = Opened(browser, zoo, width)
+def test_nothing_sticks_out_at_any_width(visit: Any, width: int) -> None:
+    opened = visit(width=width)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    opened.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes(browser: Any, zoo: Path, scheme: str) -> None:
-    opened = Opened(browser, zoo, color_scheme=scheme)
+def test_both_themes(visit: Any, scheme: str) -> None:
+    opened = visit(color_scheme=scheme)
     paper = "getComputedStyle(document.body).backgroundColor"
     first = opened.page.evaluate(paper)
     assert (first == "rgb(255, 255, 255)") == (scheme == "light")
@@ -428,35 +437,32 @@ def test_both_themes(browser: Any, zoo: Path, scheme: str) -> None:
     second = opened.page.evaluate(paper)
     button.click()
     assert [opened.page.evaluate(paper), second == first] == [first, False]
-    opened.close()
 
 
-def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
+def test_hostile_names_stay_text(visit: Any, tmp_path: Path) -> None:
     model = seeded(network)
     path = tmp_path / "page.html"
     verify.write_report(path, model, construct.convert(model), torch.ones(1, 3, 6, 7), title=HOSTILE[0])
-    opened = Opened(browser, path)
+    opened = visit(path)
     assert opened.page.evaluate("window.hurt") is None
     names = opened.page.locator("summary > .name").all_inner_texts()
     assert names[:-1] == [name.replace(".", "_") for name in HOSTILE[:-1]]
     assert names[-1] == r"line\u2028break\u202e&amp;"
     assert opened.page.title() == opened.page.locator("h1").inner_text() == HOSTILE[0]
     assert opened.page.locator(".head").count() == 9 * len(HOSTILE)
-    opened.close()
 
 
-def test_the_pages_of_the_command_line_work(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from construct.from_conv import main
 
     monkeypatch.chdir(tmp_path)
     assert main(["--report", "demo.html"]) == 0
-    opened = Opened(browser, tmp_path / "demo.html")
+    opened = visit(tmp_path / "demo.html")
     assert opened.page.locator(".head").count() == 9 + 9 + 4 + 9 + 1 + 16
     assert opened.page.locator(".outputs canvas").count() == 4 * 6
     assert opened.page.locator("img").count() == 0  # what the slider would not change
     assert opened.page.evaluate("Math.max(...Object.values(pictures).map((p) => outputs(p, OWN).greatest))") < 1e-14
     assert opened.page.evaluate("document.querySelector('#alpha').textContent") == "α = 1024"
-    opened.close()
 
 
 # ---- for everyone --------------------------------------------------------------------------------------------------------
@@ -494,22 +500,19 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_word_can_be_read(browser: Any, zoo: Path, scheme: str) -> None:
-    opened = Opened(browser, zoo, color_scheme=scheme)
+def test_every_word_can_be_read(visit: Any, scheme: str) -> None:
+    opened = visit(color_scheme=scheme)
     for _ in range(2):  # and when the theme is changed by hand
         assert opened.page.evaluate(CONTRASTS) == []
         opened.page.locator("#theme").click()
         opened.settle()
-    opened.close()
 
 
-def test_headings_go_down_one_step_at_a_time(browser: Any, zoo: Path) -> None:
-    opened = Opened(browser, zoo)
+def test_headings_go_down_one_step_at_a_time(opened: Opened) -> None:
     levels = opened.page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((h) => Number(h.tagName[1]))")
     assert levels[0] == 1
     assert all(below <= above + 1 for above, below in pairwise(levels))
     assert opened.page.evaluate("[...document.querySelectorAll('h3')].every((h) => h.className === 'name')")
-    opened.close()
 
 
 def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
@@ -521,65 +524,60 @@ def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
     context.close()
 
 
-def test_on_a_phone_the_slider_stays_beside_the_heads(browser: Any, zoo: Path) -> None:
-    opened = Opened(browser, zoo, width=390)
+def test_on_a_phone_the_slider_stays_beside_the_heads(visit: Any) -> None:
+    opened = visit(width=390)
     for part in (opened.heads(3).last, opened.layer(1).locator("canvas").last):
         part.scroll_into_view_if_needed()
         opened.settle()
         for box in (opened.page.locator("#sharpness").bounding_box(), part.bounding_box()):
             assert 0 <= box["y"] < 900 - box["height"] / 2
-    opened.close()
 
 
-def test_one_dimension_is_not_drawn_tall(browser: Any, tmp_path: Path) -> None:
+def test_one_dimension_is_not_drawn_tall(visit: Any, tmp_path: Path) -> None:
     verify.write_report(tmp_path / "page.html", attention={"few": torch.ones(2, 4, 4) / 4})
-    opened = Opened(browser, tmp_path / "page.html")
+    opened = visit(tmp_path / "page.html")
     for box in opened.page.locator("#large, .head canvas").all():
         assert box.bounding_box()["height"] <= 120
-    opened.close()
 
 
-def test_a_large_layer_moves_fast_enough(browser: Any, tmp_path: Path) -> None:
+def test_a_large_layer_moves_fast_enough(visit: Any, tmp_path: Path) -> None:
     """A patch embedding: 256 heads, of which 64 are drawn, and large tokens."""
     conv = nn.Conv2d(3, 2, 16, 16)
     verify.write_report(tmp_path / "page.html", conv, construct.conv_to_mhsa(conv))
-    opened = Opened(browser, tmp_path / "page.html")
+    opened = visit(tmp_path / "page.html")
     script = """() => {
         const from = performance.now();
         for (let k = 0; k < 8; k++) { state.at = [k % 2, (k >> 1) % 2, 0]; drawAll(); }
         return (performance.now() - from) / 8;
     }"""
     assert opened.page.evaluate(script) < 300
-    opened.close()
 
 
 # ---- content -------------------------------------------------------------------------------------------------------------
 
 
-def test_where_content_attention_looks_is_told_for_the_query(browser: Any, tmp_path: Path) -> None:
+def test_where_content_attention_looks_is_told_for_the_query(visit: Any, tmp_path: Path) -> None:
     conv = seeded(lambda: nn.Conv2d(2, 2, 3, padding=1))
     layer = construct.conv_to_mhsa(conv, alpha=4.0)
     with torch.no_grad():
         layer.w_qry.normal_(std=0.05)
         layer.w_key.normal_(std=0.05)
     verify.write_report(tmp_path / "page.html", conv, layer, seeded(lambda: torch.randn(1, 2, 9, 9)))
-    opened = Opened(browser, tmp_path / "page.html")
+    opened = visit(tmp_path / "page.html")
     for head in (0, 8):
         opened.heads(0).nth(head).focus()
         said = opened.readout()
         assert f", which tap ({head // 3}, {head % 3}) reads from here. Where it looks depends on the image" in said
         assert "no tap of the kernel" not in said
     assert not opened.page.locator("#controls").is_visible()  # there is nothing to sharpen
-    opened.close()
 
 
-def test_learned_attention_in_8_bits(browser: Any, tmp_path: Path) -> None:
+def test_learned_attention_in_8_bits(visit: Any, tmp_path: Path) -> None:
     rows = seeded(lambda: torch.softmax(2 * torch.randn(2, 9, 256, 256), -1))
     maps = {f"layer {k}": one.reshape(9, 16, 16, 16, 16) for k, one in enumerate(rows)}
     verify.write_report(tmp_path / "page.html", attention=maps)
-    opened = Opened(browser, tmp_path / "page.html")
+    opened = visit(tmp_path / "page.html")
     assert opened.page.locator(".head").count() == 18
     row = opened.page.evaluate("Array.from(probabilities(pictures[1], 4, [2, 3]))")
     np.testing.assert_allclose(np.sqrt(row), rows[1, 4, 2 * 16 + 3].sqrt(), atol=0.51 / 255)
     assert "about" in opened.readout()
-    opened.close()
