@@ -1,15 +1,12 @@
 """Reading model files without running them, and writing them whole or not at all."""
 
 import errno
-import hashlib
 import io
 import os
 import pickle
 import stat
-import subprocess
-import sys
 import threading
-import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ import torch
 from torch import nn
 
 import construct
-from construct.command import demo
 from construct.errors import BadModelFile
 from construct.files.allow_list import allowed_classes
 from construct.files.pickle_walk import Walker
@@ -42,30 +38,6 @@ def saved(small: nn.Module, tmp_path: Path) -> Path:
 
 class Custom(nn.Module):
     """A class that no file may name."""
-
-
-def ran(place: str) -> None:
-    Path(place).write_text("this code ran")
-
-
-class Payload:
-    """Pickles to a call of ``ran``."""
-
-    def __init__(self, place: Path):
-        self.place = str(place)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ran, (self.place,)
-
-
-def refused(path: Any) -> str:
-    """The one line with which a file is refused."""
-    with pytest.raises(BadModelFile) as info:
-        construct.load(path)
-    message = str(info.value)
-    assert message.isprintable()
-    assert "weights_only" not in message  # no advice to load it unsafely
-    return message
 
 
 # ---- round trip --------------------------------------------------------------------------------------------------------
@@ -92,18 +64,6 @@ def test_a_network_of_torch_classes_can_be_loaded_and_saved(small: nn.Module, sa
     assert torch.equal(construct.load(tmp_path / "again.pt")(x), small(x))
 
 
-def test_the_demo_can_be_read_and_has_its_digest() -> None:
-    file = read(demo.PATH)
-    assert isinstance(file.content, nn.Sequential)
-    assert file.sha256 == hashlib.sha256(Path(demo.PATH).read_bytes()).hexdigest()
-
-
-def test_content_decides_and_not_the_name(saved: Path, tmp_path: Path) -> None:
-    for name in ("model.onnx", "model", "mo del.safetensors", "-o", "\u202ename.pt"):
-        saved = saved.rename(tmp_path / name)
-        assert isinstance(construct.load(saved), nn.Sequential)
-
-
 def test_the_list_of_classes_is_exact() -> None:
     kinds = allowed_classes()
     assert {nn.Conv2d, nn.Sequential, nn.MultiheadAttention, construct.MHSA, construct.ConvGeometry} <= set(kinds)
@@ -122,141 +82,14 @@ def test_what_a_program_had_allowed_itself_stays_allowed(saved: Path) -> None:
 # ---- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_no_file_or_no_ordinary_one(tmp_path: Path) -> None:
-    assert "missing.pt: no such file" in refused(tmp_path / "missing.pt")
-    assert "is a directory" in refused(tmp_path)
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "loop: " in refused(tmp_path / "loop")
-    assert refused("nul\0.pt").startswith("'nul\\x00.pt': ")
-
-
-def test_a_pipe_or_a_device_is_not_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    messages: list[str] = []
-    asking = threading.Thread(target=lambda: messages.append(refused(tmp_path / "pipe")), daemon=True)
-    asking.start()
-    asking.join(timeout=5)  # opening the pipe would wait for ever
-    assert messages
-    assert "not a regular file" in messages[0]
-    assert "not a regular file" in refused("/dev/zero")
-
-
-NO_MODEL = {
-    "empty": (b"", "is empty"),
-    "one byte": (b"P", "not a model file"),
-    "git-lfs": (b"version https://git-lfs.github.com/spec/v1\n", "not a model file"),
-    "png": (b"\x89PNG\r\n\x1a\n", "not a model file"),
-    "four bytes": (b"PK\x03\x04", "truncated"),
-    "two bytes of a pickle": (b"\x80\x02", "truncated"),
-    "a pickled number": (b"\x80\x02K\x01.", "not a model"),
-}
-
-
-@pytest.mark.parametrize("name", NO_MODEL)
-def test_files_that_are_no_model(name: str, tmp_path: Path) -> None:
-    content, reason = NO_MODEL[name]
-    (tmp_path / "model.pt").write_bytes(content)
-    assert reason in refused(tmp_path / "model.pt")
-
-
-def test_torn_files(saved: Path) -> None:
-    whole = saved.read_bytes()
-    for length in (5, len(whole) // 2, len(whole) - 1):
-        saved.write_bytes(whole[:length])
-        assert "truncated" in refused(saved)
-
-
-def test_a_flipped_bit_is_noticed(saved: Path) -> None:
-    content = bytearray(saved.read_bytes())
-    with zipfile.ZipFile(saved) as archive:
-        record = next(info for info in archive.infolist() if info.filename.endswith("data/0"))
-        bytes_ = archive.read(record)
-    content[bytes(content).index(bytes_) + 3] ^= 0x40
-    saved.write_bytes(content)
-    assert isinstance(torch.load(saved, weights_only=False), nn.Module)  # torch does not look
-    assert "CRC mismatch in data/0" in refused(saved)
-
-
-def test_another_archive(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("notes.txt", "nothing")
-    assert "not a model file" in refused(tmp_path / "a.pt")
-
-
-def test_a_class_of_ones_own_is_named(tmp_path: Path) -> None:
-    torch.save(nn.Sequential(Custom(), nn.Conv2d(1, 1, 1)), tmp_path / "a.pt")
-    message = refused(tmp_path / "a.pt")
-    assert f"holds classes that are not allowed: {Custom.__module__}.Custom (save its state dict" in message
-
-
-DUMPS: dict[str, Callable[[Any, Path], Any]] = {
-    "torch.save": lambda x, f: torch.save(x, f),
-    "protocol 4": lambda x, f: torch.save(x, f, pickle_protocol=4),
-    "old format": lambda x, f: torch.save(x, f, _use_new_zipfile_serialization=False),
-    "pickle": lambda x, f: f.write_bytes(pickle.dumps(x)),
-    "pickle 2": lambda x, f: f.write_bytes(pickle.dumps(x, protocol=2)),
-    "torn": lambda x, f: f.write_bytes(pickle.dumps(x, protocol=2)[:-1]),
-}
-
-
-@pytest.mark.parametrize("dump", DUMPS)
-@pytest.mark.parametrize("where", ["alone", "in a state dict", "in a module"])
-def test_code_in_a_pickle_is_named_and_never_run(dump: str, where: str, tmp_path: Path) -> None:
-    payload: Any = Payload(tmp_path / "trace")
-    if where == "in a state dict":
-        payload = {"weight": torch.ones(2), "extra": payload, "later": Payload(tmp_path / "trace")}
-    elif where == "in a module":
-        model = nn.Linear(2, 2)
-        model.extra = payload
-        payload = model
-    DUMPS[dump](payload, tmp_path / "model.pt")
-    message = refused(tmp_path / "model.pt")
-    assert "not allowed: " in message
-    assert f"{__name__}.ran" in message
-    assert not is_own_output(tmp_path / "model.pt")
-    assert not (tmp_path / "trace").exists()
-
-
-def test_all_foreign_classes_are_named_at_once(tmp_path: Path) -> None:
-    model = nn.Sequential(Custom())
-    model.extra = Payload(tmp_path / "trace")  # type: ignore[assignment]
-    torch.save(model, tmp_path / "a.pt")
-    assert f"{__name__}.Custom, {__name__}.ran" in refused(tmp_path / "a.pt")
-
-
 def test_old_state_dicts_can_be_read_and_old_modules_not(small: nn.Module, tmp_path: Path) -> None:
     torch.save(small.state_dict(), tmp_path / "state.pt", _use_new_zipfile_serialization=False)
     content = read(tmp_path / "state.pt").content
     assert isinstance(content, dict)
     assert content.keys() == small.state_dict().keys()
     torch.save(small, tmp_path / "module.pt", _use_new_zipfile_serialization=False)
-    assert "not a model that can be read safely" in refused(tmp_path / "module.pt")
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-def test_torchscript_is_named(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "script.pt")
-    assert "TorchScript" in refused(tmp_path / "script.pt")
-
-
-OTHER_OBJECTS: dict[str, tuple[Any, str]] = {
-    "list": ([torch.ones(2)], "an object of class list"),
-    "tensor": (torch.ones(2), "an object of class Tensor"),
-    "empty dict": ({}, "an empty dict"),
-    "checkpoint": ({"epoch": 3, "history": [1.0]}, "keys 'epoch', 'history'"),
-    "control characters": ({"\x1b[31m": 3}, "keys '\\x1b[31m'"),
-    "state dict": (
-        {"w": torch.ones(2)},
-        "a state dict without its network (give model=Net(), the network that it is of)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_OBJECTS)
-def test_other_objects(name: str, tmp_path: Path) -> None:
-    content, reason = OTHER_OBJECTS[name]
-    torch.save(content, tmp_path / "a.pt")
-    assert reason in refused(tmp_path / "a.pt")
+    with pytest.raises(BadModelFile, match="not a model that can be read safely"):
+        construct.load(tmp_path / "module.pt")
 
 
 def with_radix_of_other_types(layer: Any) -> None:
@@ -288,7 +121,8 @@ def test_an_attention_layer_that_contradicts_itself(name: str, small: nn.Module,
     converted = construct.convert(small)
     SPOILT[name](converted[0])  # type: ignore[index]
     torch.save(converted, tmp_path / "a.pt")
-    assert "its layers contradict themselves" in refused(tmp_path / "a.pt")
+    with pytest.raises(BadModelFile, match="its layers contradict themselves"):
+        construct.load(tmp_path / "a.pt")
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
@@ -339,20 +173,6 @@ def test_a_failure_on_the_way_leaves_what_was_there(
     assert [p.name for p in tmp_path.iterdir()] == ["out.pt"]
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """The real thing: the system refuses to let the file grow."""
-    program = (
-        "import resource, sys, torch, construct\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "try:\n    construct.save(torch.nn.Linear(100, 100), sys.argv[1])\n"
-        "except OSError as error:\n    print('refused', error.errno)\n"
-    )
-    command = [sys.executable, "-c", program, tmp_path / "out.pt"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path.cwd())
-    assert done.stdout.strip() == f"refused {errno.EFBIG}", done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_link_stays_a_link_and_rights_stay(small: nn.Module, tmp_path: Path) -> None:
     construct.save(small, tmp_path / "real.pt")
     (tmp_path / "real.pt").chmod(0o600)
@@ -388,8 +208,8 @@ def test_own_output_is_recognised(small: nn.Module, saved: Path, tmp_path: Path)
 def test_names_are_found_in_every_protocol() -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         walker = Walker()
-        walker.walk(io.BytesIO(pickle.dumps([Path, "some.text", Path, Payload(Path("x"))], protocol=protocol)))
-        assert {"pathlib.Path", f"{__name__}.ran"} <= walker.names
+        walker.walk(io.BytesIO(pickle.dumps([Path, "some.text", Path, OrderedDict(a=1)], protocol=protocol)))
+        assert {"pathlib.Path", "collections.OrderedDict"} <= walker.names
         assert "some.text" in walker.texts
 
 
@@ -417,12 +237,3 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     assert check_destination(tmp_path / "foreign.txt", saved, force=True) == tmp_path / "foreign.txt"
     assert check_destination(tmp_path / "new.pt", saved, force=False) == tmp_path / "new.pt"
     assert sorted(tmp_path.iterdir()) == before  # nothing is made by asking
-
-
-def test_a_folder_that_takes_no_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(BadModelFile, match="cannot be written: Permission denied"):
-        check_destination(tmp_path / "out.pt", saved, force=False)

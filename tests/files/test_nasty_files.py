@@ -80,6 +80,7 @@ def test_row_06_every_flipped_bit_of_a_weight_is_noticed(from_conv: Command) -> 
         content[place + bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         assert "CRC mismatch in data/0: the file has changed" in from_conv.refuses(path)
+        assert isinstance(torch.load(path, weights_only=False), nn.Module)  # torch does not look
     path.write_bytes(whole)
     assert hashlib.sha256(whole).hexdigest() in from_conv.prints(path)
 
@@ -97,27 +98,34 @@ def test_row_07_what_is_no_regular_file_is_told_at_once(from_conv: Command) -> N
         "loop.pt": "symbolic link",
         "zero.pt": "is not a regular file",
         "dangling.pt": "no such file",
-        "missing.pt": "no such file",
+        "missing.pt": "no such file (check the path)",
     }.items():
         assert what in from_conv.refuses(name)
         for option in (["--example-inputs", name], ["--model-file", f"{name}:net"]):
             torch.save(nn.Conv2d(1, 1, 1).state_dict() if "--model-file" in option else nn.Conv2d(1, 1, 1), "m.pt")
             assert what in from_conv.refuses("m.pt", *option)
     assert time.monotonic() - started < 10
+    assert from_conv.refuses("nul\0.pt").startswith("error: 'nul\\x00.pt': ")
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid", "git-lfs pointer"),
-        (b"<!DOCTYPE html><html>", "HTML page"),
-        (b"\x1f\x8b\x08\0", "gzip"),
-        (b"\x89PNG\r\n\x1a\n", "PNG"),
-        (b"some words\n", "plain text"),
-        (b"\x08\x08\x12\x07pytorch", "ONNX model, which is not read"),
-    ],
-)
-def test_row_08_and_20_named_for_what_they_are(content: bytes, what: str, from_conv: Command) -> None:
+NO_MODEL_FILES = {
+    "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "not a model file but a git-lfs pointer"),
+    "HTML": (b"<!DOCTYPE html><html>", "not a model file but an HTML page"),
+    "gzip": (b"\x1f\x8b\x08\0", "not a model file but gzip-compressed"),
+    "PNG": (b"\x89PNG\r\n\x1a\n", "not a model file but a PNG"),
+    "text": (b"some words\n", "not a model file but plain text, beginning with 'some words'"),
+    "ONNX": (b"\x08\x08\x12\x07pytorch", "ONNX model, which is not read"),
+    "another archive": (b"PK\5\6" + b"\0" * 18, "not a model file"),
+    "one byte": (b"P", "not a model file"),
+    "four bytes of a zip": (b"PK\3\4", "truncated"),
+    "two bytes of a pickle": (b"\x80\2", "truncated"),
+    "a pickled number": (b"\x80\2K\1.", "not a model"),
+}
+
+
+@pytest.mark.parametrize("name", NO_MODEL_FILES)
+def test_row_08_and_20_named_for_what_they_are(name: str, from_conv: Command) -> None:
+    content, what = NO_MODEL_FILES[name]
     Path("m.pt").write_bytes(content)
     assert what in from_conv.refuses("m.pt")
 
@@ -220,8 +228,9 @@ NO_MODELS = {
     "tensor": (torch.ones(1, 1, 3, 3), "holds an object of class Tensor, not a model"),
     "number": (5, "holds an object of class int, not a model"),
     "empty": ({}, "holds an empty dict, not a model"),
-    "no tensors": ({"epoch": 3}, "not a state dict (save the state dict)"),
-    "module": (nn.Sequential(nn.Linear(2, 2)), "no convolution found"),
+    "no tensors": ({"epoch": 3, "history": [1.0]}, "keys 'epoch', 'history', but not a state dict (save"),
+    "control characters": ({"\x1b[31m": 3}, "keys '\\x1b[31m'"),
+    "module": (nn.Sequential(nn.Linear(2, 2)), "no convolution found (give a network that has one)"),
     "nothing in it": (nn.Sequential(), "no convolution found"),
     "state dict": (nn.Linear(2, 2).state_dict(), "0 convolutions found"),
 }

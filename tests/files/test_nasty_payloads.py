@@ -19,6 +19,7 @@ from torch import nn
 
 from archives import called, named, saved, text
 from commands import ROOT, Command, names
+from construct.files.writing import is_own_output
 
 
 @pytest.fixture
@@ -132,20 +133,35 @@ def in_a_module() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    "content",
-    [Reduced(), {"weight": torch.ones(1, 1, 3, 3), "extra": Reduced()}, {"state_dict": {}, "args": [Reduced()]}, in_a_module()],
-    ids=["bare", "state dict", "checkpoint", "module"],
-)  # fmt: skip
-@pytest.mark.parametrize("zipped", [True, False])
-def test_row_01_a_reduce_that_runs_code(content: Any, zipped: bool, refusal: Any, from_conv: Command) -> None:
-    file = saved(content, _use_new_zipfile_serialization=zipped)
-    assert "not allowed: builtins.exec (" in refusal(file)
+REDUCED = {
+    "bare": Reduced(),
+    "state dict": {"weight": torch.ones(1, 1, 3, 3), "extra": Reduced(), "later": Reduced()},
+    "checkpoint": {"state_dict": {}, "args": [Reduced()]},
+    "module": in_a_module(),
+}
+DUMPS: dict[str, Callable[[Any], bytes]] = {
+    "torch.save": saved,
+    "protocol 4": lambda content: saved(content, pickle_protocol=4),
+    "before 1.6": lambda content: saved(content, _use_new_zipfile_serialization=False),
+    "pickle": pickle.dumps,
+    "pickle 2": lambda content: pickle.dumps(content, protocol=2),
+    "torn": lambda content: pickle.dumps(content, protocol=2)[:-1],
+}
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+@pytest.mark.parametrize("content", REDUCED)
+def test_row_01_a_reduce_that_runs_code(content: str, dump: str, refusal: Any, from_conv: Command) -> None:
+    file = DUMPS[dump](REDUCED[content])
+    assert "not allowed: " in refusal(file)
+    assert not is_own_output("m.pt")
     # As the inputs of a network, too, no file runs anything.
     Path("in.pt").write_bytes(file)
     torch.save(nn.Conv2d(1, 1, 3), "m.pt")
-    assert "not allowed: builtins.exec (" in from_conv.refuses("m.pt", "--example-inputs", "in.pt")
-    assert names() == {"m.pt", "in.pt"}
+    for line in (refusal(file, "n.pt"), from_conv.refuses("m.pt", "--example-inputs", "in.pt")):
+        assert "not allowed: " in line
+        assert "builtins.exec" in line
+    assert names() == {"m.pt", "n.pt", "in.pt"}
 
 
 # ---- row 2 -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""The command lines: called in the tests' own process, or as a process of their own; and the files of the current folder."""
+"""The command lines: called in the tests' own process, or as a process of their own; their limits, and the files they leave."""
 
+import faulthandler
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,29 @@ def names() -> set[str]:
 def contents() -> dict[str, bytes]:
     """The files of the current folder with their bytes."""
     return {path.name: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
+
+
+@contextmanager
+def limited(kind: int, most: int) -> Iterator[None]:
+    """Within, the system gives this process no more than that of a resource, ``resource.RLIMIT_FSIZE`` or another."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Within, this process gets one GiB more of memory, and once the seconds are over it is ended, with a traceback."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        with limited(resource.RLIMIT_AS, used + 2**30):
+            yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Command:
@@ -56,6 +82,7 @@ class Command:
         assert err.startswith("error: " if code == 2 else "interrupted")
         assert err.endswith("\n")
         assert err[:-1].isprintable()
+        assert "weights_only" not in err  # no advice to load a file unsafely
         assert (names(), contents()) == before
         return err[:-1]
 

@@ -2,14 +2,17 @@
 
 Every mutant is a whole file.  Its archive is taken to pieces, changed, and put together again with lengths, sums and offsets
 made right or left as they were; its pickle is changed instruction by instruction; its header of safetensors as JSON and as text;
-or an odd model is saved in the ordinary way.
+bytes are changed anywhere; or an odd model is saved in the ordinary way.
 """
 
+import io
 import json
 import pickletools
 import random
 import re
 import struct
+import warnings
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -72,7 +75,23 @@ def files() -> dict[str, bytes]:
         "safetensors": save(state, {"by": "a test"}),
         "geometry": to_safetensors(models()["attention"]),
         "legacy": saved(models()["state"], _use_new_zipfile_serialization=False),
+        **programs(),
     }
+
+
+def programs() -> dict[str, bytes]:
+    """Files of torch.export and of TorchScript, which are refused."""
+    model, x, program, script = (
+        nn.Sequential(nn.Conv2d(1, 2, 3)).eval(),
+        torch.ones(2, 1, 5, 5),
+        io.BytesIO(),
+        io.BytesIO(),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.export.save(torch.export.export(model, (x,)), program)
+        torch.jit.save(torch.jit.trace(model, x), script)
+    return {"pt2": program.getvalue(), "TorchScript": script.getvalue()}
 
 
 ZIPS = ("module", "attention", "state", "views", "wrapped", "bare")
@@ -489,6 +508,53 @@ def odd_safetensors(rng: Random) -> bytes:
     return max(0, said).to_bytes(8, "little") + coded + body
 
 
+# ---- bytes -------------------------------------------------------------------------------------------------------------
+
+PAYLOAD = called(named("posix", "system"), text("touch trace")) + b"0"
+"""Makes a file, and leaves nothing on the stack."""
+
+
+def bytes_changed(data: bytes, rng: Random) -> bytes:
+    """Some bytes flipped, cut, repeated, swapped for telling ones, or a payload put in."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, kind = rng.randrange(max(1, len(out))), rng.randrange(6)
+        if kind == 0:
+            out[at : at + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            del out[at : at + rng.randrange(1, 20)]
+        elif kind == 2:
+            out[at:at] = out[at : at + rng.randrange(1, 40)]
+        elif kind == 3:
+            out[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f"))
+        elif kind == 4:
+            out[at:at] = PAYLOAD
+        else:
+            out[at : at + 1] = rng.choice([b"N", b")", b"]", b"}", b"\x93", *OPERATIONS])
+    return bytes(out)
+
+
+def odd_bytes(rng: Random) -> bytes:
+    """A file of any format with bytes changed anywhere, or in one record, whose archive is then right."""
+    data = files()[rng.choice(list(files()))]
+    if data[:2] != b"PK" or rng.random() < 0.5:
+        return bytes_changed(data, rng)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    pickled = [name for name in records if name.endswith((".pkl", ".json", ".pt"))]
+    target = "data.pkl" if "data.pkl" in pickled else rng.choice(pickled)
+    changed = bytes_changed(records[target], rng)
+    # Of a program, one of its records may also go, or take the name that makes a file of torch.save.
+    fate = rng.randrange(4) if "constants.pkl" in records or "archive_format" in records else 0
+    if fate in (1, 3):
+        del records[target]
+    if fate == 2:
+        records = {n: d for n, d in records.items() if n not in ("archive_format", "constants.pkl")}
+    if fate != 1:
+        records["data.pkl" if fate == 3 else target] = changed
+    return archive_of(records)
+
+
 FAMILIES: dict[str, tuple[int, Callable[[Random], bytes]]] = {
     "archive": (8, odd_archive),
     "records": (3, odd_records),
@@ -498,8 +564,9 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], bytes]]] = {
     "state dict": (2, odd_state),
     "safetensors": (4, odd_safetensors),
     "before 1.6": (2, odd_legacy),
+    "bytes": (16, odd_bytes),
 }
-"""Of mutants, and how many of each there are in 34."""
+"""Of mutants, and how many of each there are in 50."""
 
 
 def mutant(rng: Random) -> tuple[str, bytes]:
