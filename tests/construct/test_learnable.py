@@ -33,6 +33,7 @@ from construct.modules.learning import (
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import normal, peak_bytes
+from truths import random_layer
 from verify.layers.overrides import Unreadable
 from verify.plots.stored_layer import layer_in
 from verify.strategies import Case, cases
@@ -46,29 +47,15 @@ GEOMETRIES = {
 }
 
 
-def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0, soft: float = 0.5) -> MHSA:
+def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0) -> MHSA:
     """Everything random and learned, in float64; D_k above D_p."""
-    dims, generator = geometry.dims, torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> torch.Tensor:
-        return soft * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    tables = tuple(random(2 * 8 + 1, 2 + axis) for axis in range(dims)) if kind == "relative" else ()
-    r: Any = Relative(tables) if tables else Covariance()
-    heads, g, d_k, d_p = 2, geometry.groups, r.pos_dim(dims) + 1, r.pos_dim(dims)
-    weights = MHSAWeights(
-        w_qry=random(heads, geometry.in_channels, d_k) * content,
-        w_key=random(heads, geometry.in_channels, d_k) * content,
-        w_key_pos=random(heads, d_k, d_p),
-        u=random(heads, d_k) * content,
-        v=random(heads, d_k),
-        w_val=random(heads, g, geometry.in_channels // g, 2),
-        w_out=random(heads, g, 2, geometry.out_channels // g),
-        b_out=random(geometry.out_channels),
-    )
-    layer = MHSA(geometry, weights, encoding=r).requires_grad_()
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
+    tables = (0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+    encoding = Relative(tuple(tables)) if kind == "relative" else Covariance()
+    layer = random_layer(geometry, heads=2, seed=seed, encoding=encoding).requires_grad_()
     for name in () if content else ("w_qry", "w_key", "u"):
-        getattr(layer, name).requires_grad_(False)
+        getattr(layer, name).requires_grad_(False).zero_()
     return layer
 
 

@@ -7,7 +7,6 @@ import math
 import pickle
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.nn.utils import parametrizations
 
 import construct
 from construct import MHSA, UnsupportedLayer
-from networks import NETWORKS, conv_norm
+from networks import NETWORKS
 from verify.samples.calls import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations
 
@@ -171,15 +170,6 @@ def test_the_original_is_not_touched_and_shares_nothing():
     assert torch.equal(model(x), expected)
 
 
-def test_a_refusal_leaves_the_original_as_it_was():
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, dtype=torch.complex64))
-    modules, keys = list(model.modules()), list(model.state_dict())
-    with pytest.raises(UnsupportedLayer):
-        convert(model)
-    assert list(model.modules()) == modules
-    assert list(model.state_dict()) == keys
-
-
 class Nest(nn.Module):
     """Convolutions in every container that people use, also those that torch does not look into."""
 
@@ -255,14 +245,16 @@ class Shared(nn.Module):
         return self.alias(self.also[0](self.head(x))[..., ::2]) + self.plain[0](x)[..., ::2]
 
 
+@pytest.mark.nasty(27)
 def test_a_module_used_in_two_places_stays_one_module():
+    """And every call is checked, also at another size, where padding is read at other places."""
     model, x = Shared(), image()
     net = convert(model)
     assert isinstance(net.head, MHSA)
     assert net.head is net.alias is net.also[0] is net.plain[0]
     assert len(list(net.parameters())) == 8
     checks = check_on_activations(model, {"head": (model.head, net.head)}, [x], "an image")
-    assert checks["head"].calls == 4
+    assert (checks["head"].calls, checks["head"].grid) == (4, (9, 8))
     assert checks["head"].verdict.name == "CHECKED"
 
 
@@ -305,15 +297,6 @@ def test_parametrized_convolutions_of_one_shape_are_not_mistaken_for_tied_ones()
     assert not convolution_calls(net, x)
     assert len({id(layer.w_val) for layer in net}) == 6
     assert verdicts(model, net, x) == {str(i): "CHECKED" for i in range(6)}
-
-
-def test_a_weight_that_moves_when_looked_at_in_training_is_left_where_it_is():
-    model, x = nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))), image()
-    kept = copy.deepcopy(model.state_dict())
-    net = convert(model.train())
-    assert all(torch.equal(now, kept[name]) for name, now in model.state_dict().items())
-    assert all(module.training for module in (*model.modules(), *net.modules()))
-    assert check_call(model[0].eval(), net[0], x, "an image").verdict.name == "CHECKED"
 
 
 @pytest.mark.nasty(30)
@@ -359,6 +342,39 @@ class OwnForward(nn.Conv2d):
         return 2 * super().forward(input)
 
 
+class OwnWeight(nn.Conv2d):
+    """Standardised, by a property in place of the parameter."""
+
+    weight = property(lambda self: self._parameters["weight"] - self._parameters["weight"].mean())  # type: ignore[assignment]
+
+
+class OwnCall(nn.Conv2d):
+    def __call__(self, input):
+        return -super().__call__(input)
+
+
+class OwnPadding(nn.ConvTranspose2d):
+    def _output_padding(self, *args, **kwargs):
+        return [0, 0]
+
+
+class Strange(Tensor):
+    """As DTensor, quantised or fake tensors: a subclass whose numbers may be elsewhere."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class TakesOver(nn.Parameter):
+    """A parameter that says what operations on it do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            return 2 * result if func is torch.nn.functional.conv2d else result
+
+
 class OwnConvForward(nn.Conv2d):
     def _conv_forward(self, input, weight, bias):
         return super()._conv_forward(input, weight * 2, bias)
@@ -368,13 +384,6 @@ class LookalikeConv2d(nn.Module):
     def __init__(self):
         super().__init__()
         self.kernel_size, self.weight = (1, 1), nn.Parameter(torch.ones(1, 1, 1, 1))
-
-
-class InheritsBoth(nn.Conv3d):
-    """As torchvision's Conv3DSimple: only the constructor is its own."""
-
-    def __init__(self, d_in, d_out):
-        super().__init__(d_in, d_out, (1, 3, 3), padding=(0, 1, 1), bias=False)
 
 
 def conv_with(**attributes):
@@ -392,37 +401,53 @@ def conv_filled(value, name="weight"):
     return conv
 
 
+def doubles(module, args, output=None):
+    """What a hook may do; no proof about the layer covers it."""
+    return args if output is None else 2 * output
+
+
 def conv_hooked(register):
     conv = nn.Conv2d(2, 4, 3)
-    getattr(conv, register)(lambda module, *args: None)
+    getattr(conv, register)(doubles)
     return conv
 
 
-def lazy():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # older versions say that lazy modules are new
-        return nn.LazyConv2d(4, 3)
+def with_own_weight():
+    conv = nn.Conv2d(2, 4, 3)
+    conv.__class__ = OwnWeight
+    return conv
+
+
+def with_parameter(weight):
+    conv = nn.Conv2d(2, 4, 1)
+    conv._parameters["weight"] = weight
+    return conv
 
 
 # name → (how to make it, what the reason must say)
 UNCONVERTIBLE = {
     "own_forward": (lambda: OwnForward(2, 4, 3), "a forward of its own"),
     "own_conv_forward": (lambda: OwnConvForward(2, 4, 3), "a _conv_forward of its own"),
-    "instance_forward": (lambda: conv_with(forward=lambda input: input), "forward is replaced on the instance"),
+    "own_weight": (with_own_weight, "its class has a weight of its own"),
+    "own_call": (lambda: OwnCall(2, 4, 3), "its class has a __call__ of its own"),
+    "own_output_padding": (lambda: OwnPadding(2, 4, 3), "its class has a _output_padding of its own"),
+    "strange_tensor": (lambda: with_parameter(torch.rand(4, 2, 1, 1).as_subclass(Strange)), "a Strange, not a plain tensor"),
+    "tensor_taking_over": (lambda: with_parameter(TakesOver(torch.rand(4, 2, 1, 1))), "a TakesOver, not a plain tensor"),
+    "instance_forward": (lambda: conv_with(forward=lambda input: input), "its forward is replaced on the instance"),
     "instance_conv_forward": (lambda: conv_with(_conv_forward=lambda *args: args[0]), "_conv_forward is replaced"),
     "lookalike": (LookalikeConv2d, "not one of torch's convolutions"),
-    "lazy": (lazy, "run one batch"),
-    "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), "meta device"),
-    "complex": (lambda: nn.Conv2d(2, 4, 3, dtype=torch.complex64), "complex"),
+    "lazy": (lambda: nn.LazyConv2d(4, 3), "run one batch"),
+    "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), "meta device; load real weights first"),
+    "complex": (lambda: nn.Conv2d(2, 4, 3, dtype=torch.complex64), "its weight is complex, which is not covered"),
     "integers": (lambda: conv_with(weight=nn.Parameter(torch.ones(4, 1, 3, 3).int(), requires_grad=False)), "torch.int32"),
     "nan": (lambda: conv_filled(math.nan), "weight has entries that are not finite"),
     "infinite": (lambda: conv_filled(-math.inf), "weight has entries that are not finite"),
     "nan_bias": (lambda: conv_filled(math.nan, "bias"), "bias has entries that are not finite"),
     "mixed_types": (lambda: conv_with(bias=nn.Parameter(torch.ones(4).double())), "differ in type"),
-    "forward_hook": (lambda: conv_hooked("register_forward_hook"), "hooks"),
-    "forward_pre_hook": (lambda: conv_hooked("register_forward_pre_hook"), "hooks"),
-    "backward_hook": (lambda: conv_hooked("register_full_backward_hook"), "hooks"),
-    "backward_pre_hook": (lambda: conv_hooked("register_full_backward_pre_hook"), "hooks"),
+    "forward_hook": (lambda: conv_hooked("register_forward_hook"), "it has a forward hook (doubles)"),
+    "forward_pre_hook": (lambda: conv_hooked("register_forward_pre_hook"), "it has a forward pre-hook (doubles)"),
+    "backward_hook": (lambda: conv_hooked("register_full_backward_hook"), "it has a backward hook (doubles)"),
+    "backward_pre_hook": (lambda: conv_hooked("register_full_backward_pre_hook"), "it has a backward pre-hook (doubles)"),
     "kernel_size_lies": (lambda: conv_with(kernel_size=(3, 1)), "kernel_size says (3, 1)"),
     "in_channels_lies": (lambda: conv_with(in_channels=4), "in_channels says 4"),
     "out_channels_lies": (lambda: conv_with(out_channels=2), "out_channels says 2"),
@@ -448,11 +473,14 @@ def test_one_error_lists_everything_that_cannot_be_converted(caplog):
     children: dict[str, nn.Module] = {name: make() for name, (make, _) in UNCONVERTIBLE.items()}
     children |= {"good": nn.Conv2d(2, 4, 3), "deep": nn.Sequential(OwnForward(1, 1, 1), nn.Conv1d(1, 1, 1))}
     model = nn.ModuleDict(children)
+    modules, keys = list(model.modules()), list(model.state_dict())
     with pytest.raises(UnsupportedLayer) as caught:
         convert(model)
     rows = {row.path: row for row in caught.value.rows}
     assert rows.keys() == {*UNCONVERTIBLE, "deep.0"}
     assert len(caught.value.rows) == len(rows)
+    assert list(model.modules()) == modules
+    assert list(model.state_dict()) == keys
     message = str(caught.value)
     for name, (_, reason) in UNCONVERTIBLE.items():
         assert reason in rows[name].reason, (name, rows[name])
@@ -472,7 +500,7 @@ def test_one_error_lists_everything_that_cannot_be_converted(caplog):
 
 
 @pytest.mark.parametrize("name", UNCONVERTIBLE)
-@pytest.mark.nasty(22)
+@pytest.mark.nasty(22, 23, 24, 28)
 def test_each_is_refused_alone_too(name):
     make, reason = UNCONVERTIBLE[name]
     conv = make()
@@ -485,18 +513,8 @@ def test_each_is_refused_alone_too(name):
     assert pickle.loads(pickle.dumps(caught.value)).rows == caught.value.rows
 
 
-def test_what_is_no_convolution_is_refused():
-    with pytest.raises(UnsupportedLayer, match="Linear: not a convolution"):
-        construct.conv_to_mhsa(nn.Linear(2, 2))
-
-
-def test_a_subclass_that_inherits_both_forwards_is_converted():
-    conv, x = InheritsBoth(3, 4), torch.randn(2, 3, 4, 6, 5)
-    assert check_call(conv, convert(nn.Sequential(conv))[0], x, "noise").verdict.name == "CHECKED"
-
-
 def test_a_lazy_convolution_that_has_seen_data_is_converted():
-    conv, x = lazy(), image()
+    conv, x = nn.LazyConv2d(4, 3), image()
     conv(x)
     assert check_call(conv, convert(conv), x, "an image").verdict.name == "CHECKED"
 
@@ -537,23 +555,6 @@ def test_a_converted_network_trains(execution):
     assert all(torch.equal(now, then) for now, then in zip(after, frozen, strict=True))
 
 
-@pytest.mark.parametrize("execution", ["dense", "chunked"])
-def test_gradients_are_those_of_the_convolution(execution):
-    """Where W_out is the identity, W_val's gradient is the kernel's; inputs and biases have the same one anyhow."""
-    conv: Any = nn.Conv2d(3, 2, 3, stride=2, padding=1, padding_mode="circular").double()
-    layer = construct.conv_to_mhsa(conv, execution=execution)
-    x, y = (image(dtype=torch.float64).requires_grad_() for _ in range(2))
-    out = conv(x)
-    pull = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out.backward(pull)
-    layer(y).backward(pull)
-    assert layer.w_val.grad is not None
-    taps = layer.w_val.grad[:, 0].unflatten(0, (3, 3)).permute(3, 2, 0, 1)  # (o, i, K, K)
-    torch.testing.assert_close(taps, conv.weight.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(layer.b_out.grad, conv.bias.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(y.grad, x.grad, rtol=1e-12, atol=1e-12)
-
-
 def test_deepcopy_pickle_and_state_dict_round_trips():
     model, x = small().eval(), image()
     net = convert(model, execution="chunked")
@@ -569,6 +570,7 @@ def test_deepcopy_pickle_and_state_dict_round_trips():
     assert {name.removeprefix("0.") for name in net.state_dict() if name.startswith("0.")} == {*HEADS_FIRST, "b_out"}
 
 
+@pytest.mark.nasty(29)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_casting_a_converted_network(dtype):
     model, x = small().eval(), image(dtype=dtype)
@@ -579,15 +581,10 @@ def test_casting_a_converted_network(dtype):
         assert layer.w_val.dtype == layer.b_out.dtype == dtype
         assert layer.v.dtype == layer.w_key_pos.dtype == torch.promote_types(dtype, torch.float32)
     assert list(verdicts(model, cast, x).values()) == ["CHECKED"] * 3
+    if dtype == torch.float64:
+        torch.testing.assert_close(cast(x), model(x), rtol=1e-12, atol=1e-12)
     back = cast.float()
     assert back(image()).dtype == torch.float32
-
-
-@pytest.mark.nasty(29)
-def test_float64_is_as_good_as_float64():
-    model, x = small().eval(), image(dtype=torch.float64)
-    net = convert(model).double()
-    torch.testing.assert_close(net(x), model.double()(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.nasty(36)
@@ -660,39 +657,6 @@ def test_autocast():
     assert torch.equal(alone, first.bfloat16())  # computed in float32, rounded once
     # Around the layers everything runs in 8 bits.
     torch.testing.assert_close(output.float(), full, rtol=0, atol=0.05 * float(full.abs().max()))
-
-
-def test_permuting_whole_heads_changes_nothing():
-    """The seven per-head tensors of the state dict permuted together; integers, so that sums are exact in any order."""
-    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, bias=True)
-    with torch.no_grad():
-        for parameter in conv.parameters():
-            parameter.copy_(torch.randint(-4, 5, parameter.shape))
-    model = nn.Sequential(conv, nn.ReLU())
-    net, x = convert(model), torch.randint(-4, 5, (2, 4, 9, 8)).float()
-    state = net.state_dict()
-    order = torch.tensor([4, 8, 0, 2, 1, 7, 3, 6, 5])
-    together = state | {f"0.{name}": state[f"0.{name}"][order] for name in HEADS_FIRST}
-    against = together | {"0.w_val": state["0.w_val"], "0.w_out": state["0.w_out"]}
-    permuted = copy.deepcopy(net)
-    permuted.load_state_dict(together)
-    assert torch.equal(permuted(x), model(x))
-    assert torch.equal(permuted[0].weight, conv.weight)
-    permuted.load_state_dict(against)  # encodings permuted against values: another function
-    assert not torch.equal(permuted(x), model(x))
-
-
-def test_small_integers_make_a_network_equal_bit_for_bit():
-    torch.manual_seed(0)
-    rest = [nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.ConvTranspose2d(6, 2, 3, 2)]
-    model = nn.Sequential(*list(conv_norm(3, 4, 3, 2))[::2], *rest)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randint(-3, 4, parameter.shape))
-    x = torch.randint(-3, 4, (2, 3, 9, 10)).float()
-    net = convert(model)
-    assert not convolution_calls(net, x)
-    assert torch.equal(net(x), model(x))
 
 
 def test_a_file_is_no_network():

@@ -119,6 +119,11 @@ def opened(module: Any) -> nn.Sequential:
     return nn.Sequential(nn.ZeroPad1d((module.left, 0)), module.conv)
 
 
+def standard(weight: Tensor, gain: Tensor, eps: float) -> Tensor:
+    var, mean = torch.var_mean(weight, dim=[1, 2, 3], keepdim=True, correction=0)
+    return gain * (weight - mean) / torch.sqrt(var + eps)
+
+
 class Standardised(nn.Conv2d):
     """Each filter less its mean, over its standard deviation, times a gain."""
 
@@ -127,8 +132,7 @@ class Standardised(nn.Conv2d):
         self.gain, self.eps = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1) + 0.5), eps
 
     def kernel(self, eps: float | None = None) -> Tensor:
-        var, mean = torch.var_mean(self.weight, dim=[1, 2, 3], keepdim=True, correction=0)
-        return self.gain * (self.weight - mean) / torch.sqrt(var + (self.eps if eps is None else eps))
+        return standard(self.weight, self.gain, self.eps if eps is None else eps)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.conv2d(input, self.kernel(), self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -157,8 +161,7 @@ class Kernel(nn.Module):
         self.gain, self.eps = module.gain, module.eps
 
     def forward(self, weight: Tensor) -> Tensor:
-        var, mean = torch.var_mean(weight, dim=[1, 2, 3], keepdim=True, correction=0)
-        return self.gain * (weight - mean) / torch.sqrt(var + self.eps)
+        return standard(weight, self.gain, self.eps)
 
 
 def parametrized(module: Standardised) -> nn.Module:

@@ -89,13 +89,16 @@ def random_layer(
     key_dim: int = 0,
     seed: int = 0,
     dtype: Any = torch.float64,
+    encoding: Any = None,
 ) -> MHSA:
     """A layer in which every parameter is random: heads anywhere, off the lattice, soft, with content.
 
-    ``key_dim`` is D_k, by default above D_p; positions get as much weight as content.
+    ``key_dim`` is D_k, by default above D_p; positions get as much weight as content.  ``encoding`` is the quadratic one
+    unless another is given.
     """
     generator = torch.Generator().manual_seed(seed)
-    g, d_p, d_k = geometry.groups, geometry.dims + 1, key_dim or geometry.dims + 3
+    g, d_p = geometry.groups, geometry.dims + 1 if encoding is None else encoding.pos_dim(geometry.dims)
+    d_k = key_dim or d_p + 2
 
     def normal(*shape: int) -> torch.Tensor:
         return (0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
@@ -110,7 +113,7 @@ def random_layer(
         w_out=normal(heads, g, head_dim, geometry.out_channels // g),
         b_out=normal(geometry.out_channels),
     )
-    return MHSA(geometry, weights)
+    return MHSA(geometry, weights, encoding=encoding)
 
 
 def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
