@@ -21,8 +21,9 @@ from torch import nn
 
 import construct
 from archives import archive_of, records_in, saved
-from commands import ROOT, Command, contents, interrupted, names, process
+from commands import ROOT, Command, bounded, contents, interrupted, limited, names, process
 from construct.files.reading import read
+from construct.files.writing import is_own_output
 
 
 @pytest.fixture
@@ -66,15 +67,9 @@ def test_row_50_a_folder_without_the_right_to_write(model: Path, from_conv: Comm
 def test_row_50_a_disk_that_is_full_keeps_the_earlier_output(ending: str, model: Path, from_conv: Command) -> None:
     """The real thing, as far as one can without a small disk: the system refuses to let a file grow."""
     from_conv.prints("m.pt", "-o", f"o.{ending}")
-    before = contents()
-    # The limit leaves room for nothing but the first records.
-    full = "import resource, torch; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))"
-    running = process("m.pt", "-o", f"o.{ending}", "--alpha", "256", before=full)
-    out, err = running.communicate(timeout=100)
-    assert (running.returncode, out) == (2, "")
-    assert err.startswith(f"error: o.{ending}: cannot be written: File too large")
-    assert err.count("\n") == 1
-    assert contents() == before
+    with limited(resource.RLIMIT_FSIZE, 1500):  # room for nothing but the first records
+        line = from_conv.refuses("m.pt", "-o", f"o.{ending}", "--alpha", "256")
+    assert line.startswith(f"error: o.{ending}: cannot be written: File too large")
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["the layers", "the certificate"])
@@ -208,7 +203,11 @@ def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command
     assert "o2.json: exists and is not our own output" in from_conv.refuses("m.pt", "-o", "o2.pt")
     from_conv.prints("m.pt", "-o", "o.pt", "--force")
     assert isinstance(construct.load("o.pt"), nn.Sequential)
+    assert is_own_output("o.pt")
+    first = Path("o.pt").read_bytes()
     from_conv.prints("m.pt", "-o", "o.pt", "--alpha", "256")  # its own output needs no word
+    assert Path("o.pt").read_bytes() != first
+    assert names() == {"m.pt", "o.pt", "o.json", "o2.json"}
 
 
 @pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
@@ -328,6 +327,7 @@ def test_row_55_a_locale_without_our_letters(locale: dict[str, str], model: Path
     assert "α".encode() not in out
     if locale != {"PYTHONIOENCODING": "latin-1"}:
         assert out.isascii()
+        assert b"| alpha |" in out
     done = process(name + "x", environment=locale, text=False)
     out, err = done.communicate(timeout=100)
     assert (done.returncode, out) == (2, b"")
@@ -372,17 +372,18 @@ def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
     conv, options, message = BOMBS[name]
     torch.save(conv, "m.pt")
     monkeypatch.setattr("construct.errors.available_bytes", lambda device: 8 * 2**30)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))
-    try:
-        started = time.process_time()
+    started = time.process_time()
+    with bounded(60):
         line = from_conv.refuses("m.pt", *options)
-        assert time.process_time() - started < 5
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert time.process_time() - started < 5
     assert message in line
     assert "GiB, and 8.0 GiB are free on cpu (" in line
+
+
+def test_row_56_figures_below_a_gib(model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("construct.errors.available_bytes", lambda device: 10_000)
+    line = from_conv.refuses("m.pt", "--input-size", 1, 30, 30, "--execution", "dense")
+    assert "0.0 MiB are free on cpu" in line
 
 
 def test_row_56_an_allocation_that_fails_is_told_with_its_size(model: Path, from_conv: Command) -> None:

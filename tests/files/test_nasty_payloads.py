@@ -221,7 +221,14 @@ def test_row_02_a_module_beside_the_file_is_not_imported(packed: Any, refusal: A
     Path("evil.py").write_text(EVIL)
     assert "evil.go" in refusal(packed(whole(called(named("evil", "go")))))
     assert "evil" not in sys.modules
-    # In a process of its own, the current folder is where Python looks first.
+    assert names() == {"evil.py", "m.pt"}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("packed", PACKED)
+def test_in_a_process_of_its_own_too_where_python_looks_in_the_current_folder_first(packed: Any, refusal: Any) -> None:
+    Path("evil.py").write_text(EVIL)
+    refusal(packed(whole(called(named("evil", "go")))))
     command = [sys.executable, "-m", "construct.from_conv", "m.pt"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (2, "")
