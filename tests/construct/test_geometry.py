@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -240,7 +240,6 @@ def test_a_layer_of_senseless_sharpness_is_refused(alpha: float):
 # ---- heads -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
 @given(convolutions(transposed=[False]), st.data())
 def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d, data: st.DataObject):
     """(D_in/groups × D_out/groups) of every tap and group, the last axis of taps fastest; W_val W_out = tap, bit for bit."""

@@ -18,7 +18,7 @@ from verify.oracle import Convolution
 from verify.rounding.elements import difference_bound
 from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
 
-EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
+EXAMPLES = max(32, settings().max_examples)  # fewer do not show every option
 
 # ---- the same function -------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
         assert excess(case.conv, layer, case.x, layer(case.x)) <= 1
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(cases(integers=[True]))
 def test_bit_for_bit_on_small_integers(case: Case):
     """No tolerance to hide in: equal to torch's convolution and to the definition in exact integers, two truths apart."""
@@ -127,7 +127,7 @@ def test_translating_the_input_translates_the_output(circular: bool):
     compared = Counter[str]()
     options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
 
-    @settings(max_examples=3 * EXAMPLES // 2)
+    @settings(max_examples=max(60, EXAMPLES))
     @given(convolutions(integers=[True], **options), st.data())
     def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
         d = len(conv.kernel_size)

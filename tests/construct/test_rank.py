@@ -15,6 +15,8 @@ from construct.heads import LARGEST_ELIMINATED
 from verify.argument.certification import certify
 from verify.strategies import Case, cases, convolutions, sizes_for
 
+EXAMPLES = settings().max_examples
+
 
 def of_rank_one(side: int, dtype: torch.dtype = torch.float64) -> nn.Conv1d:
     generator = torch.Generator().manual_seed(0)
@@ -62,7 +64,7 @@ def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
     assert torch.equal(layer.weight, conv.weight)
 
 
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES)
 @given(cases(integers=[True]), st.integers(1, 4), st.sampled_from(["dense", "chunked", "axial", "auto"]))
 def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: int, execution: str):
     """The general D_h < D_out: Σ_h over ⌈min(D_in, D_out)/D_h⌉ heads a shift, on integers bit for bit."""
@@ -73,7 +75,7 @@ def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: 
         assert torch.equal(layer(case.x), case.conv(case.x))
 
 
-@settings(max_examples=20)
+@settings(max_examples=EXAMPLES // 2)
 @given(convolutions(), st.integers(1, 3), st.data())
 def test_several_narrow_heads_at_a_shift_are_proved(conv: Any, head_dim: int, data: st.DataObject):
     layer = conv_to_mhsa(conv, head_dim=head_dim, heads_per_shift=None)

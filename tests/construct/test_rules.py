@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -207,7 +207,6 @@ def test_a_rule_that_holds(name: str) -> None:
         torch.testing.assert_close(net(x), module(x).relu())
 
 
-@settings(max_examples=40)
 @given(cases())
 def test_no_rule_that_holds_is_refused_for_rounding(case: Case) -> None:
     """Every geometry, format and magnitude that torch's own convolutions have."""
@@ -474,7 +473,6 @@ def test_a_network_is_not_changed_by_being_judged() -> None:
 # ---- the sizes ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=3))
 def test_sizes_have_every_residue_modulo_the_stride(axes: Any) -> None:
     kernel, stride, dilation = (tuple(row) for row in zip(*axes, strict=True))

@@ -33,26 +33,15 @@ from verify.strategies import Case, cases
 EXAMPLES = settings().max_examples
 
 
-def network() -> nn.Module:
-    """Stride, groups, depthwise, a transposed layer, and padding that copies."""
+def network(whole: bool = True) -> nn.Sequential:
+    """Stride, groups and padding that copies; the whole has a depthwise and a transposed layer, too."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1, stride=2),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
+    layers = [
+        *(nn.Conv2d(3, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4), nn.ReLU()),
         nn.Conv2d(4, 4, (1, 3), padding=(0, 2), padding_mode="circular", groups=2),
-        nn.Conv2d(4, 4, 2, padding="same", groups=4),
-        nn.ConvTranspose2d(4, 2, 2, stride=2),
-    ).eval()
-
-
-@pytest.fixture(scope="module")
-def pt2() -> bytes:
-    program = to_pt2(convert(network()), (3, 16, 20))
-    assert program.fixed == ()
-    assert program.difference is not None
-    assert program.difference < 1e-5
-    return program.content
+        *(nn.Conv2d(4, 4, 2, padding="same", groups=4), nn.ConvTranspose2d(4, 2, 2, stride=2)),
+    ]
+    return nn.Sequential(*layers[: None if whole else 4]).eval()
 
 
 def fixed() -> nn.Module:
@@ -75,12 +64,21 @@ def given_back(tensors: dict[str, torch.Tensor], metadata: str) -> nn.Module:
     return as_network(layers_of(tensors, records_in(tensors, {GEOMETRY: metadata})))
 
 
-def test_pt2_computes_the_network_at_any_size(pt2: bytes):
-    program = torch.export.load(io.BytesIO(pt2)).module()
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_pt2_computes_the_network_at_any_size(whole: bool):
+    converted = convert(network(whole))
+    converted[0].frozen = True  # type: ignore[index, assignment]  an attribute of the user does not stand in the way
+    made = to_pt2(converted, (3, 16, 20))
+    assert made.fixed == ()
+    assert made.difference is not None
+    assert made.difference < 1e-5
+    program = torch.export.load(io.BytesIO(made.content))
+    assert not [name for name in program.state_dict if "frozen" in name]
+    run = program.module()
     for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
         x = torch.randn(shape)
         with torch.no_grad():
-            within_rounding(program(x), network()(x))
+            within_rounding(run(x), network(whole)(x))
 
 
 @pytest.mark.parametrize(
@@ -226,10 +224,10 @@ def test_every_geometry_can_be_exported(case: Case):
         assert torch.equal(found, case.conv(case.x))
 
 
-def test_a_pt2_file_needs_torch_alone(tmp_path, pt2: bytes):
+def test_a_pt2_file_needs_torch_alone(tmp_path):
     """Loaded and run in a process that cannot import this project."""
     path = tmp_path / "net.pt2"
-    path.write_bytes(pt2)
+    path.write_bytes(to_pt2(convert(network()), (3, 16, 20)).content)
     code = f"""
 import sys
 class No:
@@ -567,12 +565,3 @@ def test_torch_s_own_export_takes_a_converted_network() -> None:
         for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
             torch.testing.assert_close(program.module()(x), expected)
         assert torch.equal(net(x), expected)
-
-
-def test_an_attribute_of_the_user_does_not_stand_in_the_way():
-    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
-    layer.frozen = True  # type: ignore[assignment]
-    program, _ = export_program(layer, (2, 6, 6))
-    x = torch.ones(1, 2, 6, 6)
-    assert torch.allclose(program.module()(x), layer(x))
-    assert not [name for name in program.state_dict if "frozen" in name]

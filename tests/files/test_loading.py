@@ -129,7 +129,7 @@ def test_a_state_dict_of_another_geometry_is_an_error(strict: bool) -> None:
 # ---- with its network --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(cases())
 def test_any_layer_comes_back(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
     path = tmp_path_factory.mktemp("state") / "s.pt"
