@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import construct
-from commands import Command, interrupted, names, process
+from commands import Command, names, process
 from construct.command import demo
 from construct.encoding.sharpness import alpha_for
 from construct.from_conv import main
@@ -481,18 +481,6 @@ def test_a_failure_leaves_the_earlier_output(
         patch.setattr(place, fail)
         assert message in from_conv.refuses(saved, "-o", "out.pt", "--alpha", "256", code=code)
     assert names() == {"model.pt", "out.pt", "out.json"}
-
-
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_in_the_middle(kind: signal.Signals, state: Path) -> None:
-    slow = (
-        "\nimport time, pathlib\n"
-        "class Slow(Net):\n    def forward(self, x):\n        pathlib.Path('running').touch()\n        time.sleep(60)\n"
-    )
-    with Path("net.py").open("a") as file:
-        file.write(slow)
-    interrupted(process(state, "--model-file", "net.py:Slow", "--input-size", 2, 6, 6), kind)
-    assert names() == {"net.py", "state.pt"}
 
 
 def test_values_that_are_not_finite_are_still_json(from_conv: Command) -> None:

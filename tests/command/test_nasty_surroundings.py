@@ -160,10 +160,13 @@ STAGES = [
     ("construct.command.main", "check_conversion"),
     ("construct.files.writing", "_save_into"),
 ]
+IN_THE_NETWORK = ("torch.nn.functional", "conv2d")
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
-@pytest.mark.parametrize(("kind", "place"), [*zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2])])
+@pytest.mark.parametrize(("kind", "place"), [
+    *zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2]), *((kind, IN_THE_NETWORK) for kind in SIGNALS)
+])  # fmt: skip
 def test_row_51_interrupted_at_any_stage(
     kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command
 ) -> None:

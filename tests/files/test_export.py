@@ -266,14 +266,6 @@ def test_safetensors_give_the_layer_back(tmp_path, encoding: str):
     assert ours.mhsa_sha256 == theirs.mhsa_sha256
 
 
-def test_safetensors_of_a_network_give_every_layer_back_at_its_place(tmp_path):
-    converted = convert(nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv1d(2, 2, 1))))
-    again = given_back(*safetensors_of(converted, tmp_path / "net.safetensors"))
-    x = torch.randn(1, 2, 4)
-    assert [path for path, module in again.named_modules() if isinstance(module, MHSA)] == ["0", "2.0"]
-    assert torch.equal(again.get_submodule("2.0")(x), converted.get_submodule("2.0")(x))
-
-
 @pytest.mark.parametrize("name", ["forward", "training", "_modules", "weight."])
 def test_layers_under_any_name_are_given_back(tmp_path, name: str):
     network = nn.Module()
@@ -299,13 +291,10 @@ def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
         metadata.replace('"transposed": false', '"transposed": []'),
         "[]",
         "{",
-        "{}",
     ):
-        if changed == "{}":
-            assert not list(given_back(tensors, changed).children())
-            continue
         with pytest.raises(BadModelFile, match=r"do not fit|no JSON"):
             given_back(tensors, changed)
+    assert not list(given_back(tensors, "{}").children())
     with pytest.raises(BadModelFile, match="do not fit"):
         given_back({name: t for name, t in tensors.items() if name != "v"}, metadata)
 

@@ -18,7 +18,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import construct
-from archives import saved
+from archives import EMPTY_ORDERED, called, named, number, program, row, saved, storage, with_pickle
 from commands import Command, names
 from construct.command.startup import check_torch
 from construct.files.reading import read
@@ -254,10 +254,7 @@ def nested(depth: int) -> Any:
 
 
 def repickled(path: str, data: bytes) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("m/data.pkl", data)
-        archive.writestr("m/version", "3\n")
-        archive.writestr("m/data/0", b"\0" * 4)
+    Path(path).write_bytes(with_pickle(data, b"\0" * 4))
 
 
 def test_row_15_bombs(from_conv: Command) -> None:
@@ -307,10 +304,10 @@ def test_row_16_a_kernel_of_too_many_taps(from_conv: Command) -> None:
 
 def test_row_17_storages_that_are_too_short(from_conv: Command) -> None:
     path = "m.pt"
-    body = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu"
+    rebuild = named("torch._utils", "_rebuild_tensor_v2")
     for count, offset, stride in ((9, 0, 1), (1, 5, 1), (1, 0, 3)):
-        tail = b"K%ctQK%c(K\x02t(K%ct\x89ccollections\nOrderedDict\n)RtR." % (count, offset, stride)
-        repickled(path, b"\x80\x02" + body + tail)
+        sizes = number(offset), row(number(2)), row(number(stride))
+        repickled(path, program(called(rebuild, storage(count=count), *sizes, b"\x89", EMPTY_ORDERED)))
         assert "stor" in from_conv.refuses(path)
 
 

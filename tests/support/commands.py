@@ -43,7 +43,7 @@ def limited(kind: int, most: int) -> Iterator[None]:
 def bounded(seconds: float) -> Iterator[None]:
     """Within, this process gets one GiB more of memory, and once the seconds are over it is ended, with a traceback."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     try:
         with limited(resource.RLIMIT_AS, used + 2**30):
             yield

@@ -446,24 +446,6 @@ def odd_state(rng: Random) -> bytes:
     return saved(rng.choice([state, {"state_dict": state}, {"model": state, "ema": dict(state)}, [state], (state,)]))
 
 
-def odd_legacy(rng: Random) -> bytes:
-    """A file in the format before 1.6, changed in its pickles or behind them."""
-    data = bytearray(files()["legacy"])
-    at = rng.randrange(len(data))
-    kind = rng.randrange(5)
-    if kind == 0:
-        return bytes(data[:at])
-    if kind == 1:
-        return bytes(data) + rng.choice([b"\0", b".", bytes(data)])
-    if kind == 2:
-        data[at] = rng.randrange(256)
-    elif kind == 3:
-        data[at:at] = rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS])
-    else:
-        del data[at : at + rng.choice((1, 2, 8))]
-    return bytes(data)
-
-
 # ---- safetensors -------------------------------------------------------------------------------------------------------
 
 
@@ -515,10 +497,10 @@ PAYLOAD = called(named("posix", "system"), text("touch trace")) + b"0"
 
 
 def bytes_changed(data: bytes, rng: Random) -> bytes:
-    """Some bytes flipped, cut, repeated, swapped for telling ones, or a payload put in."""
+    """Some bytes flipped, cut, repeated, swapped for telling ones, or a payload put in; or an end that is torn, or too long."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        at, kind = rng.randrange(max(1, len(out))), rng.randrange(6)
+        at, kind = rng.randrange(max(1, len(out))), rng.randrange(8)
         if kind == 0:
             out[at : at + 1] = bytes([rng.randrange(256)])
         elif kind == 1:
@@ -529,6 +511,10 @@ def bytes_changed(data: bytes, rng: Random) -> bytes:
             out[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f"))
         elif kind == 4:
             out[at:at] = PAYLOAD
+        elif kind == 5:
+            del out[at:]
+        elif kind == 6:
+            out += rng.choice([b"\0", b".", data])
         else:
             out[at : at + 1] = rng.choice([b"N", b")", b"]", b"}", b"\x93", *OPERATIONS])
     return bytes(out)
@@ -563,8 +549,7 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], bytes]]] = {
     "model": (3, odd_model),
     "state dict": (2, odd_state),
     "safetensors": (4, odd_safetensors),
-    "before 1.6": (2, odd_legacy),
-    "bytes": (16, odd_bytes),
+    "bytes": (18, odd_bytes),
 }
 """Of mutants, and how many of each there are in 50."""
 
