@@ -12,6 +12,7 @@ from torch import nn
 
 import construct
 import verify
+from archives import archive_of
 from commands import Command
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic
@@ -26,7 +27,8 @@ class Own(nn.Conv2d):
 
 
 def program(path: Path) -> Path:
-    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)), path)
+    """What torch.export.save writes is known by this record; to export anything takes seconds."""
+    path.write_bytes(archive_of({"archive_format": b"pt2", "version": b"0"}))
     return path
 
 

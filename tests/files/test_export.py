@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -54,6 +53,13 @@ def within_rounding(found: Any, expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=2e-6)
 
 
+def same_at_any_size(run: Any, model: nn.Module) -> None:
+    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            within_rounding(run(x), model(x))
+
+
 def safetensors_of(layer: nn.Module, path: Any) -> tuple[dict[str, torch.Tensor], str]:
     path.write_bytes(to_safetensors(layer))
     with safe_open(path, "pt") as file:
@@ -74,11 +80,7 @@ def test_pt2_computes_the_network_at_any_size(whole: bool):
     assert made.difference < 1e-5
     program = torch.export.load(io.BytesIO(made.content))
     assert not [name for name in program.state_dict if "frozen" in name]
-    run = program.module()
-    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
-        x = torch.randn(shape)
-        with torch.no_grad():
-            within_rounding(run(x), network(whole)(x))
+    same_at_any_size(program.module(), network(whole))
 
 
 @pytest.mark.parametrize(
@@ -108,11 +110,8 @@ def test_onnx_computes_the_network_at_any_size():
     graph = onnx.load_from_string(program.content).graph
     assert not {node.op_type for node in graph.node} & {"Conv", "ConvTranspose"}
     session = onnxruntime.InferenceSession(program.content)
-    for shape in ((2, 3, 16, 20), (1, 3, 16, 20), (3, 3, 33, 24)):
-        x = torch.randn(shape)
-        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        with torch.no_grad():
-            within_rounding(np.asarray(found), network()(x))
+    name = session.get_inputs()[0].name
+    same_at_any_size(lambda x: session.run(None, {name: x.numpy()})[0], network())
 
 
 def test_axes_that_the_network_fixes_are_named():
