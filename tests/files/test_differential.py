@@ -46,8 +46,7 @@ def wrong_in_checker(content: Any, data: bytes) -> list[str] | None:
     try:
         layers = by_checker(data)
     except Rejected as error:
-        # One line; what else does not print, of names that the file has, ``python -m verify`` escapes.
-        return None if "\n" not in str(error) else [f"the checker says {error!r}"]
+        return None if str(error).isprintable() else [f"the checker says {error!r}"]
     content = content() if callable(content) and not isinstance(content, torch.nn.Module) else content
     if isinstance(content, Exception) and data[:2] == b"PK":
         content = reading(lambda: by_pickle(data))  # with classes that are in no list

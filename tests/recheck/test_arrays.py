@@ -309,7 +309,7 @@ def test_storage_that_does_not_fit_is_refused(saved):
         (lambda conv: conv.register_forward_pre_hook(print), "forward_pre_hooks of its own"),
         (lambda conv: conv.add_module("inner", nn.ReLU()), "modules of its own"),
         (lambda conv: setattr(conv, "_conv_forward", print), "conv_forward of its own"),
-        (lambda conv: setattr(conv.weight, "mine", 1), "_rebuild_parameter_with_state in another way"),
+        (lambda conv: setattr(conv.weight, "mine", 1), "_rebuild_parameter_with_state' in another way"),
         (lambda conv: vars(conv).update(bias=None), "one name to two things: 'bias'"),
         (lambda conv: vars(conv).update(weight=1.0), "one name to two things: 'weight'"),
         (lambda conv: vars(conv).update(forward=None), "forward of its own"),

@@ -214,7 +214,7 @@ class Walk:
             self._to_unknown.append((kind, args))
             known = True
         if not known:
-            raise Rejected(f"the pickle makes a {kind.replace(' ', '.')} in another way than torch.save")
+            raise Rejected(f"the pickle makes {kind.replace(' ', '.')!r} in another way than torch.save")
         new = Pickled(kind, args)
         self.layers += [new] if kind in CLASSES else []
         return new
