@@ -1,14 +1,16 @@
-"""The theorem's encoding, or an execution of it, with a fault in it."""
+"""The theorem's encoding, or an execution of it, with a fault in it; and the proofs about them as coded, each worked out once."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
 from construct.attention import EXECUTIONS
 from construct.encoding import quadratic
+from verify.theory.symbolic import lemmas
+from verify.theory.symbolic.proof import Proof
 
 right_r, right_v = quadratic.r, quadratic.v
 
@@ -59,3 +61,12 @@ def break_execution(patch: pytest.MonkeyPatch, name: str, wrong: Callable[..., A
     """From now on an execution runs ``wrong``, which is given the right run before its arguments (layer, x, grid)."""
     right = EXECUTIONS[name]
     patch.setitem(EXECUTIONS, name, replace(right, run=partial(wrong, right.run)))
+
+
+PROOFS = {name: prove for name, prove in vars(lemmas).items() if name.startswith("prove_")}
+
+
+@cache
+def as_coded(name: str, *dims: int) -> Proof:
+    """One of these proofs, for all tests that only look at what it gives."""
+    return PROOFS[name](*dims)

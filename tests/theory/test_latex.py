@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broken import as_coded
 from verify.__main__ import main
 from verify.theory.symbolic import latex, lemmas, proof
 
@@ -56,9 +57,8 @@ def compiled(source, folder):
 
 @pytest.fixture(scope="module")
 def few():
-    return proof.in_latex(
-        [lemmas.prove_lemma1(1), lemmas.prove_relative_from_absolute(), lemmas.prove_one_is_not_enough()]
-    )
+    names = ("prove_relative_from_absolute", "prove_one_is_not_enough")
+    return proof.in_latex([as_coded("prove_lemma1", 1), *map(as_coded, names)])
 
 
 def test_the_document_has_the_form_that_tex_asks_for(few):

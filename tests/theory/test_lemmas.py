@@ -10,7 +10,7 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broken import WRONG_ENCODINGS, WRONG_FROM_TWO_AXES, break_encoding
+from broken import WRONG_ENCODINGS, WRONG_FROM_TWO_AXES, as_coded, break_encoding
 from construct.encoding import quadratic as encoding
 from verify.theory.symbolic import proof, proof_algebra
 from verify.theory.symbolic.lemmas import prove_lemma2
@@ -24,7 +24,7 @@ PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4])
 def test_lemma2_holds_as_coded(dims):
-    shown = prove_lemma2(dims)
+    shown = as_coded("prove_lemma2", dims)
     assert shown.argued == 0
     assert shown.discharged == len(shown.steps)
     assert {step.how for step in shown.steps} == set(How) - {How.SUM, How.RANK, How.SUBSTITUTION, How.ARGUED}
@@ -104,7 +104,7 @@ def test_the_failure_names_the_step_and_what_did_not_vanish(monkeypatch):
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_the_limits_shown_are_near_at_a_large_alpha(dims):
-    for step in prove_lemma2(dims).steps:
+    for step in as_coded("prove_lemma2", dims).steps:
         for expression in step.expressions if step.how is How.LIMIT else ():
             weight, alpha = expression.lhs.args[:2]
             point = {s: 200 if s == alpha else 12 for s in weight.free_symbols}  # beside alpha, the number of keys
