@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import verify
 from construct import conv_to_mhsa
+from rechecked import Files
 from verify.argument.certification import certify
-from verify.argument.documents import write_document
 from verify.experiment.sweep import exactly
 from verify.layers import reading
 from verify.layers.fields import Geometry, stated_geometry
@@ -37,14 +36,6 @@ EXAMPLES = settings().max_examples
 LONG = 2**31
 
 
-def rechecked(conv: Any, layer: Any, certificate: Any, folder: Path) -> str:
-    """What the checker says."""
-    torch.save(conv, folder / "c.pt")
-    torch.save(layer, folder / "m.pt")
-    write_document(folder / "c.json", [("", certificate)], folder / "c.pt", folder / "m.pt")
-    return verify.check(folder / "c.json", folder / "c.pt", folder / "m.pt").verdict.name
-
-
 @pytest.mark.nasty(68)
 @pytest.mark.parametrize(
     ("conv", "grid"),
@@ -65,14 +56,14 @@ def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: P
     certificate = certify(conv, layer, grid=grid)
     assert certificate.verdict.name == "PROVED"
     assert any(probe["inputs"] for probe in certificate.probes)
-    assert rechecked(conv, layer, certificate, tmp_path) == "PROVED"
+    assert Files(tmp_path).rechecked(certificate, conv, layer) == "PROVED"
     with torch.no_grad():
         layer.w_val[layer.heads // 3] *= 1 + 2.0**-23
         layer.w_out[layer.heads // 3] *= 1 + 2.0**-23
     certificate = certify(conv, layer, grid=grid)
     assert certificate.verdict.name == "REFUTED"
     assert certificate.counterexample is not None
-    assert rechecked(conv, layer, certificate, tmp_path) == "REFUTED"
+    assert Files(tmp_path).rechecked(certificate, conv, layer) == "REFUTED"
 
 
 @pytest.mark.deep
@@ -83,7 +74,7 @@ def test_a_front_end_of_4096_taps_over_40_000_samples_in_seconds(stride: int, tm
     begun = time.process_time()
     certificate = certify(conv, layer, grid=(40_000,))
     assert certificate.verdict.name == "PROVED"
-    assert rechecked(conv, layer, certificate, tmp_path) == "PROVED"
+    assert Files(tmp_path).rechecked(certificate, conv, layer) == "PROVED"
     assert time.process_time() - begun < 30
 
 

@@ -7,8 +7,6 @@ import os
 import pickle
 import pickletools
 import struct
-import subprocess
-import sys
 import zipfile
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +24,7 @@ from torch.nn.utils import prune
 import construct
 from archives import archive_of, packed, records_in
 from archives import saved as saved_bytes
+from commands import python
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.layers.fields import stated_geometry
@@ -182,8 +181,7 @@ def test_nothing_that_a_pickle_names_is_imported(tmp_path):
         f"print(len(layers_in(open({str(path)!r}, 'rb'), 'f')))\n"
         "assert not {'torch', 'construct', 'safetensors', 'mpmath', 'sympy'} & set(sys.modules)"
     )
-    command = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = python("-W", "ignore::ResourceWarning", "-c", code)
     assert (done.stdout, done.stderr) == ("4\n", "")
 
 

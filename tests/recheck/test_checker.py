@@ -2,11 +2,8 @@
 
 import copy
 import json
-import subprocess
-import sys
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -18,8 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import construct
-import verify
 from broken import break_execution
+from commands import python
+from rechecked import Files
 from verify import checker
 from verify.argument.certification import certify
 from verify.argument.documents import indented, write_document
@@ -74,33 +72,14 @@ def certified(name):
     return certify(conv, mhsa, grid=grid, **claimed)
 
 
-class Files:
-    """A certificate and its two weight files in a folder, to be tampered with."""
-
-    def __init__(self, folder):
-        self.certificate, self.conv, self.mhsa = (folder / f"model{end}" for end in (".mhsa.json", ".pt", ".mhsa.pt"))
-
-    def save(self, conv, mhsa):
-        torch.save(conv, self.conv)
-        torch.save(mhsa, self.mhsa)
-
-    def write(self, layers, conv, mhsa):
-        self.save(conv, mhsa)
-        write_document(self.certificate, layers, self.conv, self.mhsa)
-        return self
+class Tampered(Files):
+    """Files to be tampered with."""
 
     def write_case(self, name):
         """A case of the table with its certificate; its two layers."""
         conv, mhsa, _, _ = built(name)
         self.write([("", certified(name))], conv, mhsa)
         return conv, mhsa
-
-    def check(self):
-        return verify.check(self.certificate, self.conv, self.mhsa)
-
-    def rechecked(self, certificate, conv, mhsa):
-        """The verdict's name after writing one certificate."""
-        return self.write([("", certificate)], conv, mhsa).check().verdict.name
 
     def edit(self, change, sign=True):
         document = json.loads(self.certificate.read_text())
@@ -133,7 +112,7 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path):
-    return Files(tmp_path)
+    return Tampered(tmp_path)
 
 
 # ---- what holds is confirmed -------------------------------------------------------------------------------------------
@@ -231,8 +210,7 @@ sys.meta_path.insert(0, Forbidden())
 sys.argv = ["verify", "check", {str(files.certificate)!r}, "--conv", {str(files.conv)!r}, "--mhsa", {str(files.mhsa)!r}]
 runpy.run_module("verify", run_name="__main__", alter_sys=True)
 """
-    process = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(process, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("PROVED: 1 of 1 layers PROVED and recomputed")
 

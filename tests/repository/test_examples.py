@@ -3,10 +3,7 @@
 import ast
 import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -15,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-ROOT = Path(__file__).parents[2]
+from commands import ROOT, python
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SCRIPT = "train_digits_cnn"
 """The one that is a command of its own, and no notebook."""
@@ -85,9 +83,7 @@ def name(path):
 
 
 def run(path, folder):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", str(path), *ARGUMENTS.get(path.stem, [])]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)
+    return python(path, *ARGUMENTS.get(path.stem, []), cwd=folder)
 
 
 def asserts_at_its_end(source):

@@ -1,10 +1,7 @@
 """The lessons of docs/teaching/: notebooks that run, exercises whose right answers pass, and mistakes that do not."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +13,8 @@ import nbformat
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from commands import ROOT, python
+
 LESSONS = {name: ROOT / f"docs/teaching/{name}.py" for name in ("one_head", "one_kernel", "one_network")}
 QUICK = "one_kernel"
 EACH = [pytest.param(name, marks=[pytest.mark.deep] * (name != QUICK)) for name in LESSONS]
@@ -96,16 +94,7 @@ def test_right_answers_pass_and_mistakes_do_not(name: str, tmp_path: Path, monke
 @pytest.mark.deep
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_without_answers_runs(name: str, tmp_path: Path):
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "PYTHONIOENCODING": "utf-8",
-        "MPLBACKEND": "agg",
-        "TMPDIR": str(tmp_path),
-    }
-    command = [sys.executable, "-W", "error", str(LESSONS[name])]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False, timeout=120
-    )
+    done = python(LESSONS[name], cwd=tmp_path, MPLBACKEND="agg", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no answer yet") == len(ANSWERS[name])
     assert "right\n" not in done.stdout

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch import nn
 
 import construct
-from commands import Command
+from commands import Command, python
 from report_layers import HOSTILE, SHOWN, seeded
 from verify.__main__ import main
 from verify.argument import documents
@@ -28,7 +26,6 @@ from verify.plots.probabilities import attention_of
 from verify.plots.stored_layer import layer_in
 from verify.rounding.leakage import leakage_on_lattice
 
-ROOT = Path(__file__).parents[2]
 TIMES = [
     Series("quadratic", (10, 20, 40, 80), (1e-3, 4e-3, 16e-3, 64e-3)),
     Series("flat", (10, 20, 40), (2.0, 2.0, 2.0)),
@@ -379,8 +376,7 @@ def test_a_failure_leaves_what_stood_there(tmp_path, monkeypatch):
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path):
     code = "import sys; sys.modules['matplotlib'] = None; from verify.__main__ import main; sys.exit(main())"
-    words = [sys.executable, "-W", "error", "-c", code, "plot", "leakage", "-o", str(tmp_path / "a.svg")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-c", code, "plot", "leakage", "-o", tmp_path / "a.svg")
     assert (done.returncode, done.stdout) == (2, "")
     hint = 'pip install ".[viz]" in the project\'s folder'
     assert done.stderr == f"error: plots take matplotlib, which is not there ({hint})\n"
@@ -396,8 +392,7 @@ def test_no_figure_is_kept_by_pyplot_and_no_style_is_changed(tmp_path):
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "assert style() == before\n"
     )
-    words = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,10 +3,8 @@
 import base64
 import html
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from torch import nn
 
 import construct
 import verify
-from commands import ROOT, Command
+from commands import ROOT, Command, python
 from report_layers import seeded
 from verify.layers.fields import Geometry
 from verify.layers.reading import tap_of_shift
@@ -42,8 +40,7 @@ def run_printed(text: str) -> str:
     (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", text)
     first, *words = shlex.split(html.unescape(line))
     assert first == "python"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, encoding="utf-8", check=False)
+    done = python(*words, cwd=None)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -16,10 +16,9 @@ from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked
+from rechecked import Files
 from truths import permuted, sharp_bound
 from verify.argument.certification import certify
-from verify.argument.documents import write_document
-from verify.checker import check
 from verify.layers.fields import TENSORS, Unreadable
 
 
@@ -541,10 +540,7 @@ def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, 
     layer.v.data[0, 1] += {"nowhere": 0, "away": 0, "off the grid": 2**14}[aimed]
     certificate = certify(conv, layer, grid=(4, 5))
     assert certificate.verdict.name == "PROVED", certificate
-    torch.save(conv, tmp_path / "c.pt")
-    torch.save(layer, tmp_path / "m.pt")
-    write_document(tmp_path / "c.json", [("", certificate)])
-    assert check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt").verdict.name == "PROVED"
+    assert Files(tmp_path).rechecked(certificate, conv, layer) == "PROVED"
     layer.v.data[0] = torch.finfo(torch.float32).max  # finite in float64; but not twice that far
     layer.w_key_pos.data = layer.w_key_pos.data.double()
     layer.w_key_pos.data[0] = 1e300

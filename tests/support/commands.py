@@ -96,6 +96,20 @@ def process(*words: object, before: str = "", **options: Any) -> subprocess.Pope
     return subprocess.Popen([sys.executable, "-W", "error", *how, *map(str, words)], env=environment, **options)
 
 
+def python(*words: object, cwd: Path | None = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own that finds the project, every warning an error, in the project's root or another folder."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONIOENCODING": "utf-8",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, "-W", "error", *map(str, words)]
+    options: Any = {"env": environment, "capture_output": True, "encoding": "utf-8", "check": False, "timeout": 600}
+    return subprocess.run(command, cwd=cwd, **options)
+
+
 def interrupted(running: subprocess.Popen[Any], kind: signal.Signals) -> None:
     """Sends a signal once the process has written the file ``running``; it ends as it should."""
     deadline = time.monotonic() + 60

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import construct
+from commands import ROOT, python
+from rechecked import Files
 from verified import built
 from verify.argument.certification import certify
-from verify.argument.documents import write_document
 from verify.coq import building
 from verify.recheck.certificate_file import record_digest
 
-ROOT = Path(__file__).parents[2]
 AXIOMS = (building.SOURCES / "axioms.txt").read_text().split()
 STATED = "\n".join(["Axioms:", *(f"{name} : forall P : Prop, P" for name in AXIOMS)])
 TOOLS = {  # what the build asks of each, without Coq
@@ -51,8 +51,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def verify(*arguments: Any) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "error", "-m", "verify", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return python("-m", "verify", *arguments)
 
 
 # ---- build -----------------------------------------------------------------------------------------------------------------
@@ -146,18 +145,15 @@ def test_two_builds_at_once_are_both_whole(tools: Path):
 # ---- check --verified --------------------------------------------------------------------------------------------------------
 
 
-class Certified:
-    """A certificate and its two weight files."""
+class Certified(Files):
+    """A certificate of this layer and its two weight files."""
 
     def __init__(self, folder: Path, conv: Any, layer: Any, **claimed: Any):
-        self.paths = [folder / "model.mhsa.json", folder / "model.pt", folder / "model.mhsa.pt"]
-        torch.save(conv, self.paths[1])
-        torch.save(layer, self.paths[2])
-        certificate = certify(conv, layer, grid=(7,), **claimed)
-        write_document(self.paths[0], [("", certificate)], self.paths[1], self.paths[2])
+        super().__init__(folder)
+        self.write([("", certify(conv, layer, grid=(7,), **claimed))], conv, layer)
 
-    def check(self, *options: str) -> subprocess.CompletedProcess:
-        return verify("check", self.paths[0], "--conv", self.paths[1], "--mhsa", self.paths[2], *options)
+    def command(self, *options: str) -> subprocess.CompletedProcess:
+        return verify("check", self.certificate, "--conv", self.conv, "--mhsa", self.mhsa, *options)
 
 
 @pytest.fixture
@@ -168,7 +164,7 @@ def conv() -> Any:
 
 def test_both_prove_a_layer(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
     assert (done.returncode, done.stderr) == (0, "")
     first, *_, head, answer = done.stdout.splitlines()
     assert first.startswith("PROVED: 1 of 1 layers")
@@ -180,20 +176,20 @@ def test_both_prove_a_layer(conv: Any, tmp_path: Path):
 
 def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).check("--verified")
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).command("--verified")
     assert done.returncode == 0
     assert done.stdout.endswith("the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n")
 
 
 def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).check("--verified")
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).command("--verified")
     assert done.returncode == 1
     assert done.stdout.startswith("PROVED")
     assert "not accepted: its encoding is the parabola" in done.stdout
     layer = construct.conv_to_mhsa(conv)
     layer.w_out[0, 0, 0, 0] += 1
-    done = Certified(tmp_path, conv, layer).check("--verified")
+    done = Certified(tmp_path, conv, layer).command("--verified")
     assert done.returncode == 1
     assert done.stdout.startswith("REFUTED")
     assert (
@@ -205,12 +201,12 @@ def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_f
     """With and without ``--verified`` the same line and exit code, whether a certificate is false or damaged."""
     built()
     files = Certified(tmp_path, conv, construct.conv_to_mhsa(conv))
-    document = json.loads(files.paths[0].read_text())
+    document = json.loads(files.certificate.read_text())
     for bounds in ([(2.0**-60).hex()] * 3, ["small"] * 3):
         document["layers"][0]["bound"] = bounds
         document["record_sha256"] = record_digest(document)
-        files.paths[0].write_text(json.dumps(document))
-        plain, both = files.check(), files.check("--verified")
+        files.certificate.write_text(json.dumps(document))
+        plain, both = files.command(), files.command("--verified")
         assert (plain.returncode, both.returncode) == (2, 2)
         assert (plain.stdout, plain.stderr) == ("", both.stderr)
         assert plain.stderr.startswith("error: ")
@@ -232,13 +228,13 @@ def test_no_other_answer_counts(script: str, said: str, conv: Any, tmp_path: Pat
     building.build_folder().mkdir(parents=True)
     (building.build_folder() / "checker").write_text(f"#!/bin/sh\n{script}\n")
     (building.build_folder() / "checker").chmod(0o755)
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
     assert done.returncode == 1
     assert f"not accepted: {said}" in done.stdout
 
 
 def test_without_the_program_one_line_says_how_to_build_it(conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).check("--verified")
+    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the verified checker is not built (python -m verify coq build)\n"
