@@ -568,6 +568,9 @@ def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
         ({"attention": lambda x: (x, None)}, "cannot be run.*gives a tuple, and not a tensor"),
         ({"attention": lambda x: x @ torch.ones(4, 4)}, r"cannot be run.*a function of float32 tensors takes dtype="),
         ({"probabilities": lambda x: x}, "attention has shape"),
+        ({"attention": lambda x: torch.complex(x, x)}, "complex"),
+        ({"attention": nn.Conv2d(2, 3, 3, padding=1, dtype=torch.complex128)}, "complex"),
+        ({"grid": (10**6, 10**6)}, "over the budget"),  # before anything runs
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -712,16 +715,3 @@ def test_an_output_that_is_not_finite_hides_no_other(bound: float):
 
     for seed in range(12):
         assert not audit(layer, (5, 5), in_channels=2, seed=seed).affine
-
-
-def test_complex_numbers_are_refused():
-    conv = convolution(2, 3, padding=1)
-    with pytest.raises(ValueError, match="complex"):
-        audit(lambda x: torch.complex(conv(x), conv(x)), (6, 6), in_channels=2)
-    with pytest.raises(ValueError, match="complex"):
-        audit(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.complex128), (6, 6))
-
-
-def test_a_grid_that_no_memory_holds_is_refused_before_anything_runs():
-    with pytest.raises(ValueError, match="budget"):
-        audit(convolution(2, 3), (10**6, 10**6))

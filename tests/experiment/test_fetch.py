@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import json
-import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
 
 from commands import Command
 from examples.learned import fetch

@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_learned import pictures, quiet, settings_of
 
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(Path(__file__).parent)]  # the examples are no installed package
-
-from test_learned import pictures, quiet, settings_of  # noqa: E402
-
-from examples.learned.data import BadInput  # noqa: E402
-from examples.learned.running import checkpoints  # noqa: E402
-from examples.learned.training import CHECKPOINT, METRICS, Run  # noqa: E402
+from commands import ROOT
+from examples.learned.data import BadInput
+from examples.learned.running import checkpoints
+from examples.learned.training import CHECKPOINT, METRICS, Run
 
 VARIANTS = ("quadratic", "relative-content", "resnet18")
 WORKER = """

@@ -24,24 +24,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from commands import ROOT, python
 from endings import ends_in_one_line
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # the examples are no installed package
-
-from examples.learned import data, training  # noqa: E402
-from examples.learned.command import main  # noqa: E402
-from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10  # noqa: E402
-from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape  # noqa: E402
-from examples.learned.resnet import resnet18  # noqa: E402
-from examples.learned.results import plots, table  # noqa: E402
-from examples.learned.results.measuring import attention_of, centres_of, distances  # noqa: E402
-from examples.learned.results.summary import looks_of  # noqa: E402
-from examples.learned.running import checkpoints  # noqa: E402
-from examples.learned.running.console import Diverged  # noqa: E402
-from examples.learned.running.processes import Tell, run_in_processes  # noqa: E402
-from examples.learned.settings import PRESETS, Settings, changed  # noqa: E402
-from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at  # noqa: E402
+from examples.learned import data, training
+from examples.learned.command import main
+from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10
+from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape
+from examples.learned.resnet import resnet18
+from examples.learned.results import plots, table
+from examples.learned.results.measuring import attention_of, centres_of, distances
+from examples.learned.results.summary import looks_of
+from examples.learned.running import checkpoints
+from examples.learned.running.console import Diverged
+from examples.learned.running.processes import Tell, run_in_processes
+from examples.learned.settings import PRESETS, Settings, changed
+from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
 HOW = replace(PRESETS["digits"], shape=SMALL, epochs=2, batch=8)
@@ -397,7 +394,7 @@ def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
 
 KILLED = """
 import os, signal, sys, torch
-sys.path[:0] = [{tests!r}, {support!r}, {root!r}]
+sys.path[:0] = [{tests!r}, {support!r}]
 torch.set_num_threads(1)
 from pathlib import Path
 from test_learned import Run, pictures, settings_of
@@ -414,11 +411,9 @@ def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
     code = KILLED.format(
         tests=str(Path(__file__).parent),
         support=str(ROOT / "tests/support"),
-        root=str(ROOT),
         folder=str(tmp_path / "killed"),
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode == -signal.SIGKILL, done.stderr
     again = Run(settings_of(), pictures(), tmp_path / "killed", every=3)
     assert again.done == 9
@@ -734,24 +729,32 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))] == written
 
 
-def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    command = [sys.executable, "-W", "error", "-m", "examples.learned", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("folder", "words", "option"),
+    [
+        ("learned", [], "--checkpoint-every"),
+        ("taught", ["teacher"], "--heads"),
+        ("taught", ["cnn"], "--content-layers"),
+    ],
+)
+def test_an_experiment_runs_as_a_module_and_as_a_folder(
+    folder: str,
+    words: list[str],
+    option: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    done = python("-m", f"examples.{folder}", *words, "--help")
     assert done.returncode == 0, done.stderr
-    assert "--checkpoint-every" in done.stdout
-    monkeypatch.setattr(sys, "argv", ["learned", "--help"])
+    assert option in done.stdout
+    monkeypatch.setattr(sys, "argv", [folder, *words, "--help"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "examples/learned"), run_name="__main__")
+        runpy.run_path(str(ROOT / "examples" / folder), run_name="__main__")
     assert ended.value.code == 0
-    assert "--checkpoint-every" in capsys.readouterr().out
+    assert option in capsys.readouterr().out
 
 
 def test_a_preset_takes_what_the_user_gives():
     found = changed(PRESETS["paper"], epochs=3, heads=16, width=None)
     assert (found.epochs, found.shape.heads, found.shape.width, found.rate) == (3, 16, 400, 0.1)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples/learned").rglob("*.py")), ids=lambda path: path.stem)
-def test_its_files_are_short(path: Path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 300

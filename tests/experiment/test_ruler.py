@@ -1,16 +1,12 @@
 """The ruler for attention layers: against least squares, on layers that are convolutions, and on layers of no grid."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).parents[2]))  # the examples are no installed package
 
 from construct.execution.head_matrices import merged
 from examples.learned.network import VARIANTS, AttentionNet, Shape

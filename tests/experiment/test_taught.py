@@ -2,11 +2,7 @@
 
 import copy
 import json
-import os
-import runpy
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,27 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import construct
+import verify
+from commands import python
+from construct.command.demo import PATH
 from endings import ends_in_one_line
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # the examples are no installed package
-
-import construct  # noqa: E402
-import verify  # noqa: E402
-from construct.command.demo import PATH  # noqa: E402
-from examples import train_digits_cnn  # noqa: E402
-from examples.learned.data import BadInput, Pictures  # noqa: E402
-from examples.learned.running.console import Diverged  # noqa: E402
-from examples.taught import cnn as cnn_command  # noqa: E402
-from examples.taught import convert, finetuning, networks, plots  # noqa: E402
-from examples.taught.command import METRICS, SUMMARY, TABLE, main  # noqa: E402
-from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable  # noqa: E402
-from examples.taught.counting import NEAR, count  # noqa: E402
-from examples.taught.finetuning import Course, accuracy, continue_training, day_one, layers_of, shifted  # noqa: E402
-from examples.taught.parts import FOLDER, Part  # noqa: E402
-from examples.taught.patches import LEARNED, patches  # noqa: E402
-from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of  # noqa: E402
-from examples.taught.teaching import inside, measured, share_of_rate, taught, teach  # noqa: E402
+from examples import train_digits_cnn
+from examples.learned.data import BadInput, Pictures
+from examples.learned.running.console import Diverged
+from examples.taught import cnn as cnn_command
+from examples.taught import convert, finetuning, networks, plots
+from examples.taught.command import METRICS, SUMMARY, TABLE, main
+from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable
+from examples.taught.counting import NEAR, count
+from examples.taught.finetuning import Course, accuracy, continue_training, day_one, layers_of, shifted
+from examples.taught.parts import FOLDER, Part
+from examples.taught.patches import LEARNED, patches
+from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of
+from examples.taught.teaching import inside, measured, share_of_rate, taught, teach
 
 SETTING = Setting(9, 3, "paper", 1.0, 0.05, "noise", 6, 2, 30, 4, 0.02)
 COURSE = Course("same", 1, 16, 1e-3, 3e-3, 4.0, 5, ("shrink", "mix"))
@@ -487,8 +480,7 @@ def test_parts_beside_each_other_are_those_of_one_after_the_other(
 
 
 KILLED = """
-import os, signal, sys
-sys.path[:0] = [{root!r}]
+import os, signal
 from examples.taught import command, parts
 
 def tell(*_):
@@ -504,9 +496,8 @@ command.main({words!r})
 def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["teacher", *SMALL["teacher"], *NOISE, "--no-plots", "--jobs", "1"]
     folder = tmp_path / "killed"
-    code = KILLED.format(root=str(ROOT), folder=str(folder), words=[*words, "--out", str(folder)])
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    code = KILLED.format(folder=str(folder), words=[*words, "--out", str(folder)])
+    done = python("-c", code)
     assert done.returncode == -signal.SIGKILL, done.stderr
     written = {path: path.stat().st_mtime_ns for path in (folder / FOLDER).glob("*.json")}
     assert len(written) == 1
@@ -528,21 +519,3 @@ def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: py
 def test_parts_of_other_settings_are_other_files(one: int, other: int):
     first, second = (Part("told", 1, {"rate": n, "command": "teacher"}).path(Path()) for n in (one, other))
     assert (first == second) == (one == other)
-
-
-def test_it_runs_as_a_module_and_as_a_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    command = [sys.executable, "-W", "error", "-m", "examples.taught", "teacher", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--heads" in done.stdout
-    monkeypatch.setattr(sys, "argv", ["taught", "cnn", "--help"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "examples/taught"), run_name="__main__")
-    assert ended.value.code == 0
-    assert "--content-layers" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples/taught").glob("*.py")), ids=lambda path: path.stem)
-def test_its_files_are_short(path: Path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 300
