@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import verify
 from broken import break_execution
 from construct import conv_to_mhsa
+from runs import is_quick
 from verify.argument.certification import certify
 from verify.argument.documents import write_document
 from verify.argument.runs import run_executions
@@ -130,6 +131,7 @@ def test_a_derived_bound_excuses_no_other_fault(alpha: float, fault: str):
 @given(convolutions(), st.data())
 def test_any_layer_of_any_sharpness(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=40))
+    assume(is_quick(conv, grid))
     layer = conv_to_mhsa(conv, alpha=10 ** data.draw(st.floats(-4, 3.2)))
     certificate, verdict = judged(conv, layer, grid, leaking=True)
     assert verdict.name == "PROVED", certificate

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
+from runs import is_quick
 from truths import exactly_differ
 from verify.argument.certification import certify
 from verify.experiment.sweep import exactly
@@ -104,6 +105,7 @@ def test_swapped_values_are_refuted_exactly_where_the_function_changed(conv: Any
     """Circular and replicate padding on small grids alias taps: then the functions are equal, and REFUTED would be false."""
     layer = conv_to_mhsa(conv)
     grid = data.draw(sizes_for(conv, tokens=20))
+    assume(is_quick(conv, grid))
     first, second = (data.draw(st.integers(0, layer.heads - 1)) for _ in range(2))
     with torch.no_grad():
         for tensor in (layer.w_val, layer.w_out):

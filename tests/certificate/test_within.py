@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.encoding.sharpness import alpha_for
+from runs import is_quick
 from verify.argument.certification import certify
 from verify.experiment.sweep import exactly
 from verify.rounding.leakage import leakage_on_lattice
@@ -67,6 +68,7 @@ def off(layer: MHSA, fraction: float) -> MHSA:
 def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObject):
     """For every α and τ, the supremum over all inputs, worked out from the attention itself, stays below the bound."""
     grid = data.draw(sizes_for(conv, tokens=40))
+    assume(is_quick(conv, grid))
     layer = conv_to_mhsa(conv, alpha=data.draw(st.sampled_from([0.01, 0.3, 1.0, 2.5, 5.0, 12.0, 25.0])))
     layer = off(layer, data.draw(st.sampled_from([0, 0, 0.25, -0.375, 0.49])))
     bound = data.draw(st.sampled_from([1.0, 0.3, 100.0]))
@@ -97,6 +99,7 @@ def test_the_leakage_is_reached_on_a_large_grid(alpha: float, dims: int):
 @given(convolutions(), st.data())
 def test_without_within_leakage_is_undecided_with_an_honest_bound(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=40))
+    assume(is_quick(conv, grid))
     layer = conv_to_mhsa(conv, alpha=data.draw(st.sampled_from([0.1, 1.0, 8.0, 80.0])))
     certificate = certify(conv, layer, grid=grid)
     weighs = bool((layer.w_val.abs().amax((1, 2, 3)) * layer.w_out.abs().amax((1, 2, 3))).any())
@@ -145,6 +148,7 @@ def test_exactly_the_bound_is_proved_and_the_next_number_below_is_not():
 def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
     """B·Σ|W_j − W_val W_out| by channel, against fractions; T at the bound is proved, without T it is refuted."""
     grid = data.draw(sizes_for(conv, tokens=40))
+    assume(is_quick(conv, grid))
     full = conv_to_mhsa(conv)
     rank = data.draw(st.integers(1, full.w_val.shape[3]))
     layer = conv_to_mhsa(conv, head_dim=rank)

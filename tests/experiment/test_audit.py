@@ -20,7 +20,7 @@ from benchmarks.published import GatedAttention, GaussianAttention
 from verify.oracle import Convolution
 from verify.strategies import convolutions, least_size
 
-SLOW = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 audit: Any = verify.audit
 """Of which the type checker knows no field that may be None."""
 
@@ -321,7 +321,7 @@ def test_few_channels_of_a_grouped_layer_are_read_where_they_are_fed(seed, group
     """An output that none of the drawn inputs reaches is zero, and zero is a convolution: a check that could not fail."""
     torch.manual_seed(seed)
     conv = nn.Conv2d(8, 16, kernel_size=3, padding=1, groups=groups).double()
-    result = audit(construct.conv_to_mhsa(conv, alpha=1.0), (4, 4), most_channels=most, seed=seed)
+    result = audit(construct.conv_to_mhsa(conv, alpha=1.0), (4, 4), kernel_size=3, most_channels=most, seed=seed)
     assert result.distance > 0.01
     assert not result.is_convolution
     assert np.abs(result.kernel).reshape(len(result.outputs), -1).max(axis=1).all(), "an output that nothing reaches"

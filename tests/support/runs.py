@@ -3,16 +3,20 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch.profiler import ProfilerActivity, profile
 
 from construct import ConvGeometry
 from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
+from verify.layers.fields import Geometry
+from verify.layers.reading import output_size, token_count
 
 SMALL = {
     "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (5,)),
@@ -25,6 +29,13 @@ SMALL = {
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
+    """Whether an ordinary run judges this: dense attention has few scores, heads × queries × keys; CI judges all that is drawn."""
+    g = Geometry.read(conv)
+    scores = prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
+    return scores <= 2e5 or settings().max_examples > 24
 
 
 def peak_bytes(function: Any) -> int:
