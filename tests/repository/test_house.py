@@ -63,6 +63,11 @@ def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@functools.cache
+def imports_of(path):
+    return [*imported(tree_of(path))]
+
+
 def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
     """Every module that the code below a node imports, at the top or inside functions: (dotted name, line)."""
     for inner in ast.walk(node):
@@ -152,7 +157,7 @@ def test_no_folder_is_crowded(package):
 def test_imports_only_go_up_the_page(path):
     package, entry = top(module_name(path))
     order, wrong = ORDER[package], []
-    for target, line in imported(tree_of(path)):
+    for target, line in imports_of(path):
         if target == package:
             wrong.append(f"{ids(path)}:{line} imports from the package itself, which imports everything")
         elif target.startswith(f"{package}.") and order.index(top(target)[1]) > order.index(entry):
@@ -162,7 +167,7 @@ def test_imports_only_go_up_the_page(path):
 
 def test_no_import_goes_in_a_circle():
     graph = {
-        name: {target for target, _ in imported(tree_of(path)) if target in MODULES and target not in PACKAGES}
+        name: {target for target, _ in imports_of(path) if target in MODULES and target not in PACKAGES}
         for name, path in MODULES.items()
         if path.stem != "__init__"
     }
@@ -186,20 +191,20 @@ def test_verify_knows_of_construct_only_the_layer_that_it_runs(path):
         allowed += ("construct.encoding.quadratic",)  # what is proved is the code that runs
     if ids(path).startswith("verify/experiment/sweep/"):
         allowed = ("construct",)  # it converts what it has certified
-    names = [(name, line) for name, line in imported(tree_of(path)) if name.split(".")[0] == "construct"]
+    names = [(name, line) for name, line in imports_of(path) if name.split(".")[0] == "construct"]
     assert not [(name, line) for name, line in names if not f"{name}.".startswith(tuple(f"{a}." for a in allowed))]
 
 
 @law_of(CONSTRUCT)
 def test_construct_knows_verify_only_in_its_command(path):
     if not ids(path).startswith("construct/command/"):
-        assert not [line for name, line in imported(tree_of(path)) if name.split(".")[0] == "verify"]
+        assert not [line for name, line in imports_of(path) if name.split(".")[0] == "verify"]
 
 
 @law_of([p for p in VERIFY if ids(p).startswith(("verify/recheck/", "verify/checker"))])
 def test_the_checker_shares_no_code_with_what_it_checks(path):
     own = ("verify.recheck", "verify.verdict")
-    for name, line in imported(tree_of(path)):
+    for name, line in imports_of(path):
         package = name.split(".")[0]
         assert package in {"numpy", *sys.stdlib_module_names} or name.startswith(own), f"{ids(path)}:{line}: {name}"
 
@@ -448,7 +453,7 @@ def test_the_roads_name_files_that_import_each_other_and_functions_that_they_def
     for road in text.split("\n## ")[1:]:
         stops = re.findall(r"^\d\. `([\w/]+\.py)`: `(\w+)`", road, flags=re.M)
         assert 5 <= len(stops) <= 8
-        imports = [{name for name, _ in imported(tree_of(ROOT / path))} for path, _ in stops]
+        imports = [{name for name, _ in imports_of(ROOT / path)} for path, _ in stops]
         for number, (path, function) in enumerate(stops):
             names = {node.name for node in ast.walk(tree_of(ROOT / path)) if isinstance(node, ast.FunctionDef)}
             assert function in names, (path, function)
@@ -461,10 +466,12 @@ def test_the_roads_name_files_that_import_each_other_and_functions_that_they_def
 def test_every_line_of_the_deep_cases_names_a_test():
     names = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in tree_of(path).body:
-            inner = node.body if isinstance(node, ast.ClassDef) else [node]
-            scope = f"{path.name}::{node.name}::" if isinstance(node, ast.ClassDef) else f"{path.name}::"
-            names |= {scope + item.name for item in inner if isinstance(item, ast.FunctionDef)}
+        scope = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if held := re.match(r"class (\w+)", line):
+                scope = f"{held[1]}::"
+            elif test := re.match(r"( {4})?def (test_\w+)", line):
+                names.add(f"{path.name}::{scope if test[1] else ''}{test[2]}")
     lines = (ROOT / "tests/deep_cases.txt").read_text(encoding="utf-8").splitlines()
     for line in lines:
         head = re.compile(line.partition(r"\[")[0])

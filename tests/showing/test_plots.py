@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -179,9 +180,10 @@ def test_leakage_is_measured_and_beside_its_bound(dims):
     assert "α = 46: float32 still" in texts
 
 
-@pytest.fixture
-def document(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The certificate of three layers: one proved, one that leaks, one whose name is markup and whose difference is 0."""
+    path = tmp_path_factory.mktemp("document") / "m.mhsa.json"
     conv, layer = conv_and_layer(alpha=1024.0)
     _, soft = conv_and_layer(alpha=6.0)
     one = nn.Conv1d(1, 1, 1, bias=False)
@@ -191,8 +193,8 @@ def document(tmp_path: Path) -> Path:
         ("b", certify(conv, soft, grid=(6, 6))),
         (f"$\\frac{{{HOSTILE[0]}\u202e日本", certify(one, construct.conv_to_mhsa(one), grid=(4,))),
     ]
-    documents.write_document(tmp_path / "m.mhsa.json", certificates)
-    return tmp_path / "m.mhsa.json"
+    documents.write_document(path, certificates)
+    return path
 
 
 def test_errors_are_those_of_the_certificate(document):
@@ -246,22 +248,30 @@ def test_a_stored_layer_is_read_back_with_every_number(suffix, options, tmp_path
     assert layer_in(tmp_path / f"h{suffix}").w_val.dtype == torch.float16
 
 
-@pytest.fixture
-def plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, document: Path) -> Command:
-    """The command for plots, in a folder with one file of each kind."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def of_each_kind(document: Path) -> Path:
+    """A folder with one file of each kind."""
+    folder = document.parent
     conv, layer = conv_and_layer(alpha=1024.0)
-    construct.save(layer, "one.mhsa.pt")
-    construct.save(construct.convert(nn.Sequential(conv, nn.ReLU(), nn.Conv2d(3, 1, 1))), "two.mhsa.pt")
-    torch.save(dict(layer.state_dict()), "state.pt")  # as files were before they said what geometry they have
-    torch.save(conv, "conv.pt")
-    write_costs("c.json", TIMES, "two made up")
-    Path("broken.json").write_text("{")
-    Path("other.json").write_text('{"format": "another"}')
+    construct.save(layer, folder / "one.mhsa.pt")
+    construct.save(construct.convert(nn.Sequential(conv, nn.ReLU(), nn.Conv2d(3, 1, 1))), folder / "two.mhsa.pt")
+    torch.save(dict(layer.state_dict()), folder / "state.pt")  # as files were before they said what geometry they have
+    torch.save(conv, folder / "conv.pt")
+    write_costs(folder / "c.json", TIMES, "two made up")
+    (folder / "broken.json").write_text("{")
+    (folder / "other.json").write_text('{"format": "another"}')
     edited = json.loads(document.read_text())
     edited["layers"][0]["heads"] = 4
-    Path("edited.json").write_text(json.dumps(edited))
-    documents.write_document("none.json", [])
+    (folder / "edited.json").write_text(json.dumps(edited))
+    documents.write_document(folder / "none.json", [])
+    return folder
+
+
+@pytest.fixture
+def plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, of_each_kind: Path) -> Command:
+    """The command for plots, in a folder with one file of each kind."""
+    shutil.copytree(of_each_kind, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return Command(lambda words: main(["plot", *words]), capsys)
 
 

@@ -35,28 +35,32 @@ def page_of(path: Path) -> str:
 # ---- the command that is printed -----------------------------------------------------------------------------------------
 
 
-def run_printed(text: str) -> str:
-    """Run the line that the page prints, as it stands there, in the folder at hand."""
+def printed(text: str) -> list[str]:
+    """The words of the line that the page prints, behind ``python``."""
     (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", text)
     first, *words = shlex.split(html.unescape(line))
     assert first == "python"
-    done = python(*words, cwd=None)
-    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    return words
 
 
 def test_the_printed_command_works_for_the_readmes_first_one(from_conv: Command) -> None:
     """The model lies in the package, not in the folder at hand."""
     from_conv.prints("--report", "page.html")
-    assert "PROVED" in run_printed(page_of(Path("page.html")))
+    done = python(*printed(page_of(Path("page.html"))), cwd=None)
+    assert done.returncode == 0, done.stderr
+    assert "PROVED" in done.stdout
 
 
 @pytest.mark.parametrize("options", [["-o", "sub dir/out.pt"], ["--format", "safetensors"], ["-o=-out.pt"]], ids=str)
-def test_the_printed_command_works_wherever_the_files_are(options: list[str], from_conv: Command) -> None:
+def test_the_printed_command_works_wherever_the_files_are(
+    options: list[str], from_conv: Command, verify_command: Command
+) -> None:
     Path("sub dir").mkdir()
     torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
     from_conv.prints("model.pt", *options, "--report", "page.html")
-    assert "PROVED" in run_printed(page_of(Path("page.html")))
+    module, name, *words = printed(page_of(Path("page.html")))
+    assert (module, name) == ("-m", "verify")
+    assert "PROVED" in verify_command.prints(*words)
 
 
 def test_where_nothing_can_be_rechecked_it_says_why(from_conv: Command) -> None:
