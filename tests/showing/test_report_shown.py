@@ -63,21 +63,27 @@ def test_the_printed_command_works_wherever_the_files_are(
     assert "PROVED" in verify_command.prints(*words)
 
 
-def test_where_nothing_can_be_rechecked_it_says_why(from_conv: Command) -> None:
-    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
-    assert from_conv("model.pt", "--input-size", 1, 8, "--format", "pt2", "--report", "pt2.html")[0] == 0
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--model-file", "net.py:net"], "to recheck it takes a file that holds these."),
+        pytest.param(
+            ["--model-file", "net.py:net", "--input-size", 1, 8, "--format", "pt2"],
+            "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are.",
+            marks=pytest.mark.deep,
+        ),
+    ],
+    ids=["normed", "pt2"],
+)
+def test_where_nothing_can_be_rechecked_it_says_why(options: list[Any], why: str, from_conv: Command) -> None:
     normed = "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(1, 2, 3)))"
     Path("net.py").write_text(f"from torch import nn\n\ndef net():\n    return {normed}\n")
-    torch.save(eval(normed).state_dict(), "normed.pt")
-    from_conv.prints("normed.pt", "--model-file", "net.py:net", "--report", "normed.html")
-    for name, why in {
-        "pt2": "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are.",
-        "normed": "to recheck it takes a file that holds these.",
-    }.items():
-        text = page_of(Path(f"{name}.html"))
-        assert "<pre>" not in text
-        assert "These files are not rechecked" in text
-        assert why in text
+    torch.save(eval(normed).state_dict(), "model.pt")
+    assert from_conv("model.pt", *options, "--report", "page.html")[0] == 0
+    text = page_of(Path("page.html"))
+    assert "<pre>" not in text
+    assert "These files are not rechecked" in text
+    assert why in text
 
 
 def test_the_page_of_formats_says_so_too() -> None:
