@@ -44,7 +44,7 @@ def test_five_thousand_layers(part: int):
 
 
 def test_a_layer_follows_from_its_seed():
-    for seed in range(5):
+    for seed in range(3):
         one, other = random_layer(seed), random_layer(seed)
         ours, theirs = ((str(made.conv), made.grid, made.bound, made.alpha) for made in (one, other))
         assert ours == theirs
@@ -75,6 +75,6 @@ def test_a_wrong_certifier_is_found_out(liar: str, monkeypatch: pytest.MonkeyPat
         return replace(certificate, **changes(certificate))
 
     monkeypatch.setattr(random_layers, "certified", certified)
-    errors = [row.error for seed in range(15) for row in judged(seed) if row.error]
+    errors = [row.error for seed in range(10) for row in judged(seed) if row.error]
     assert sum(word in error for error in errors) > most
     assert all(any(other in error for error in errors) for other in others)

@@ -1,4 +1,4 @@
-"""``python -m verify coq build`` and ``check --verified`` from the outside: what is missing, what is interrupted, what is said."""
+"""``python -m verify coq build`` and ``check --verified``: what is missing, what is interrupted, what is said."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import construct
-from commands import ROOT, python
+from commands import ROOT, Command
 from rechecked import Files
 from verified import built
 from verify.argument.certification import certify
@@ -50,62 +50,55 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def verify(*arguments: Any) -> subprocess.CompletedProcess:
-    return python("-m", "verify", *arguments)
-
-
 # ---- build -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_build_shows_progress_and_is_made_once(tools: Path):
-    done = verify("coq", "build")
-    assert done.returncode == 0, done.stderr
-    assert "1 of " in done.stderr
-    assert done.stdout == f"the verified checker is {building.build_folder() / 'checker'}\n"
+def test_a_build_shows_progress_and_is_made_once(tools: Path, verify_command: Command):
+    code, out, err = verify_command("coq", "build")
+    assert code == 0, err
+    assert "1 of " in err
+    assert out == f"the verified checker is {building.build_folder() / 'checker'}\n"
     assert building.program().stat().st_mode & stat.S_IXUSR
     for tool in TOOLS:
         (tools / tool).unlink()
-    again = verify("coq", "build")
-    assert (again.returncode, again.stdout, again.stderr) == (0, done.stdout, "")
+    assert verify_command.prints("coq", "build") == out
 
 
 @pytest.mark.parametrize("gone", ["coqc", "make", "ocamlfind", "user-contrib/Flocq"])
-def test_what_is_missing_is_said_in_one_line(gone: str, tools: Path):
+def test_what_is_missing_is_said_in_one_line(gone: str, tools: Path, verify_command: Command):
     path = tools / gone
     path.rmdir() if path.is_dir() else path.unlink()
-    done = verify("coq", "build")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"missing: {path.name} (on Debian: apt-get install coq" in done.stderr
+    line = verify_command.refuses("coq", "build")
+    assert f"missing: {path.name} (on Debian: apt-get install coq" in line
 
 
-def test_another_version_is_refused(tools: Path):
+def test_another_version_is_refused(tools: Path, verify_command: Command):
     (tools / "coqc").write_text("#!/bin/sh\necho 8.20.0 4.14.1\n")
-    done = verify("coq", "build")
-    assert done.returncode == 2
-    assert done.stderr == "error: Coq 8.20.0 is installed, and the proofs are written for 8.16\n"
+    line = verify_command.refuses("coq", "build")
+    assert line == "error: Coq 8.20.0 is installed, and the proofs are written for 8.16"
 
 
 @pytest.mark.parametrize("axiom", ["Attention.Sums.easy : False", "Uint63.add : int"])
-def test_one_axiom_more_is_refused(axiom: str, tools: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_axiom_more_is_refused(axiom: str, tools: Path, monkeypatch: pytest.MonkeyPatch, verify_command: Command):
     monkeypatch.setenv("EXTRA", f"\n{axiom}")
-    done = verify("coq", "build")
-    assert done.returncode == 2
-    assert f"other axioms than axioms.txt lists: {axiom.split()[0]}" in done.stderr
+    code, _, err = verify_command("coq", "build")
+    assert code == 2
+    assert f"other axioms than axioms.txt lists: {axiom.split()[0]}" in err
     with pytest.raises(building.NotBuilt):
         building.program()
 
 
-def test_a_step_that_fails_is_named_and_leaves_nothing(tools: Path):
+def test_a_step_that_fails_is_named_and_leaves_nothing(tools: Path, verify_command: Command):
     (tools / "make").write_text("#!/bin/sh\necho COQC theory/Sums.v\necho 'File x: Error: no.' >&2\nexit 2\n")
-    done = verify("coq", "build")
-    assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
-    assert "make failed: " in done.stderr
-    assert "Error: no." in done.stderr
+    code, _, err = verify_command("coq", "build")
+    assert (code, err.count("error: ")) == (2, 1)
+    assert "make failed: " in err
+    assert "Error: no." in err
     assert not list(building.build_folder().parent.iterdir())
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_build_leaves_no_program_and_the_next_is_whole(by: Any, tools: Path, monkeypatch: Any):
+def test_an_interrupted_build_leaves_no_program_and_the_next_is_whole(by: Any, tools: Path, verify_command: Command):
     command = [sys.executable, "-m", "verify", "coq", "build"]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"SLOW": "1"}, stderr=subprocess.DEVNULL)
     while not (tools / "make.pid").exists() or not (tools / "make.pid").read_text().strip():
@@ -122,7 +115,7 @@ def test_an_interrupted_build_leaves_no_program_and_the_next_is_whole(by: Any, t
         os.killpg(pid, signal.SIGKILL)  # what was started goes on when its parent is killed
     for left in building.build_folder().parent.iterdir():
         os.utime(left, (0, 0))
-    assert verify("coq", "build").returncode == 0
+    assert verify_command("coq", "build")[0] == 0
     assert [path.name for path in building.build_folder().parent.iterdir()] == [building.build_folder().name]
 
 
@@ -152,8 +145,7 @@ class Certified(Files):
         super().__init__(folder)
         self.write([("", certify(conv, layer, grid=(7,), **claimed))], conv, layer)
 
-    def command(self, *options: str) -> subprocess.CompletedProcess:
-        return verify("check", self.certificate, "--conv", self.conv, "--mhsa", self.mhsa, *options)
+        self.words = ("check", self.certificate, "--conv", self.conv, "--mhsa", self.mhsa)
 
 
 @pytest.fixture
@@ -162,11 +154,10 @@ def conv() -> Any:
     return nn.Conv1d(2, 3, 3, padding=1).requires_grad_(False)
 
 
-def test_both_prove_a_layer(conv: Any, tmp_path: Path):
+def test_both_prove_a_layer(conv: Any, tmp_path: Path, verify_command: Command):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *_, head, answer = done.stdout.splitlines()
+    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).words
+    first, *_, head, answer = verify_command.prints(*words, "--verified").splitlines()
     assert first.startswith("PROVED: 1 of 1 layers")
     assert head == "verified checker (theorem check_text_sound): 1 of 1 layers accepted"
     assert answer.startswith(
@@ -174,30 +165,30 @@ def test_both_prove_a_layer(conv: Any, tmp_path: Path):
     )
 
 
-def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path):
+def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path, verify_command: Command):
     built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).command("--verified")
-    assert done.returncode == 0
-    assert done.stdout.endswith("the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n")
-
-
-def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path):
-    built()
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).command("--verified")
-    assert done.returncode == 1
-    assert done.stdout.startswith("PROVED")
-    assert "not accepted: its encoding is the parabola" in done.stdout
-    layer = construct.conv_to_mhsa(conv)
-    layer.w_out[0, 0, 0, 0] += 1
-    done = Certified(tmp_path, conv, layer).command("--verified")
-    assert done.returncode == 1
-    assert done.stdout.startswith("REFUTED")
-    assert (
-        "0 of 1 layers accepted\nthe layer: REFUTED: not the same function in the limit α → ∞: output (" in done.stdout
+    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).words
+    assert verify_command.prints(*words, "--verified").endswith(
+        "the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n"
     )
 
 
-def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_finds(conv: Any, tmp_path: Path):
+def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path, verify_command: Command):
+    built()
+    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).words
+    out = verify_command.prints(*words, "--verified", code=1)
+    assert out.startswith("PROVED")
+    assert "not accepted: its encoding is the parabola" in out
+    layer = construct.conv_to_mhsa(conv)
+    layer.w_out[0, 0, 0, 0] += 1
+    out = verify_command.prints(*Certified(tmp_path, conv, layer).words, "--verified", code=1)
+    assert out.startswith("REFUTED")
+    assert "0 of 1 layers accepted\nthe layer: REFUTED: not the same function in the limit α → ∞: output (" in out
+
+
+def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_finds(
+    conv: Any, tmp_path: Path, verify_command: Command
+):
     """With and without ``--verified`` the same line and exit code, whether a certificate is false or damaged."""
     built()
     files = Certified(tmp_path, conv, construct.conv_to_mhsa(conv))
@@ -206,11 +197,10 @@ def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_f
         document["layers"][0]["bound"] = bounds
         document["record_sha256"] = record_digest(document)
         files.certificate.write_text(json.dumps(document))
-        plain, both = files.command(), files.command("--verified")
-        assert (plain.returncode, both.returncode) == (2, 2)
-        assert (plain.stdout, plain.stderr) == ("", both.stderr)
-        assert plain.stderr.startswith("error: ")
-        assert ("not accepted: not shown: in float32 a difference" in both.stdout) == (bounds[0] != "small")
+        line = verify_command.refuses(*files.words)
+        code, out, err = verify_command(*files.words, "--verified")
+        assert (code, err) == (2, f"{line}\n")
+        assert ("not accepted: not shown: in float32 a difference" in out) == (bounds[0] != "small")
 
 
 @pytest.mark.parametrize(
@@ -223,18 +213,20 @@ def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_f
         ("kill -SEGV $$", "the program gave no answer (exit code -11)"),
     ],
 )
-def test_no_other_answer_counts(script: str, said: str, conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_other_answer_counts(
+    script: str, said: str, conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify_command: Command
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     building.build_folder().mkdir(parents=True)
     (building.build_folder() / "checker").write_text(f"#!/bin/sh\n{script}\n")
     (building.build_folder() / "checker").chmod(0o755)
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
-    assert done.returncode == 1
-    assert f"not accepted: {said}" in done.stdout
+    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).words
+    assert f"not accepted: {said}" in verify_command.prints(*words, "--verified", code=1)
 
 
-def test_without_the_program_one_line_says_how_to_build_it(conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_program_one_line_says_how_to_build_it(
+    conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify_command: Command
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).command("--verified")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: the verified checker is not built (python -m verify coq build)\n"
+    line = verify_command.refuses(*Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).words, "--verified")
+    assert line == "error: the verified checker is not built (python -m verify coq build)"

@@ -160,7 +160,7 @@ def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None)
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()  # waits, and closes the pipe
     return "".join(lines)
 
 
