@@ -44,11 +44,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
             config.option.dist = "worksteal"
 
 
-DEEP = [
-    re.compile(line)
-    for line in Path(__file__).with_name("deep_cases.txt").read_text(encoding="utf-8").splitlines()
-    if line and not line.startswith("#")
-]
+LINES = Path(__file__).with_name("deep_cases.txt").read_text(encoding="utf-8").splitlines()
+DEEP = re.compile("|".join(line for line in LINES if not line.startswith("#")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases of ``deep_cases.txt``, before ``-m`` chooses."""
     for item in items:
         case = item.nodeid.partition("::")
-        if any(pattern.fullmatch(case[0].rpartition("/")[2] + "::" + case[2]) for pattern in DEEP):
+        if DEEP.fullmatch(case[0].rpartition("/")[2] + "::" + case[2]):
             item.add_marker("deep")
 
 

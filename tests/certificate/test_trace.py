@@ -391,9 +391,9 @@ class Scaled(nn.Parameter):
             return func(*args, **(kwargs or {}))
 
 
-@torch.library.custom_op("conv_as_attention_tests::copied", mutates_args=())
-def copied(x: Tensor) -> Tensor:
-    return x.clone()
+OWN = torch.library.Library("conv_as_attention_tests", "DEF")
+OWN.define("copied(Tensor x) -> Tensor")
+OWN.impl("copied", lambda x: x.clone(), "CompositeExplicitAutograd")
 
 
 def changed_in_a_thread(x: Tensor) -> Tensor:
@@ -420,7 +420,10 @@ UNSEEN |= {
     "an index of its own": (lambda x: x[0][Place(0)], "of class Place goes into __getitem__"),
     "a number of its own": (lambda x: x * Equal(2), "of class Equal goes into mul"),
     "random numbers of its own": (lambda x: x.clone().uniform_(generator=seeded()), "of class Generator goes into"),
-    "an own operator": (lambda x: copied(x), "copied.default is an operator beyond torch's own"),
+    "an own operator": (
+        lambda x: torch.ops.conv_as_attention_tests.copied(x),
+        "copied.default is an operator beyond torch's own",
+    ),
     "a class of tensors": (lambda x: x * Scaled(torch.ones(1)), "mul is worked out by the class Scaled"),
 }
 
@@ -710,7 +713,7 @@ def worst_excess(seeds: range) -> float:
 
 
 def test_random_networks_are_not_refuted() -> None:
-    assert worst_excess(range(12)) < min(accuracy_module.FACTOR, accuracy_module.FLOOR) / 2
+    assert worst_excess(range(8)) < min(accuracy_module.FACTOR, accuracy_module.FLOOR) / 2
 
 
 @pytest.mark.deep

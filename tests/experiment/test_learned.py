@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -343,6 +344,12 @@ def finished(folder: Path, settings: Settings) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, to be copied."""
+    return finished(tmp_path_factory.mktemp("run"), settings_of(epochs=1)).folder
+
+
 @pytest.mark.parametrize(
     ("variant", "optimiser"), [("covariance", "adamw"), ("relative-content", "sgd"), ("resnet18", "sgd")]
 )
@@ -425,8 +432,8 @@ def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
     assert all(torch.equal(killed[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(tmp_path: Path):
-    finished(tmp_path, settings_of(epochs=1))
+def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(one_epoch: Path, tmp_path: Path):
+    shutil.copytree(one_epoch, tmp_path, dirs_exist_ok=True)
     with pytest.raises(BadInput, match=r"of another run: how.epochs 1 then and 2 now \(give another --out"):
         Run(settings_of(), pictures(), tmp_path, every=3)
     content = (tmp_path / METRICS).read_bytes()
@@ -451,8 +458,8 @@ def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(tmp_path: Path):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any], tmp_path: Path):
-    finished(tmp_path, settings_of(epochs=1))
+def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any], one_epoch: Path, tmp_path: Path):
+    shutil.copytree(one_epoch, tmp_path, dirs_exist_ok=True)
     state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     torch.save(state | edit, tmp_path / CHECKPOINT)
     with pytest.raises(BadInput, match=r"(damaged|no checkpoint of a run).*\(remove it") as told:
@@ -461,8 +468,8 @@ def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any],
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]\n", b"{}\n", b"\xff"])
-def test_damaged_records_are_told_in_a_line(content: bytes, tmp_path: Path):
-    run = finished(tmp_path / "none" / "seed-3", settings_of(epochs=1))
+def test_damaged_records_are_told_in_a_line(content: bytes, one_epoch: Path, tmp_path: Path):
+    run = Run(settings_of(epochs=1), pictures(), shutil.copytree(one_epoch, tmp_path / "none" / "seed-3"), every=3)
     for read, name in ((run.metrics, METRICS), (lambda: table.results_in(tmp_path, ["none"], [3]), RESULT)):
         (run.folder / name).write_bytes(content)
         with pytest.raises(BadInput, match="remove its folder to train this run anew"):
