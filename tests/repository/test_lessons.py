@@ -2,8 +2,8 @@
 
 import ast
 import re
+import runpy
 import tempfile
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,7 @@ QUICK = "one_kernel"
 EACH = [pytest.param(name, marks=[pytest.mark.deep] * (name != QUICK)) for name in LESSONS]
 
 
-def answers() -> dict[str, dict[str, tuple[str, list[str]]]]:
-    spec = spec_from_file_location("answers", ROOT / "docs/teaching/answers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.ANSWERS
-
-
-ANSWERS = answers()
+ANSWERS: dict[str, dict[str, tuple[str, list[str]]]] = runpy.run_path(str(ROOT / "docs/teaching/answers.py"))["ANSWERS"]
 
 
 def cells(name: str) -> list[Any]:
