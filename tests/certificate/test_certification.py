@@ -67,7 +67,7 @@ def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
     for d, mode in product((1, 2, 3), (*PADDING_MODES, "transposed")):
         options: dict[str, Any] = {"transposed": [True]} if mode == "transposed" else {"padding_modes": [mode]}
         options = {"dims": [d], "transposed": [False], **options}
-        settings(max_examples=6)(given(convolutions(**options), st.data())(is_proved))()
+        settings(max_examples=EXAMPLES // 4)(given(convolutions(**options), st.data())(is_proved))()
     others = ("input ", "unbatched", "empty batch", "batch of several", "heads > 9, channels", "sides > 8")
     assert [name for name, times in occurred.items() if not times and not name.startswith(others)] == []
 
