@@ -11,12 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import verify
 from broken import break_execution
 from construct import conv_to_mhsa
+from rechecked import Files
 from runs import is_quick
 from verify.argument.certification import certify
-from verify.argument.documents import write_document
 from verify.argument.runs import run_executions
 from verify.argument.verdicts import certify_layer
 from verify.rounding.leakage import cached_leakage, leakage
@@ -64,10 +63,8 @@ def test_every_sharpness_is_proved_and_rechecked(name: str, dtype: torch.dtype, 
             assert f"a difference of at most {certificate.within:g} for all |x| ≤ 2" in verdict.sentence
             assert "leakage" in verdict.sentence
         records.append((path, certificate))
-    torch.save(nn.ModuleDict({path: conv for path in layers}), tmp_path / "c.pt")
-    torch.save(nn.ModuleDict(layers), tmp_path / "m.pt")
-    write_document(tmp_path / "c.json", records, tmp_path / "c.pt", tmp_path / "m.pt")
-    result = verify.check(tmp_path / "c.json", tmp_path / "c.pt", tmp_path / "m.pt")
+    models = nn.ModuleDict({path: conv for path in layers}), nn.ModuleDict(layers)
+    result = Files(tmp_path).write(records, *models).check()
     assert result.verdict.name == "PROVED", result
 
 
