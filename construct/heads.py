@@ -270,7 +270,10 @@ def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.nd
     exact = [[QQ(*x.as_integer_ratio()) for x in row] for row in core.tolist()]
     echelon, pivots = DomainMatrix(exact, core.shape, QQ).rref()
     rows = [[Fraction(int(QQ.numer(x)), int(QQ.denom(x))) for x in row] for row in echelon.to_list()[: len(pivots)]]
-    reduced = np.array(rows, dtype=np.float64)
+    try:
+        reduced = np.array(rows, dtype=np.float64)
+    except OverflowError:
+        return None
     if torch.from_numpy(reduced).to(dtype).double().tolist() != rows:  # Fraction == float is exact
         return None
     return core[:, list(pivots)], reduced

@@ -18,7 +18,7 @@ from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.parametrizations import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
 from construct.modules.tied_weights import share_tied, untied_parameters
-from construct.modules.traversal import deepcopy_memo, every_closure, every_method, every_module, holds_modules
+from construct.modules.traversal import deepcopy_memo, every_closure, every_method, every_module, holds_modules, name_of
 from construct.modules.wrappers import sharding_reason, unwrapped
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ def survey(
         else:
             convertible[path] = module
     reasons = {
-        module: f"{path} is its method {method.__func__.__name__}, which attention layers lack"
+        module: f"{path} is its method {name_of(method)}, which attention layers lack"
         for path, module, method in every_method(model, substitutes)
-        if not hasattr(MHSA, method.__func__.__name__)
+        if not hasattr(MHSA, name_of(method))
     }
     for path, conv in list(convertible.items()):
         if conv in reasons:
@@ -95,7 +95,7 @@ def layers_from_rules(
             rule_of[module] = rule
     marks = {module: nn.Identity() for module in rule_of}
     marked: dict[nn.Module, nn.Module] = {mark: module for module, mark in marks.items()}
-    methods = [(module, method.__func__.__name__) for _, module, method in every_method(model)]
+    methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
     for path, mark in every_module(model, marks):  # does not descend below the marks, so it meets the outermost only

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import commands
 from commands import Command
 
 # The same examples on every run and every machine, also in CI; nothing is stored, no example is timed.
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.set_num_threads(1)  # pytest-xdist already uses every core
+    commands.STDERR = os.dup(2)
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")
 
 

@@ -127,8 +127,8 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
             return None
         starts, whole = now
     dtype = working_dtype(x.dtype)
-    identity = layer.w_out if whole == "w_val" else layer.w_val
-    if whole and not (torch.is_grad_enabled() and identity.requires_grad):
+    identity = "w_out" if whole == "w_val" else "w_val"
+    if whole and not (torch.is_grad_enabled() and getattr(layer, identity).requires_grad):
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)

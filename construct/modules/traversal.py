@@ -102,6 +102,11 @@ def every_method(
                 yield inner_path, inner.__self__, inner
 
 
+def name_of(method: MethodType) -> str:
+    """The name of a bound method; of one that is bound to a callable without a name, that callable's type."""
+    return getattr(method.__func__, "__name__", type(method.__func__).__name__)
+
+
 def every_closure(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> Iterator[FunctionType]:
     """Every function that the network stores and that closes over modules (``self.act = lambda x: self.scale * x``)."""
     for _, module in every_module(model, substitutes):

@@ -54,6 +54,7 @@ def altered(layer: MHSA, **tensors: torch.Tensor) -> MHSA:
 # ---- what the builder makes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hypothesis
 def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
     occurred: Counter[str] = Counter()
 

@@ -42,11 +42,12 @@ LONG = 2**31
     [
         (lambda: nn.Conv1d(1, 2, 220), (60_000,)),
         (lambda: nn.Conv1d(1, 2, 256, stride=64, padding=128, padding_mode="reflect"), (60_000,)),
+        pytest.param(lambda: nn.Conv1d(1, 2, 220), (310_000,), marks=pytest.mark.deep),  # places squared go over 2³²
         (lambda: nn.ConvTranspose1d(2, 1, 60, stride=15), (2000,)),
         (lambda: nn.Conv2d(1, 1, 11), (64, 64)),
         (lambda: nn.Conv3d(4, 4, 3, padding=1), (32, 32, 32)),
     ],
-    ids=["220 taps", "a spectrogram", "transposed", "121 heads", "27 heads"],
+    ids=["220 taps", "a spectrogram", "a long sound", "transposed", "121 heads", "27 heads"],
 )
 def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: Path):
     """Of both, from both sides; one head that is off by an ulp among all of them is found."""

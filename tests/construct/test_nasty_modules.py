@@ -17,6 +17,7 @@ The numbers are those of the list of nasty inputs.  Rows that other files show:
 import copy
 import functools
 import math
+import types
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -711,3 +712,7 @@ def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     model.inner = second._conv_forward
     assert refusals(model) == {"1": ("Conv2d", "inner is its method _conv_forward, which attention layers lack")}
     assert isinstance(convert(model, strict=False)[0], MHSA)
+    model.inner = types.MethodType(functools.partial(print), second)  # has no name
+    assert refusals(model) == {"1": ("Conv2d", "inner is its method partial, which attention layers lack")}
+    model.inner = types.MethodType(functools.partial(print), model)  # of the network, which stays
+    assert isinstance(convert(model)[1], MHSA)

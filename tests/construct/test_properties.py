@@ -23,6 +23,7 @@ EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
 # ---- the same function -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hypothesis
 @pytest.mark.nasty(31, 32, 33, 37)
 def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
     """|MHSA − Conv| stays within a bound derived from shapes and numbers, at every element; and no option was left out."""
@@ -61,7 +62,7 @@ def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
         assert excess(case.conv, layer, case.x, layer(case.x)) <= 1
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(cases(integers=[True]))
 def test_bit_for_bit_on_small_integers(case: Case):
     """No tolerance to hide in: equal to torch's convolution and to the definition in exact integers, two truths apart."""

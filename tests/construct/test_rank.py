@@ -55,6 +55,15 @@ def test_factors_that_cannot_be_stored_are_said_so(caplog: pytest.LogCaptureFixt
     assert "that torch.float32 can store" in caplog.text
 
 
+def test_factors_beyond_every_number_are_made_of_the_rows_instead():
+    """Of the columns the factor would be 1e300 / 1e-300."""
+    conv = nn.Conv1d(2, 2, 1, bias=False, dtype=torch.float64)
+    conv.weight.data[..., 0] = torch.tensor([[1e-300, 2e-300], [1e300, 2e300]], dtype=torch.float64)
+    layer = conv_to_mhsa(conv, head_dim="rank")
+    assert layer.w_val.shape[-1] == 1
+    assert torch.equal(layer.weight, conv.weight)
+
+
 def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
     """Of the columns the factor would be 60000 / 6e-8, which float16 stores as infinity."""
     conv = nn.Conv1d(3, 3, 1, bias=False, dtype=torch.float16)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -78,6 +78,7 @@ def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
 # ---- the same function -------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=2 * settings().max_examples)
 @given(cases(dtypes=FULL, tokens=80), st.booleans(), st.sampled_from(["quadratic", "parabola"]))
 def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias: bool, encoding: str):
     """On every geometry: small integers bit for bit, other numbers within the rounding of the attention."""

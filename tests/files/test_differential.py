@@ -1,6 +1,7 @@
 """Every mutant of a model file is refused, or read bit for bit as torch.load reads it: by the command and by the checker."""
 
 import contextlib
+import pickle
 import random
 import zipfile
 from collections import Counter
@@ -16,6 +17,7 @@ from construct.errors import BadModelFile
 from odd_files import (
     FAMILIES,
     NAMES_CHANGED,
+    PAYLOAD,
     THINGS_DONE,
     files,
     mutant,
@@ -68,6 +70,13 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
         return None if str(error).isprintable() else [f"the command says {error!r}"]
     same = not isinstance(content, Exception) and alike(own, unwrapped(content))
     return [] if same else [f"the command read it, torch {content!r:.300}"]
+
+
+def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its absence below would say nothing."""
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(b"\x80\x02" + PAYLOAD + b"N.")
+    assert names() == {"trace"}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import construct
-from archives import EMPTY_ORDERED, called, named, number, program, row, saved, storage, with_pickle
+from archives import EMPTY_ORDERED, called, named, number, packed, program, row, saved, storage, with_pickle
 from commands import Command, names
 from construct.command.startup import check_torch
 from construct.files.reading import read
@@ -69,6 +69,7 @@ def test_row_05_files_that_are_torn_at_any_place(form: str, from_conv: Command) 
         Path("m.pt").write_bytes(whole[:length])
         line = from_conv.refuses("m.pt", "--stride", "1")
         assert any(word in line for word in ("the file is empty", "truncated", "not a model file")), (length, line)
+        assert "truncated" in line or form != "torch.save" or length not in (len(whole) // 2, len(whole) - 1)
 
 
 def test_row_06_every_flipped_bit_of_a_weight_is_noticed(from_conv: Command) -> None:
@@ -115,7 +116,8 @@ NO_MODEL_FILES = {
     "PNG": (b"\x89PNG\r\n\x1a\n", "not a model file but a PNG"),
     "text": (b"some words\n", "not a model file but plain text, beginning with 'some words'"),
     "ONNX": (b"\x08\x08\x12\x07pytorch", "ONNX model, which is not read"),
-    "another archive": (b"PK\5\6" + b"\0" * 18, "not a model file"),
+    "another archive": (packed([("notes.txt", b"some words")]), "a zip archive, but not a model file"),
+    "an empty archive": (b"PK\5\6" + b"\0" * 18, "not a model file"),
     "one byte": (b"P", "not a model file"),
     "four bytes of a zip": (b"PK\3\4", "truncated"),
     "two bytes of a pickle": (b"\x80\2", "truncated"),

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from runs import is_quick
+from runs import ORDINARY
 from truths import exactly_differ
 from verify.argument.certification import certify
 from verify.layers.fields import Geometry
 from verify.layers.reading import GridRefused, output_size
 from verify.strategies import convolutions, sizes_for
 
-EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
+EXAMPLES = max(80, settings().max_examples)  # fewer do not show every option
 HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
@@ -115,15 +115,14 @@ def assert_honest(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, w
     return word
 
 
-def search(examples: int) -> Counter[str]:
+def search(examples: int, tokens: int) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(convolutions(), st.data(), st.integers(0, 2**30))
     def attack(conv: Any, data: st.DataObject, seed: int):
         rng = np.random.default_rng(seed)
-        grid = data.draw(sizes_for(conv, tokens=30))
-        assume(is_quick(conv, grid))
+        grid = data.draw(sizes_for(conv, tokens=tokens))
         encoding, head_dim = str(rng.choice(["quadratic", "quadratic", "parabola"])), [None, "rank", 3][rng.integers(3)]
         layer = conv_to_mhsa(conv, encoding=encoding, head_dim=head_dim)
         tensors = {name: copy.deepcopy(t.detach()) for name, t in layer.named_parameters()}
@@ -138,7 +137,10 @@ def search(examples: int) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(2000, marks=pytest.mark.deep)])
-def test_no_random_attack_obtains_a_false_verdict(examples: int):
-    counts = search(examples)
+@pytest.mark.hypothesis
+@pytest.mark.parametrize(
+    ("examples", "tokens"), [(EXAMPLES, 30 if ORDINARY else 60), pytest.param(2000, 60, marks=pytest.mark.deep)]
+)
+def test_no_random_attack_obtains_a_false_verdict(examples: int, tokens: int):
+    counts = search(examples, tokens)
     assert min(counts[word] for word in ("PROVED", "REFUTED", "UNDECIDED")) > 3

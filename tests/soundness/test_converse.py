@@ -92,6 +92,7 @@ def report(tightness: list[float]) -> None:
     print(f"half below {tightness[2 * quarter]:.3g}, most {tightness[-1]:.3g} ({len(tightness)} searches)")
 
 
+@pytest.mark.hypothesis
 def test_no_adversarial_input_goes_over_the_bound():
     """At the grid's own size and at smaller ones, in every execution and format; and it is no idle bound."""
     tightness = search(EXAMPLES // 2, restarts=2, steps=4)

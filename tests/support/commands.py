@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+STDERR = 2
+"""Where a traceback goes that ends the process; pytest captures the number 2 itself while a test runs."""
 
 
 def names() -> set[str]:
@@ -43,7 +45,7 @@ def limited(kind: int, most: int) -> Iterator[None]:
 def bounded(seconds: float) -> Iterator[None]:
     """Within, this process gets one GiB more of memory, and once the seconds are over it is ended, with a traceback."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
     try:
         with limited(resource.RLIMIT_AS, used + 2**30):
             yield

@@ -31,11 +31,15 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+ORDINARY = settings().max_examples <= 24
+"""Whether the profile is that of ordinary runs; within a property, ``settings()`` are those of the property."""
+
+
 def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
-    """Whether an ordinary run judges this: dense attention has few scores, heads × queries × keys; CI judges all that is drawn."""
+    """Whether an ordinary run judges this: dense attention has few scores, heads × queries × keys.  Other profiles judge all."""
     g = Geometry.read(conv)
     scores = prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
-    return scores <= 2e5 or settings().max_examples > 24
+    return scores <= 2e5 or not ORDINARY
 
 
 def peak_bytes(function: Any) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import construct
-from commands import ROOT, Command
+from commands import ROOT, Command, python
 from rechecked import Files
 from verified import built
 from verify.argument.certification import certify
@@ -154,10 +154,13 @@ def conv() -> Any:
     return nn.Conv1d(2, 3, 3, padding=1).requires_grad_(False)
 
 
-def test_both_prove_a_layer(conv: Any, tmp_path: Path, verify_command: Command):
+def test_both_prove_a_layer(conv: Any, tmp_path: Path):
+    """In a process of its own, which has imported nothing before."""
     built()
     words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).words
-    first, *_, head, answer = verify_command.prints(*words, "--verified").splitlines()
+    done = python("-m", "verify", *words, "--verified", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, head, answer = done.stdout.splitlines()
     assert first.startswith("PROVED: 1 of 1 layers")
     assert head == "verified checker (theorem check_text_sound): 1 of 1 layers accepted"
     assert answer.startswith(

@@ -160,7 +160,9 @@ def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None)
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()  # waits, and closes the pipe
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     return "".join(lines)
 
 

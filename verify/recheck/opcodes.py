@@ -32,7 +32,15 @@ _EMPTY = {93: "list", 125: "dict", 0x8F: "set"}
 
 
 class Rejected(ValueError):
-    """A file is malformed, or a certificate states something false; the message says what in one line."""
+    """A file is malformed, or a certificate states something false; the message says what in one line.
+
+    Letters of the file that do not print are escaped.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(
+            "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
+        )
 
 
 class NotConfirmed(Rejected):

@@ -94,7 +94,7 @@ class Task(Protocol):
             first: x (B, groups·C, *n), for the adjoint y (B, groups·D, *o): images, of any strides and type.
             second: w (heads, groups, C, D) in the type to compute in, for the gradient of the weights y.
             bias: (groups·D,), for the adjoint (groups·C,); None for none.
-            out: y, x or w, to be written to; None for a new one, which the problem's layout is not ``OTHER`` for.
+            out: y, x or w, to be written to, which lies as the problem says; None for a new one, if that is not ``OTHER``.
 
         Returns:
             ``out``, or the new one.

@@ -36,8 +36,8 @@ QUIET = {
     "distributed.comm.retry.count": 0,
     "distributed.worker.daemon": True,
     "distributed.admin.tick.limit": "1h",
-    # Without Dask's limit on memory that is kept: with it, every large tensor is new memory, a third of the time of a sweep.
-    "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1},
+    # Not set: with it every large tensor is new memory, which takes a third of the time of a sweep over large layers.
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
 Receive = Callable[["Task", list[Any], str], Iterable["Task"]]
 _one_at_a_time = threading.Lock()
