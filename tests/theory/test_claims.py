@@ -446,11 +446,9 @@ def test_every_judged_claim_and_every_correction_is_broken_somehow(table: ClaimT
 
 
 def break_it(monkeypatch: pytest.MonkeyPatch, name: str, where, what: str, instead):
+    monkeypatch.setattr(where, what, instead)
     if where is not encoding:
         remember(monkeypatch, LONG_PROOFS)
-        for proof in LONG_PROOFS:
-            as_coded(proof)  # before anything is broken: it is kept for the tests to come
-    monkeypatch.setattr(where, what, instead)
     (row,) = claims(only=[name])
     return row
 
