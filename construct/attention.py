@@ -28,7 +28,7 @@ from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution import EXECUTIONS, execution_named
 from construct.execution.cache import cached
-from construct.execution.kernels.blocks import smaller_blocks  # noqa: F401  for verify, which reads this module alone
+from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, traced
@@ -355,3 +355,6 @@ class MHSA(nn.Module):
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)
+
+
+__all__ = ["EXECUTIONS", "MHSA", "POSITIONAL", "ConvGeometry", "MHSAWeights", "smaller_blocks"]

@@ -85,9 +85,20 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=WIDTH),
         allow_abbrev=False,
     )
+    _add_network(parser.add_argument_group("the network"))
+    _add_geometry(
+        parser.add_argument_group(
+            "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
+        )
+    )
+    _add_attention(parser.add_argument_group("the attention"))
+    _add_proof(parser.add_argument_group("what is run, and what is proved"))
+    _add_output(parser.add_argument_group("what is written and printed"))
+    return parser
 
-    network = parser.add_argument_group("the network")
-    add = network.add_argument
+
+def _add_network(group: Any) -> None:
+    add = group.add_argument
     add(
         "model",
         metavar="MODEL",
@@ -95,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_path,
         help="torch.save or safetensors: a module, a state dict or a checkpoint (default: the CNN that ships)",
     )
-    code = network.add_mutually_exclusive_group()
-    code.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
-    code.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    network = group.add_mutually_exclusive_group()
+    network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
+    network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
     add(
         "--allow",
         action="append",
@@ -108,8 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
 
-    what = "convert its kernels without a network; these are taken for every kernel in it"
-    add = parser.add_argument_group("a state dict alone", what).add_argument
+
+def _add_geometry(group: Any) -> None:
+    """Add the options of a geometry, which a state dict does not hold."""
+    add = group.add_argument
     add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
     add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
     add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
@@ -118,19 +131,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
     add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
 
-    attention = parser.add_argument_group("the attention")
-    add = attention.add_argument
-    sharpness = attention.add_mutually_exclusive_group()
+
+def _add_attention(group: Any) -> None:
+    sharpness = group.add_mutually_exclusive_group()
     sharpness.add_argument(
         "--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head (default: auto)"
     )
     sharpness.add_argument(
         "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
     )
+    add = group.add_argument
     add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
     add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
 
-    add = parser.add_argument_group("what is run, and what is proved").add_argument
+
+def _add_proof(group: Any) -> None:
+    add = group.add_argument
     add(
         "--input-size",
         metavar="N",
@@ -167,7 +183,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
 
-    add = parser.add_argument_group("what is written and printed").add_argument
+
+def _add_output(group: Any) -> None:
+    add = group.add_argument
     add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
     add(
         "--format",
@@ -180,7 +198,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     add("--debug", action="store_true", help="show where an error comes from")
-    return parser
 
 
 def _beside(model: Path, ending: str) -> Path:

@@ -47,9 +47,9 @@ class Encoding(ABC):
         """
         return grid.shifts()
 
+    @abstractmethod
     def r(self, argument: Shifts) -> Tensor:
-        """r_δ: float64 (D_p, shifts), for components of shape (shifts,); by default (‖·‖², ·) of Lemma 2."""
-        return torch.stack(encoding.r(argument))
+        """r_δ: float64 (D_p, shifts), for components of shape (shifts,)."""
 
     @abstractmethod
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +87,10 @@ class Quadratic(Encoding):
         """Returns d + 1."""
         return dims + 1
 
+    def r(self, argument: Shifts) -> Tensor:
+        """(‖δ‖², δ_1, …, δ_d)."""
+        return torch.stack(encoding.r(argument))
+
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """Read back from c = −α(1, −2τ)."""
         return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
@@ -118,6 +122,10 @@ class Parabola(Encoding):
         shifts = grid.shifts()
         require_distinct(self.radix, grid.box)
         return (encoding.number(shifts, self.radix),)
+
+    def r(self, argument: Shifts) -> Tensor:
+        """(n², n)."""
+        return torch.stack(encoding.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """τ is the shift of the nearest number."""

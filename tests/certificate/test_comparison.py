@@ -23,7 +23,7 @@ from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution
 from verify.rounding.elements import (
     OffTheKernel,
-    carried_kernel,
+    absolute_kernel,
     convolution_bound,
     difference_bound,
     float32_size,
@@ -205,20 +205,20 @@ def test_bounds_are_small(case: Case):
 
 
 @given(convolutions(), st.data())
-def test_the_carried_kernel_has_the_size_of_the_kernel(conv: Any, data: st.DataObject):
+def test_the_absolute_kernel_has_the_size_of_the_kernel(conv: Any, data: st.DataObject):
     """Read from the eight tensors alone, in any order of the heads."""
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, data.draw(st.permutations(range(layer.heads))))
-    np.testing.assert_array_equal(carried_kernel(Attention.read(layer)), np.abs(Convolution.read(conv).weight))
+    np.testing.assert_array_equal(absolute_kernel(Attention.read(layer)), np.abs(Convolution.read(conv).weight))
 
 
-def test_heads_at_one_tap_add_up_in_the_carried_kernel():
+def test_heads_at_one_tap_add_up_in_the_absolute_kernel():
     conv = nn.Conv1d(1, 1, 2, bias=False).requires_grad_(False)
     conv.weight.copy_(torch.tensor([[[3.0, -5.0]]]))
     layer = conv_to_mhsa(conv).requires_grad_(False)
     layer.v[1] = layer.v[0]
     assert layer.weight.tolist() == [[[-2.0, 0.0]]]
-    assert carried_kernel(Attention.read(layer)).tolist() == [[[8.0, 0.0]]]
+    assert absolute_kernel(Attention.read(layer)).tolist() == [[[8.0, 0.0]]]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[i
         layer.w_val.data[last] *= -1
         assert torch.equal(layer.weight, conv.weight)
     fields, x = Convolution.read(conv), torch.ones(1, 2, 5)
-    assert np.array_equal(carried_kernel(Attention.read(layer)), np.abs(fields.weight)) == held
+    assert np.array_equal(absolute_kernel(Attention.read(layer)), np.abs(fields.weight)) == held
     if len(order) >= 3:
         both = convolution_bound(conv, x) + sharp_bound(layer, conv, x)
         np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)

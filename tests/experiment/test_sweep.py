@@ -259,6 +259,7 @@ def rows_so_far(folder: Path) -> list[dict[str, Any]]:
 def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path):
     with running(tmp_path, "--random", "150", "--workers", "2") as process:
         victim = int(until(lambda: rows_so_far(tmp_path))[0]["worker"].rpartition(":")[2])
+        assert "MALLOC_TRIM_THRESHOLD_" not in psutil.Process(victim).environ()  # Dask's, by which memory is not reused
         processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         connections = [connection for one in processes for connection in one.net_connections()]
         listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]

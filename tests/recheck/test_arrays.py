@@ -312,6 +312,7 @@ def test_storage_that_does_not_fit_is_refused(saved):
         (lambda conv: vars(conv).update(weight=1.0), "one name to two things: 'weight'"),
         (lambda conv: vars(conv).update(forward=None), "forward of its own"),
         (lambda conv: vars(conv).update(mine=1), "mine of its own"),
+        (lambda conv: vars(conv).update({"mi\0ne": 1}), r"mi\\x00ne of its own"),
         (lambda conv: conv._buffers.update(bias=torch.zeros(3)), "gives one name to two things"),
     ],
 )

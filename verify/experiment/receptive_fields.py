@@ -117,9 +117,8 @@ def candidates(
         unusual = sum(abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True))
         lopsided = sum(abs(before - after) for before, after in field.padding)
         misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
-        interior = int(field.interior().sum())
-        own_fields = field.dilation, lopsided, field.start, field.kernel, field.stride
-        return misfits, field.taps, -interior, unusual, *own_fields
+        better = misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided
+        return *better, field.start, field.kernel, field.stride  # of equals always the same one first
 
     for parts in sorted(product(*axes), key=rank):
         yield _joined(parts)

@@ -68,12 +68,12 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     fields, attention, fmt = read_fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
     size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
-    carried, bias = carried_matrices(attention), np.abs(attention.b_out)
+    carried, bias = absolute_matrices(attention), np.abs(attention.b_out)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
     magnitudes = fields.magnitudes if fields.transposed else np.swapaxes(fields.magnitudes, -1, -2)
     if same_bias and np.array_equal(carried, magnitudes):
         return _bound(theirs + ours, size, times + 1, fmt)
-    attended = size_of(replace(fields, weight=carried_kernel(attention), bias=bias), x)
+    attended = size_of(replace(fields, weight=absolute_kernel(attention), bias=bias), x)
     return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
 
 
@@ -110,7 +110,7 @@ def impulse_bound(
     """
     weight = np.abs(conv.weight)
     try:
-        kernel = weight if as_stored else carried_kernel(attention)
+        kernel = weight if as_stored else absolute_kernel(attention)
     except OffTheKernel:
         return None
     largest = float(np.abs(inputs).max(initial=0.0))
@@ -135,16 +135,16 @@ def impulse_bound(
 # ---- what the heads carry ----------------------------------------------------------------------------------------------
 
 
-def carried_kernel(attention: Attention) -> np.ndarray:
-    """:func:`carried_matrices` as torch lays a weight out."""
-    kernel, dims = carried_matrices(attention), attention.geometry.dims
+def absolute_kernel(attention: Attention) -> np.ndarray:
+    """:func:`absolute_matrices` as torch lays a weight out."""
+    kernel, dims = absolute_matrices(attention), attention.geometry.dims
     kernel = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))
     if not attention.geometry.transposed:
         kernel = np.swapaxes(kernel, 1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
-def carried_matrices(attention: Attention) -> np.ndarray:
+def absolute_matrices(attention: Attention) -> np.ndarray:
     """The size of what the attention adds up, Σ_h |W_val^h||W_out^h| at the tap where head h looks: (*K, groups, in, out).
 
     Raises:

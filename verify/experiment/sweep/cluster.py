@@ -36,7 +36,7 @@ QUIET = {
     "distributed.comm.retry.count": 0,
     "distributed.worker.daemon": True,
     "distributed.admin.tick.limit": "1h",
-    # Not set: with it every large tensor is new memory, which takes a third of the time of a sweep over large layers.
+    # Left as the system has it.  Dask's own 64 KiB make every large tensor new memory, a third of the time of a large layer.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
 Receive = Callable[["Task", list[Any], str], Iterable["Task"]]
