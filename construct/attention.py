@@ -98,7 +98,7 @@ class MHSA(nn.Module):
                 f"D_p is {weights.w_key_pos.shape[2]}, and this encoding in {geometry.dims} dimensions has {pos_dim}"
             )
         if isinstance(encoding, Parabola) and len(encoding.radix) != geometry.dims:
-            raise ValueError(f"the radix {encoding.radix} has not {geometry.dims} weights")
+            raise ValueError(f"the radix {encoding.radix} has {len(encoding.radix)} weights, not {geometry.dims}")
         self.radix = encoding.radix if isinstance(encoding, Parabola) else None
         self.geometry = geometry
         self.heads = heads
@@ -239,7 +239,7 @@ class MHSA(nn.Module):
 
     def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
         if len(shape) != self.geometry.dims + 2:
-            raise ValueError(f"MHSA: a shape is (B, D_in, and {self.geometry.dims} sizes), not {tuple(shape)}")
+            raise ValueError(f"MHSA: expected a shape (B, D_in, {self.geometry.dims} sizes), got {tuple(shape)}")
         return TokenGrid.of(self.geometry, tuple(shape[2:]))
 
     # ---- the call ----------------------------------------------------------------------------------------------------

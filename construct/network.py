@@ -248,7 +248,7 @@ def convert(
         conv: conv_to_mhsa(conv, alpha=alpha, execution=execution) for conv in convolutions.convertible.values()
     }
     share_tied(replacements)
-    removed = [(path, f"{kind} taken off") for path, kind in wrappers]
+    removed = [(path, f"{kind} removed") for path, kind in wrappers]
     for path, remark in [*removed, *convolutions.remarks(), *untied_parameters(model, replacements, substitutes)]:
         log.warning("%s", f"{path}: {remark}" if path else remark)
     return substitute(model, replacements, substitutes)
@@ -256,7 +256,7 @@ def convert(
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """(path, remark) about the network: removed wrappers, and the mode in which it is compared."""
-    remarks = [(path, f"{kind} taken off; put it around the converted network again") for path, kind in wrappers]
+    remarks = [(path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers]
     random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
     if any(isinstance(module, random) and module.training for module in model.modules()):
         remarks.append(

@@ -128,7 +128,7 @@ def _add_geometry(group: Any) -> None:
     add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
     add("--groups", type=_positive, metavar="N", help="blocks of channels (default: 1)")
     add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
-    add("--output-padding", type=_natural, nargs="+", metavar="N", help="of transposed ones (default: 0)")
+    add("--output-padding", type=_natural, nargs="+", metavar="N", help="the transposed ones' (default: 0)")
     add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
 
 
@@ -162,7 +162,7 @@ def _add_proof(group: Any) -> None:
         help="instead: an input that torch.save wrote: a tensor, a tuple of arguments, or a dict of keyword arguments",
     )
     add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
-    add("--seed", type=_seed, default=0, metavar="S", help="of the inputs (default: 0)")
+    add("--seed", type=_seed, default=0, metavar="S", help="seed of the inputs (default: 0)")
     add(
         "--input-bound",
         type=_bound,
@@ -179,7 +179,7 @@ def _add_proof(group: Any) -> None:
     add(
         "--no-certify",
         action="store_true",
-        help="only check on samples, and write no certificate (an earlier one is taken away)",
+        help="only check on samples, and write no certificate (deletes an earlier one)",
     )
     add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
 

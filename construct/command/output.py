@@ -85,4 +85,4 @@ def write_outputs(
     except OSError as error:
         what = one_line(error.strerror or error)
         raise BadModelFile(f"{printable(place)}: cannot be written: {what} (nothing was changed)") from error
-    return (f"{printable(document)}, of an earlier run, was taken away: it spoke of other layers",) if earlier else ()
+    return (f"{printable(document)} was deleted: the certificate of an earlier run",) if earlier else ()

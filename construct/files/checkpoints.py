@@ -45,7 +45,7 @@ def unwrap(content: object, place: str = "") -> tuple[object, tuple[str, ...]]:
             others = [k for k in content if k not in tensors]
             if plain := [k for k in others if str(k).rpartition(".")[2] in ("weight", "bias", *NAMES)]:
                 raise BadModelFile(f"{plain[0]!r:.80} is no tensor", "save the state dict of a module")
-            notes.append(f"passed over, as they are no tensors: {_listed(others)}")
+            notes.append(f"ignored, as they are no tensors: {_listed(others)}")
             if hasattr(content, "_metadata"):  # of a state dict
                 tensors = OrderedDict(tensors)
                 tensors._metadata = content._metadata  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def unwrap(content: object, place: str = "") -> tuple[object, tuple[str, ...]]:
             break
         others = [k for k in content if k != key]
         path.append(key)
-        passed = f"; passed over: {_listed(others)}" if others else ""
+        passed = f"; ignored: {_listed(others)}" if others else ""
         notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{passed}")
         content = content[key]
     return content, tuple(notes)
@@ -123,7 +123,7 @@ def matched_names(names: Collection[str], wanted: Collection[str]) -> tuple[dict
     old = {name: name for name in names}
     if AVERAGED in old and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in old):
         del old[AVERAGED]
-        notes.append(f"passed over: {AVERAGED!r}, how many were averaged")
+        notes.append(f"ignored: {AVERAGED!r}, the counter of an average")
     removed, known = "", {key.partition(".")[0] for key in wanted}
     while old and not known & {key.partition(".")[0] for key in old}:
         prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in old)), None)
@@ -131,7 +131,7 @@ def matched_names(names: Collection[str], wanted: Collection[str]) -> tuple[dict
             break
         old = {key.removeprefix(prefix): name for key, name in old.items()}
         removed += prefix
-    notes += [f"the prefix {removed!r} was taken off every name"] if removed else []
+    notes += [f"the prefix {removed!r} was removed from every name"] if removed else []
     bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): name for key, name in old.items()}
     if not all(key in wanted for key in old) and len(bare) == len(old) and all(key in wanted for key in bare):
         old = bare

@@ -152,7 +152,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"ONNX takes packages that are not there: {', '.join(missing)} (pip install {' '.join(missing)})"
+            f"ONNX export needs packages that are not installed: {', '.join(missing)} (pip install {' '.join(missing)})"
         )
     program, static = export_program(model, input_size)
     stream = io.BytesIO()

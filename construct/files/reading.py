@@ -252,7 +252,7 @@ def _safetensors(file: BinaryIO) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load
     except ImportError as error:
-        raise BadModelFile("to read safetensors takes a package", "pip install safetensors") from error
+        raise BadModelFile("reading safetensors needs the safetensors package", "pip install safetensors") from error
     try:
         return load(file.read())
     except MemoryError:

@@ -94,26 +94,26 @@ def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, fr
     options = ("m.pt", "-o", "o.pt")
     from_conv.prints(*options)
     from_conv.prints(*options, "--no-certify", "--alpha", "3", code=1)
-    assert names() == {"m.pt", "o.pt", "o.json"}  # REFUTED: nothing is written, and nothing taken away
+    assert names() == {"m.pt", "o.pt", "o.json"}  # REFUTED: nothing is written, and nothing deleted
     out = from_conv.prints(*options, "--no-certify")
-    assert "o.json, of an earlier run, was taken away: it spoke of other layers" in out
+    assert "o.json was deleted: the certificate of an earlier run" in out
     assert names() == {"m.pt", "o.pt"}
     for foreign in ("notes", '{"format": "of somebody"}'):
         Path("o.json").write_text(foreign)
-        assert "taken away" not in from_conv.prints(*options, "--no-certify")
+        assert "was deleted" not in from_conv.prints(*options, "--no-certify")
         assert Path("o.json").read_text() == foreign
 
 
 def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, from_conv: Command) -> None:
     from_conv.prints("m.pt", "-o", "o.pt")
-    assert "taken away" not in from_conv.prints("m.pt", "-o", "o.json", "--no-certify", "--force")
+    assert "was deleted" not in from_conv.prints("m.pt", "-o", "o.json", "--no-certify", "--force")
     assert isinstance(read("o.json").content, torch.nn.Module)
 
 
 def test_row_50_no_layers_leave_their_certificate(
     model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an earlier certificate cannot be taken away, the earlier layers stay with it."""
+    """Where an earlier certificate cannot be deleted, the earlier layers stay with it."""
     from_conv.prints("m.pt", "-o", "o.pt")
     unlink = Path.unlink
 

@@ -443,7 +443,7 @@ def test_row_39_a_wrapper_around_the_network_is_taken_off(wrap: Any, caplog: pyt
     net = convert(wrap(model))
     assert type(net) is nn.Sequential
     assert isinstance(net[0], MHSA)
-    assert any(line.endswith("taken off") for line in said(caplog))
+    assert any(line.endswith(" removed") for line in said(caplog))
     torch.testing.assert_close(net(x), model(x))
     assert not convolution_calls(net, x)
 
@@ -503,7 +503,7 @@ def test_row_39_torchscript_is_refused_by_name() -> None:
 
 
 def test_row_39_the_command_takes_a_wrapper_off(state: Any, from_conv: Command) -> None:
-    assert "DataParallel taken off" in from_conv.prints(*state(parallel), *SIZE)
+    assert "DataParallel removed" in from_conv.prints(*state(parallel), *SIZE)
 
 
 # ---- 40: what goes in and out of a network ---------------------------------------------------------------------------

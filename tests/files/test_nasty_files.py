@@ -179,8 +179,8 @@ def test_row_12_wrapped_checkpoints(from_conv: Command) -> None:
     torch.save({"epoch": 3, "state_dict": state, "optimizer": optimizer}, "c.pt")
     Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 2, 3)\n")
     out = from_conv.prints("c.pt", "--model-file", "net.py:net")
-    assert "its key 'state_dict' was used; passed over: 'epoch', 'optimizer'" in out
-    assert "the prefix 'module._orig_mod.' was taken off" in out
+    assert "its key 'state_dict' was used; ignored: 'epoch', 'optimizer'" in out
+    assert "the prefix 'module._orig_mod.' was removed" in out
 
 
 def test_row_13_classes_by_name(from_conv: Command) -> None:

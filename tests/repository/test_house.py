@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import construct
 import verify
@@ -427,16 +428,36 @@ def test_the_command_line_page_tells_of_the_report_and_the_plots():
 # ---- the two roads of docs/roads.md --------------------------------------------------------------------------------------
 
 
-def test_the_roads_name_files_that_import_each_other_and_functions_that_they_define():
-    text = (ROOT / "docs/roads.md").read_text(encoding="utf-8")
-    for road in text.split("\n## ")[1:]:
+def functions_called(function):
+    """The functions of the project that a call runs, (file, name), each once, in the order of their first calls."""
+    calls = {}
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/"):
+            calls[ids(Path(frame.f_code.co_filename)), frame.f_code.co_name] = None
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return list(calls)
+
+
+def test_the_roads_are_those_that_a_call_and_a_certificate_take():
+    """In a shape that no other test has, so that nothing of it is cached."""
+    conv = torch.nn.Conv2d(3, 11, (3, 2))
+    layer = construct.conv_to_mhsa(conv)
+    walks = (
+        functions_called(lambda: layer(torch.ones(1, 3, 7, 9))),
+        functions_called(lambda: verify.certify(conv, layer, grid=(7, 9), input_bound=1.0)),
+    )
+    roads = (ROOT / "docs/roads.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for road, walk in zip(roads, walks, strict=True):
         stops = re.findall(r"^\d\. `([\w/]+\.py)`: `(\w+)`", road, flags=re.M)
         assert 5 <= len(stops) <= 8
-        imports = [{name for name, _ in imports_of(ROOT / path)} for path, _ in stops]
-        for number, (path, function) in enumerate(stops):
-            names = {node.name for node in ast.walk(tree_of(ROOT / path)) if isinstance(node, ast.FunctionDef)}
-            assert function in names, (path, function)
-            assert not number or any(module_name(ROOT / path) in each for each in imports[:number]), path
+        assert [call for call in walk if call in stops] == stops
 
 
 # ---- what only deep runs show ------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for (default: any)"
     )
     experiment.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
-    experiment.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs (default: %(default)s)")
+    experiment.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the inputs (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 

@@ -120,7 +120,7 @@ def by_certified_name(
         renamed = {f"{path}.".removeprefix(prefix).removesuffix("."): layer for path, layer in renamed.items()}
         removed += prefix
         if all(name in renamed for name in names):
-            notes.append(f"{file}: the prefix {removed!r} was taken off every name")
+            notes.append(f"{file}: the prefix {removed!r} was removed from every name")
             return renamed
     bare = {".".join(part for part in path.split(".") if part not in ("module", "_orig_mod")): path for path in layers}
     if len(bare) == len(layers) and all(name in bare for name in names):

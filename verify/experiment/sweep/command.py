@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it runs")
     where.add_argument("--workers", type=int, metavar="N", help="processes of a local cluster (default: one a core)")
     where.add_argument("--scheduler", metavar="ADDRESS", help="instead: of an existing cluster of Dask")
-    where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of a task (default: 600)")
+    where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for a task (default: 600)")
     where.add_argument("--dashboard", action="store_true", help="serve Dask's dashboard, on the loopback")
 
 
