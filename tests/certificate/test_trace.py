@@ -26,7 +26,7 @@ from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
 from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, traces
 from verify.samples.sampling import check_on_activations, evaluating
-from verify.samples.trace import Layer, untraced
+from verify.samples.trace import Activation, Layer, trace, untraced
 
 SCALE = torch.tensor([2.0])
 
@@ -189,6 +189,21 @@ def test_a_layer_is_one_call_whatever_is_in_it() -> None:
     for (run,) in (ours, theirs):
         assert [call.name for call in run.calls] == ["the layer 0", "relu in 1"]
         assert run.calls[0].function == Layer("0")
+
+
+def test_a_layer_within_a_layer_is_part_of_its_call() -> None:
+    class Outer(nn.Conv1d):
+        def __init__(self) -> None:
+            super().__init__(4, 4, 1)
+            self.inner = nn.Conv1d(4, 4, 1)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(self.inner(2 * input))
+
+    model, x = nn.Sequential(nn.ReLU(), Outer()), noise(1, 4, 3)
+    record = trace(lambda net, x: net(x), model, x, {model[1]: "outer", model[1].inner: "inner"})
+    assert [call.name for call in record.calls] == ["relu in 0", "the layer outer"]
+    assert record.calls[1].arguments == (Activation(1, 0),)
 
 
 def test_attention_that_was_there_before_is_one_call_too() -> None:

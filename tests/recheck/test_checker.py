@@ -423,6 +423,8 @@ EDITS = {
     "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
     "another version of a layer": (put(version=1), "version"),
     "an unknown field of the network": (of_network(more=1), "missing or unknown: more"),
+    "an unknown field of its calls": (calls(more=1), "missing or unknown: more"),
+    "a count of another type": (of_network(convolution_calls={"original": 2, "converted": False}), "wrong type"),
     "an unknown verdict of the network": (numbers(verdict="PROVED"), "unknown verdict 'PROVED'"),
     "calls that differ, and the same expression": (calls(same=False, difference="add"), NOT_SAME),
     "calls that are the same and differ": (calls(difference="add"), "contradict each other"),
