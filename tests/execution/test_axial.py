@@ -143,6 +143,18 @@ def test_training_is_that_of_dense(name: str):
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("conv", [nn.Conv2d(2, 3, (2, 3), padding=1), nn.ConvTranspose3d(2, 2, 2)], ids=["2-D", "3-D"])
+def test_soft_heads_that_look_along_one_line_share_factors_in_training(conv: Any):
+    """With v frozen: three heads look at one offset along the first axis, and each at its own along the second."""
+    layer = conv_to_mhsa(conv.double(), alpha=0.7)
+    x = torch.randn(2, 2, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
+    ours, dense = both(layer, x)
+    torch.testing.assert_close(ours, dense, rtol=1e-12, atol=1e-12)
+    pull, inputs = torch.randn_like(ours), (x, layer.w_val, layer.b_out)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, pull) for y in (ours, dense)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
 def test_frozen_factors_are_left_alone_and_trained_ones_trained():
     layer = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1))
     layer.w_out.requires_grad_(False)
