@@ -268,12 +268,12 @@ def test_a_buffer_of_one_mode_is_good_in_every_other():
 
 def test_what_is_too_large_is_not_kept():
     workspace._KEPT.buffer = None
-    with Workspace(torch.zeros(1), constants.KEPT // 4 + 16) as (buffer,):
-        assert len(buffer) == constants.KEPT // 4 + 16
+    with Workspace(torch.zeros(1), constants.KEPT_BYTES // 4 + 16) as (buffer,):
+        assert len(buffer) == constants.KEPT_BYTES // 4 + 16
     assert workspace._KEPT.buffer is None
-    with Workspace(torch.zeros(1), constants.KEPT // 4):
+    with Workspace(torch.zeros(1), constants.KEPT_BYTES // 4):
         pass
-    assert len(workspace._KEPT.buffer) == constants.KEPT  # type: ignore[arg-type]
+    assert len(workspace._KEPT.buffer) == constants.KEPT_BYTES  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernel", [None, "im2col_gemm"])
@@ -285,7 +285,7 @@ def test_nothing_reads_what_memory_held_before(make: Any, kernel: str | None, mo
     for name in ("new_empty", "new_empty_strided"):
         new = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda *a, new=new, **o: new(*a, **o).fill_(torch.nan))
-    monkeypatch.setattr(constants, "KEPT", 0)
+    monkeypatch.setattr(constants, "KEPT_BYTES", 0)
     x = torch.randint(-4, 5, (2, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
     for layout in (FIRST, LAST):
         x = in_layout(x, layout).detach().requires_grad_()

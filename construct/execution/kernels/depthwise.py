@@ -63,7 +63,7 @@ class ByChannel:
         self.problem, shifts, channels = problem, problem.shifts, problem.groups
         alike = problem.x_layout == problem.y_layout and problem.width == 1
         loop = {LAST: channels, FIRST: shifts.output[-1], OTHER: 0}[problem.x_layout]
-        self.in_place = alike and loop >= constants.LOOP
+        self.in_place = alike and loop >= constants.MIN_CONTIGUOUS
         queries = problem.block(max(1, constants.DEPTHWISE // channels))
         parts = blocks(shifts.output, queries)
         self.images = pieces(problem.images, max(1, queries // prod(shifts.output)) if len(parts) == 1 else 1)

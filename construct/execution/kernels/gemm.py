@@ -27,7 +27,7 @@ def onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
     """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``quick``: oneDNN may be asked."""
-    if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
+    if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.MIN_TERMS):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
             result = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
@@ -60,7 +60,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -
     one, other = a[0], b[0]
     heavy = one.numel() * other.shape[1] >= constants.ONEDNN
     if quick and heavy and torch._C._get_mkldnn_enabled() and _whole(other):
-        if not one.is_contiguous() and one.shape[1] <= constants.SHORT:
+        if not one.is_contiguous() and one.shape[1] <= constants.FEW_QUERIES:
             one = one.contiguous()
         if one.is_contiguous():
             assert INNER is not None

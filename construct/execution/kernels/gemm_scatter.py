@@ -36,14 +36,15 @@ class GemmScatter:
         read, written = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
             read, written = written, read
-        if constants.PRODUCTS // (heads * written) < constants.SHORT:
+        if constants.PRODUCTS // (heads * written) < constants.FEW_QUERIES:
             return None  # blocks of few queries, and an addition for each head of each of them
         # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
         tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-        scatter_time = heads * tokens * written * constants.SCATTER
-        columns_time = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
+        scatter_time = heads * tokens * written * constants.SCATTER_NS
+        column_ns = constants.COPY_NS + constants.NARROW_PRODUCT_NS / written
+        columns_time = heads * problem.images * prod(shifts.output) * read * column_ns
         if kind == ADJOINT:
-            columns_time += heads * written * read * constants.TRANSPOSE
+            columns_time += heads * written * read * constants.TRANSPOSE_NS
         return Scattered(problem) if scatter_time < columns_time else None
 
 
@@ -63,7 +64,7 @@ class Scattered:
             self.shifts, self.channels, self.width = problem.shifts, problem.channels, problem.width
             self.given, wanted = problem.y_layout, problem.x_layout
         shifts, channels, heads = self.shifts, self.channels, len(self.shifts.offsets)
-        layout = LAST if wanted == LAST and channels >= constants.ROWS else FIRST
+        layout = LAST if wanted == LAST and channels >= constants.MIN_CHANNELS_LAST else FIRST
         self.rows = layout == LAST  # products (queries, heads·C), else turned
         self.direct = max(shifts.step) == 1 and wanted == layout
         self.between = prod(shifts.size) * channels  # from image to image

@@ -78,7 +78,7 @@ class _Columns:
     def __init__(self, problem: Problem):
         self.problem, shifts = problem, problem.shifts
         groups, channels, output = problem.groups, problem.channels, shifts.output
-        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.SHORT
+        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.FEW_QUERIES
         self.axis, parts = self._axis_and_blocks()
         order = order_of(shifts.offsets, self.axis or 0)
         self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
@@ -131,7 +131,7 @@ class _Columns:
             length = parts[0].shape[axis]
             saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # without other images beside it
-            if saved and large and len(others) * problem.channels >= max(constants.DEEP, problem.width // 2):
+            if saved and large and len(others) * problem.channels >= max(constants.MIN_TERMS, problem.width // 2):
                 return axis, parts
         return None, blocks(shifts.output, self._queries(1))
 

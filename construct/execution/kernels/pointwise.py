@@ -27,7 +27,7 @@ class Pointwise:
             return Rows(problem)
         if problem.x_layout != FIRST:
             return None
-        return None if prod(problem.shifts.size) < constants.SHORT and problem.images > 1 else Images(problem)
+        return None if prod(problem.shifts.size) < constants.FEW_QUERIES and problem.images > 1 else Images(problem)
 
 
 class Rows:
@@ -72,9 +72,9 @@ class Images:
         self.tokens = prod(problem.shifts.size)
         both = groups * problem.channels * problem.width
         # A small image is quicker with its tokens as rows, there and back.
-        self.small = groups == 1 and self.tokens < constants.SHORT and problem.kind != WEIGHTS
-        large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
-        self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
+        self.small = groups == 1 and self.tokens < constants.FEW_QUERIES and problem.kind != WEIGHTS
+        large = self.tokens >= constants.MIN_QUERIES_TRANSPOSED and both * self.tokens >= constants.ONEDNN
+        self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.MIN_TERMS
         self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
         result = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
         more = problem.channels * self.tokens + result if self.small else 0
