@@ -96,11 +96,11 @@ def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return request.param
 
 
-def outputs_task(shifts: Shifts, images: int, quick: bool = False) -> Outputs:
+def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Outputs:
     """The task of a layer 64 → 64, with channels last."""
     heads = tuple(range(len(shifts.offsets)))
     layouts, dtype = (LAST, LAST), torch.float32
-    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, quick, None))
+    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, onednn, None))
     assert isinstance(task, Outputs)
     return task
 
@@ -113,7 +113,7 @@ def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
 
 def test_blas_lays_out_a_third_of_the_columns() -> None:
     """Of 3 × 3 heads, in blocks of rows, and of one image; not where images are small and many, or steps are taken."""
-    assert outputs_task(square(3, (47, 45)), 1, quick=True).depth == 9 * 64
+    assert outputs_task(square(3, (47, 45)), 1, onednn=True).depth == 9 * 64
     assert len(outputs_task(square(3, (47, 45)), 3).slabs) == 3
     assert outputs_task(square(3, (47, 45)), 3).depth == 3 * 64
     assert [len(outputs_task(square(3, (9, 9)), images).slabs) for images in (1, 3)] == [3, 1]

@@ -229,18 +229,19 @@ class Outputs(_Columns):
         # Products are written where they belong, if that is a matrix.
         self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
         self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
-        self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
+        large = self.rows * self.depth * problem.width >= constants.ONEDNN
+        self.contiguous_weights = groups > 1 or (problem.onednn and large)
         weights = len(problem.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
-        problem, quick, direct = self.problem, self.problem.onednn, self.direct
+        problem, onednn, direct = self.problem, self.problem.onednn, self.direct
         groups, width = problem.groups, problem.width
-        # For oneDNN the other way round, if products come out turned; as it lies for small ones.
-        matrices = [stacked(second, heads, self.turned and self.heavy) for heads in self.slabs]
-        if self.turned and not self.heavy:
+        # Transposed weights are copied for oneDNN and for groups; small products take them as they lie.
+        matrices = [stacked(second, heads, self.turned and self.contiguous_weights) for heads in self.slabs]
+        if self.turned and not self.contiguous_weights:
             matrices = [matrix.mT for matrix in matrices]
         plain = type(first) is Tensor  # else outputs are to be of its type
         alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
@@ -256,19 +257,19 @@ class Outputs(_Columns):
                     rows = self.laid_out(first, images, step, columns, window, zeros)
                     zeros = step.zeros
                     if alone:
-                        return problem.as_images(products(rows, matrices, bias, None, quick))
+                        return problem.as_images(products(rows, matrices, bias, None, onednn))
                     assert out is not None
                     if self.turned:
                         result = products(
-                            matrices, [part.mT for part in rows], None, at(out, step.result, ahead), quick
+                            matrices, [part.mT for part in rows], None, at(out, step.result, ahead), onednn
                         )
                         if bias is not None:
                             result += bias[..., None]
                     elif direct:
-                        products(rows, matrices, bias, at(out, step.result, ahead), quick)
+                        products(rows, matrices, bias, at(out, step.result, ahead), onednn)
                     else:
                         result = staging[: groups * step.rows * width].view(groups, step.rows, width)
-                        products(rows, matrices, bias, result, quick)
+                        products(rows, matrices, bias, result, onednn)
                         tokens = out[images].movedim(1, -1)[(slice(None), *step.block.box)]
                         result = result.view(groups, -1, *step.block.shape, width).movedim(0, -2)
                         tokens.unflatten(-1, (groups, width)).copy_(result)
