@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from construct import conv_to_mhsa
 from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
-from construct.execution.kernels.im2col_gemm import Outputs
+from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
 
@@ -78,8 +78,8 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
             patch.setattr(constants, name, data.draw(st.sampled_from(numbers)))
         assert torch.equal(gemm.product(rows, matrix, added, None, True).long(), expected)
         gemm.product(rows, matrix, added, out, True)
-        for first in (True, False):
-            gemm.add_product(total, rows.mT[None], other[None], first, True)
+        for accumulate in (False, True):
+            gemm.add_product(total, rows.mT[None], other[None], accumulate, True)
     assert torch.equal(out.long(), expected)
     assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
 
@@ -96,12 +96,12 @@ def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return request.param
 
 
-def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Outputs:
+def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:
     """The task of a layer 64 → 64, with channels last."""
     heads = tuple(range(len(shifts.offsets)))
     layouts, dtype = (LAST, LAST), torch.float32
     task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, onednn, None))
-    assert isinstance(task, Outputs)
+    assert isinstance(task, Im2colForward)
     return task
 
 

@@ -18,7 +18,7 @@ from construct.execution import kernels
 from construct.execution.autograd import Shifted, Weights
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
-from construct.execution.kernels.im2col_gemm import Outputs
+from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
@@ -122,7 +122,7 @@ def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str
     problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
     with preferring("im2col_gemm"):
         task = kernels.select(problem)
-        assert isinstance(task, Outputs)
+        assert isinstance(task, Im2colForward)
         assert (len(task.slabs) > 1) == (not more)
         assert torch.equal(task.run(in_layout(x, layout), w, None, None), expected)
 

@@ -52,10 +52,10 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out:
     return out.copy_(both) if bias is None else torch.add(both, bias[:, None], out=out)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, onednn: bool) -> None:
-    """total += a b for each group, or total = a b where it is the first: (groups, M, N), (groups, M, K), (groups, K, N)."""
+def add_product(total: Tensor, a: Tensor, b: Tensor, accumulate: bool, onednn: bool) -> None:
+    """total += a b for each group, or total = a b unless ``accumulate``: (groups, M, N), (groups, M, K), (groups, K, N)."""
     if a.shape[0] > 1:
-        total.baddbmm_(a, b, beta=0 if first else 1)  # 0: whatever was there is not read
+        total.baddbmm_(a, b, beta=1 if accumulate else 0)  # 0: whatever was there is not read
         return
     one, other = a[0], b[0]
     large = one.numel() * other.shape[1] >= constants.ONEDNN
@@ -65,9 +65,9 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, onednn: bool) 
         if one.is_contiguous():
             assert INNER is not None
             result = INNER(one, other.mT, None, "none", [], "")
-            total[0].copy_(result) if first else total[0].add_(result)
+            total[0].add_(result) if accumulate else total[0].copy_(result)
             return
-    total[0].addmm_(one, other, beta=0 if first else 1)
+    total[0].addmm_(one, other, beta=1 if accumulate else 0)
 
 
 def _whole(matrix: Tensor) -> bool:

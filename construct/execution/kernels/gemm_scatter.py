@@ -53,7 +53,7 @@ Sum = tuple[View, View]
 
 
 class Scattered:
-    """The sum above; of a forward, with x and y exchanged and offsets turned round."""
+    """The sum above; of a forward, with x and y exchanged and offsets negated."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -65,7 +65,7 @@ class Scattered:
             self.given, wanted = problem.y_layout, problem.x_layout
         shifts, channels, heads = self.shifts, self.channels, len(self.shifts.offsets)
         layout = LAST if wanted == LAST and channels >= constants.MIN_CHANNELS_LAST else FIRST
-        self.rows = layout == LAST  # products (queries, heads·C), else turned
+        self.rows = layout == LAST  # products (queries, heads·C), else transposed
         self.direct = max(shifts.step) == 1 and wanted == layout
         self.between = prod(shifts.size) * channels  # from image to image
         self.planes = _planes(shifts, layout, channels)
@@ -84,9 +84,9 @@ class Scattered:
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
         with Workspace(second, self.products, self.image) as (buffer, image):
             for number, (y, target) in enumerate(zip(first, out, strict=True)):
-                sums, ahead = (out, number * self.between) if self.direct else (image, 0)
+                sums, start = (out, number * self.between) if self.direct else (image, 0)
                 for _, plane in self.planes.values():
-                    whole = at(sums, plane, ahead)
+                    whole = at(sums, plane, start)
                     whole.zero_() if bias is None else whole.copy_(bias)
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
@@ -95,15 +95,15 @@ class Scattered:
                         product(tokens, matrix.mT, None, products.view(rows, -1), self.problem.onednn)
                     else:
                         product(matrix, tokens.mT, None, products.view(-1, rows), self.problem.onednn)
-                    for queries, seen in parts:
-                        at(sums, seen, ahead).add_(at(products, queries))
+                    for query_view, token_view in parts:
+                        at(sums, token_view, start).add_(at(products, query_view))
                 if not self.direct:
                     for places, plane in self.planes.values():
                         target.movedim(0, -1)[places].copy_(at(image, plane))
         return out
 
     def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
-        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or turned."""
+        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or transposed."""
         if self.given == FIRST:
             return y.view(self.width, -1)[:, block.flat].mT
         if self.given == LAST:
