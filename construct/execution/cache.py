@@ -32,7 +32,7 @@ Call = Callable[[Tensor], Tensor]
 """x (B, D_in, *n) → (B, D_out, *o).  It reads the whole factor and the bias as they are when it is called."""
 
 
-class Entry:
+class PreparedCalls:
     """The prepared calls of one layer on the CPU: content off, its heads shifts, ``whole`` the factor beside an identity."""
 
     def __init__(self, layer: Any, whole: str):
@@ -61,7 +61,7 @@ class Entry:
         )
 
 
-ENTRIES: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
@@ -79,7 +79,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
-        entry = ENTRIES[layer] = Entry(layer, whole)
+        entry = ENTRIES[layer] = PreparedCalls(layer, whole)
     if len(entry.calls) >= MOST:
         entry.calls.clear()
     entry.calls[run, x.shape, x.stride()] = call

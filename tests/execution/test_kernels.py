@@ -15,7 +15,7 @@ from torch import nn
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import kernels
-from construct.execution.autograd import Shifted, Weights
+from construct.execution.autograd import ShiftedSum, WeightGradient
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
 from construct.execution.kernels.im2col_gemm import Im2colForward
@@ -325,11 +325,11 @@ def test_a_bias_of_halves_is_added_in_single_precision():
     shifts = Shifts(((-1,), (0,), (50,)), (2,), (7,), (4,))
     y, w = torch.randint(-3, 4, (2, 32, 4)).half(), torch.randint(-3, 4, (3, 1, 40, 32)).float()
     bias = torch.randint(-3, 4, (40,)).float()
-    found = Shifted.apply(y, w, bias, shifts, True, torch.float16, False)
+    found = ShiftedSum.apply(y, w, bias, shifts, True, torch.float16, False)
     expected = bias.view(1, 40, 1).repeat(2, 1, 7)
     for (offset,), matrix in zip(shifts.offsets, w[:, 0], strict=True):
         for query in range(4):
             if 0 <= 2 * query + offset < 7:
                 expected[:, :, 2 * query + offset] += y[:, :, query].float() @ matrix.mT
     assert torch.equal(found, expected.half())
-    assert Weights.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)
+    assert WeightGradient.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)

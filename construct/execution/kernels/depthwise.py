@@ -26,7 +26,7 @@ class Depthwise:
     name = "depthwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task, but not for an adjoint with several outputs a group."""
+        """Plans forwards and weight gradients of groups of one channel; None for adjoints, and for other layers."""
         if problem.kind == ADJOINT or problem.channels > 1 or problem.groups == 1:
             return None
         return ByChannel(problem)

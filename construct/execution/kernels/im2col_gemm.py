@@ -54,12 +54,12 @@ class Im2colBlockPlan:
 
 
 class Im2colGemm:
-    """The kernel that takes every shape; in place of an adjoint it is asked for the residues of the stride."""
+    """The kernel for every shape.  It plans no adjoint: ``select`` then asks for each phase of the stride (``Polyphase``)."""
 
     name = "im2col_gemm"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task for outputs, or one for the gradient of the weights."""
+        """Plans forwards and weight gradients; None for adjoints."""
         if problem.kind == ADJOINT:
             return None
         return Im2colWeightGradient(problem) if problem.kind == WEIGHTS else Im2colForward(problem)

@@ -18,7 +18,7 @@ class Pointwise:
     name = "pointwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task, if no copy is needed, or that of one small image."""
+        """Plans 1 × 1 forwards and weight gradients that copy no tokens, or only those of one small image; else None."""
         if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
             return None
         if problem.groups * problem.channels == 1:
