@@ -135,7 +135,7 @@ def _along(x: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, axis: int) -> 
     """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
     queries = grid.queries[axis].to(x.device).double()
-    rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)))
+    rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)), most_queries())
     blocks = [
         bounded(_factor_times, x, c, kind, keys, queries[start : start + rows], axis)
         for start in range(0, len(queries), rows)

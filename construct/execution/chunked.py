@@ -86,7 +86,7 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
 
 def _queries_per_block(batch: int, grid: TokenGrid, content: bool) -> int:
     maps = max(1, batch) if content else 1
-    return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
+    return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)), most_queries())
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:

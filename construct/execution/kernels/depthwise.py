@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks, pieces
+from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, View, clip, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
@@ -64,7 +64,7 @@ class ByChannel:
         alike = problem.x_layout == problem.y_layout and problem.width == 1
         loop = {LAST: channels, FIRST: shifts.output[-1], OTHER: 0}[problem.x_layout]
         self.in_place = alike and loop >= constants.MIN_CONTIGUOUS
-        queries = problem.block(max(1, constants.DEPTHWISE // channels))
+        queries = queries_per_block(constants.DEPTHWISE // channels, problem.most)
         parts = blocks(shifts.output, queries)
         self.images = pieces(problem.images, max(1, queries // prod(shifts.output)) if len(parts) == 1 else 1)
         self.image_strides = prod(shifts.size) * channels, prod(shifts.output) * channels

@@ -16,7 +16,7 @@ from operator import mul
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks
+from construct.execution.kernels.blocks import Block, blocks, queries_per_block
 from construct.execution.kernels.gemm import product
 from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, View, clip, phases, strides_of
@@ -69,7 +69,8 @@ class Scattered:
         self.direct = max(shifts.step) == 1 and wanted == layout
         self.between = prod(shifts.size) * channels  # from image to image
         self.planes = _planes(shifts, layout, channels)
-        self.blocks = _blocks(shifts, layout, channels, problem.block(max(1, constants.PRODUCTS // (heads * channels))))
+        queries = queries_per_block(constants.PRODUCTS // (heads * channels), problem.most)
+        self.blocks = _blocks(shifts, layout, channels, queries)
         most = max(prod(block.shape) for block, _ in self.blocks)
         self.products = most * heads * channels
         self.image = 0 if self.direct else self.between

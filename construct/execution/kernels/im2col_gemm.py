@@ -17,7 +17,7 @@ from operator import mul
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks, pieces
+from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.gemm import add_product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, order_of, runs_of, strides_of
@@ -112,7 +112,7 @@ class _Columns:
         """Queries of a block, if the columns hold one of so many slabs, and that for so many queries more."""
         depth = len(self.problem.heads) // slabs * self.problem.channels
         fitting = constants.COLUMNS // (self.problem.groups * depth) - more
-        return self.problem.block(max(constants.QUERIES, fitting))
+        return queries_per_block(max(constants.QUERIES, fitting), self.problem.most)
 
     def _axis_and_blocks(self) -> tuple[int | None, tuple[Block, ...]]:
         """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it.

@@ -51,10 +51,6 @@ class Problem:
     onednn: bool
     most: int | None
 
-    def block(self, fitting: int) -> int:
-        """Queries of a block: what fits, or fewer where fewer are asked for; at least 1."""
-        return max(1, fitting if self.most is None else min(fitting, self.most))
-
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:
         """Shape and strides of what is computed, of the adjoint x, if it lies without gaps."""
