@@ -108,10 +108,10 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
 
 def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
     """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
-    c, kind = layer.position_vector()[list(heads)], layer.encoding
+    c, encoding = layer.position_vector()[list(heads)], layer.encoding
     names: list[Any] = [heads] * len(grid.shape)  # while one is learned, each head has its own factors
     if not (torch.is_grad_enabled() and c.requires_grad):  # heads that have a factor in common share its product
-        names = names_of(numbers(c), kind, len(grid.shape))
+        names = names_of(numbers(c), encoding, len(grid.shape))
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
@@ -123,7 +123,7 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
             shared.setdefault(names[axis][member], []).append(member)
         y = None
         for group in shared.values():  # added one after the other, for there may be many
-            tokens = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            tokens = _along(x, c[group[0] : group[0] + 1], encoding, grid, axis)
             y = attend(tokens, group, axis + 1) if y is None else y + attend(tokens, group, axis + 1)
         assert y is not None
         return y
@@ -131,21 +131,21 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
     return attend(x, list(range(len(heads))), 0)
 
 
-def _along(x: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, axis: int) -> Tensor:
+def _along(x: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int) -> Tensor:
     """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
     queries = grid.queries[axis].to(x.device).double()
     rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)), most_queries())
     blocks = [
-        bounded(_factor_times, x, c, kind, keys, queries[start : start + rows], axis)
+        bounded(_factor_times, x, c, encoding, keys, queries[start : start + rows], axis)
         for start in range(0, len(queries), rows)
     ]
     return torch.cat(blocks, axis + 2) if len(blocks) > 1 else blocks[0]
 
 
-def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
+def _factor_times(x: Tensor, c: Tensor, encoding: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
     """A block of rows of P_i, times X along the axis."""
-    p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
+    p = torch.softmax(encoding.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
     attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.execution.head_matrices import as_bits, identity_parts
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.transforms import faked, plain, traced, transformed
@@ -116,5 +116,5 @@ def _memory(tensors: list[Tensor]) -> list[Any]:
 
 def _code(layer: Any) -> tuple[Any, ...]:
     """What else decides; and the very code, since a prepared call holds for it."""
-    code = type(layer).position_vector, encoding.r, encoding.number
+    code = type(layer).position_vector, quadratic.r, quadratic.number
     return layer.geometry, layer.radix, layer._encoding, type(layer), *code

@@ -44,15 +44,15 @@ def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid,
 
     ``maps`` is how many images have attention of their own; ``rows`` (queries) and ``heads`` are those of a block.
     """
-    kind = layer.encoding
-    if not isinstance(kind, Relative):
+    encoding = layer.encoding
+    if not isinstance(encoding, Relative):
         return 0
-    tables = sum(table.numel() for table in kind.tables)
+    tables = sum(table.numel() for table in encoding.tables)
     # Once for each axis and once put together, in the type of the tables and in float64; and the numbers of the rows.
-    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(kind.tables)) + 16 * tables
+    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(encoding.tables)) + 16 * tables
     if content:
-        longest = max(len(table) for table in kind.tables)
-        picked = (len(kind.tables) + 2) * rows * grid.keys
+        longest = max(len(table) for table in encoding.tables)
+        picked = (len(encoding.tables) + 2) * rows * grid.keys
         places = layer.w_key_pos.shape[2] * (rows + longest)
         needed += 8 * maps * heads * (picked + rows * longest + 2 * places) + 16 * rows * grid.keys
     return needed

@@ -25,7 +25,7 @@ its best shift is certain.
 import torch
 from torch import Tensor
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.execution.protocol import Layer
 from construct.tokens import TokenGrid
 
@@ -49,7 +49,7 @@ def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
 
     def laid_out(axes: list[Tensor]) -> Tensor:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
-        return torch.stack(parts if layer.radix is None else [encoding.number(parts, layer.radix)], dim=1).to(device)
+        return torch.stack(parts if layer.radix is None else [quadratic.number(parts, layer.radix)], dim=1).to(device)
 
     keys = [torch.arange(n, dtype=torch.float64) - m for n, m in zip(grid.shape, middles, strict=True)]
     queries = [query.double() - m for query, m in zip(grid.queries, middles, strict=True)]
@@ -60,8 +60,8 @@ def largest_encoding(layer: Layer, grid: TokenGrid) -> Tensor:
     """max|r_p| over the shifts that occur: float64 (D_p,)."""
     widest = [float(max(-least, most, 0)) for least, most in grid.box]
     if layer.radix is not None:
-        widest = [encoding.number(widest, [abs(weight) for weight in layer.radix])]
-    return torch.tensor(encoding.r(widest), dtype=torch.float64, device=layer.v.device)
+        widest = [quadratic.number(widest, [abs(weight) for weight in layer.radix])]
+    return torch.tensor(quadratic.r(widest), dtype=torch.float64, device=layer.v.device)
 
 
 @torch.no_grad()

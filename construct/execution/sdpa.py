@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
 from construct.execution.chunked import blocks_of_heads, bounded, heads_per_block
@@ -119,7 +119,7 @@ def factors(
     """
     w_key_pos, v = w_key_pos.double(), v.double()
     c = torch.einsum("hk,hkp->hp", v, w_key_pos)[None, :, None]  # (1, h, 1, p)
-    places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
+    places = torch.stack(quadratic.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
     if asking is None:
         check_precision(heads, v, w_key_pos, largest)
         return _turned(c, queries), places

@@ -45,13 +45,13 @@ def memory(grid: TokenGrid, heads: int, size: int, recorded: bool) -> int:
     return total
 
 
-def names_of(c: Tensor, kind: Encoding, dims: int) -> list[list[Name]]:
+def names_of(c: Tensor, encoding: Encoding, dims: int) -> list[list[Name]]:
     """The names of the factors of every head, an axis each."""
     values = c.tolist()
-    return [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(dims)]
+    return [[tuple(row[p] for p in encoding.components(axis)) for row in values] for axis in range(dims)]
 
 
-def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -> Tensor:
+def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid) -> Tensor:
     """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
     c is float64 (heads, D_p), of an encoding that factorises.
@@ -60,8 +60,8 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -
     batch, queries = len(x), grid.query_shape
     # (n_d, B, n_1, …, n_{d−1}, D_in)
     tokens = x.movedim(1, -1).movedim(last + 1, 0).contiguous()
-    names = names_of(c, kind, last + 1)
-    factors = [_factors(c, kind, grid, axis, x.dtype, names[axis]) for axis in range(last + 1)]
+    names = names_of(c, encoding, last + 1)
+    factors = [_factors(c, encoding, grid, axis, x.dtype, names[axis]) for axis in range(last + 1)]
     total = x.new_zeros(groups, queries[last] * batch * prod(queries[:last]), width)
     shared: dict[Name, list[int]] = {}
     for head, name in enumerate(names[last]):
@@ -86,7 +86,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -
 
 
 def _factors(
-    c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, names: list[Name]
+    c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, names: list[Name]
 ) -> dict[Name, Tensor]:
     """P_i of every name: (q_i, n_i), rows adding up to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
@@ -95,6 +95,6 @@ def _factors(
     factors: dict[Name, Tensor] = {}
     for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
         block = [*heads][part]
-        p = torch.softmax(kind.along(c[[heads[name] for name in block]], delta, axis), dim=2).to(dtype)
+        p = torch.softmax(encoding.along(c[[heads[name] for name in block]], delta, axis), dim=2).to(dtype)
         factors |= zip(block, p.masked_fill_(p < NEGLIGIBLE, 0).unbind(), strict=True)
     return factors

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
 from construct.modules.convolutions import geometry_of
@@ -189,9 +189,9 @@ def test_the_score_is_lemma_2(d: int, data: st.DataObject):
     """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²), in integers."""
     delta, tau = (data.draw(st.tuples(*(st.integers(-9, 9) for _ in range(d)))) for _ in range(2))
     alpha = data.draw(st.integers(1, 99))
-    score = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    score = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
     assert score == -alpha * (sum((a - b) ** 2 for a, b in zip(delta, tau, strict=True)) - sum(t * t for t in tau))
-    assert len(encoding.r(delta)) == len(encoding.v(tau, alpha)) == d + 1
+    assert len(quadratic.r(delta)) == len(quadratic.v(tau, alpha)) == d + 1
 
 
 @pytest.mark.parametrize(
