@@ -82,8 +82,8 @@ def precision(
     sizes = torch.einsum("hk,hkp->hp", v.abs(), w_key_pos.abs()) @ largest
     moved, operations = torch.zeros_like(sizes), key_dim + pos_dim + 2
     if content is not None and content[0].numel():
-        query, turned, key = (t.abs().amax((0, 2)) for t in content)
-        moved = torch.einsum("hk,hkp->hp", query, w_key_pos.abs()) @ largest + (turned * key).sum(1)
+        query, biased_query, key = (t.abs().amax((0, 2)) for t in content)
+        moved = torch.einsum("hk,hkp->hp", query, w_key_pos.abs()) @ largest + (biased_query * key).sum(1)
         operations = 2 * key_dim + pos_dim + 4
     gamma = operations * UNIT / (1 - operations * UNIT)
     least = operations * LEAST * (1 + float(largest.sum()))

@@ -350,7 +350,7 @@ def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre
     if not shifts_are_distinct(layer.radix, grid.box):
         refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
     tau = shift_of_number(int(centre.tau[0]), layer.radix)
-    for t, (least, most) in zip(tau, grid.always, strict=True):
+    for t, (least, most) in zip(tau, grid.common_box, strict=True):
         if not least <= t <= most:
             refuse(layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query")
     return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))

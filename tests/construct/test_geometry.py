@@ -159,7 +159,7 @@ def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
     geometry = geometry_of(case.conv)
     grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
     tokens = grid.gather(case.x)
-    assert tokens.shape == (2, grid.keys, geometry.in_channels)
+    assert tokens.shape == (2, grid.token_count, geometry.in_channels)
     image = tokens.mT.unflatten(2, grid.shape)
     for place in ([0] * geometry.dims, [n // 2 for n in grid.shape], [n - 1 for n in grid.shape]):
         source = [int(axis[i]) for axis, i in zip(grid.sources, place, strict=True)]
