@@ -226,10 +226,12 @@ class MHSA(nn.Module):
                 continue
             cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
             picked = f"{execution.picks(self, shape[0], grid)} here: " if execution.picks else ""
-            rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
+            rows.append(
+                f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}"
+            )
         return "\n".join(rows)
 
-    def products(self, shape: Sequence[int], execution: str) -> int:
+    def multiplications(self, shape: Sequence[int], execution: str) -> int:
         """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n).
 
         Raises:

@@ -30,6 +30,7 @@ from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
 from construct.execution.head_matrices import merged
 from construct.execution.kernels.blocks import most_queries, queries_per_block
+from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
@@ -219,7 +220,7 @@ def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: a matrix for each query and head; and, of soft heads, their factors along each axis in turn."""
     plan = axial_plan(layer, grid)
     if plan is None:
-        return chunked.products(layer, batch, grid)
+        return multiplications(layer, batch, grid)
     heads, groups, channels, _ = layer.w_val.shape
     total = batch * heads * grid.query_count * groups * channels * layer.w_out.shape[3]
     done, left = 1, grid.token_count

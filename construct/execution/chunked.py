@@ -11,7 +11,7 @@ from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.dense import added_up, averaged, values_of
 from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.memory import of_block, of_values, products
+from construct.execution.memory import multiplications, of_block, of_values
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
@@ -109,4 +109,4 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
 
 
 _MEANING = "the same numbers, a block of queries at a time, of one head, or of several small ones"
-EXECUTION = Execution(run, memory, _MEANING, products)
+EXECUTION = Execution(run, memory, _MEANING, multiplications)

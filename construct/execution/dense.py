@@ -5,7 +5,7 @@ from torch import Tensor
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.memory import of_block, products
+from construct.execution.memory import multiplications, of_block
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
 
@@ -48,4 +48,4 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     return of_block(layer, batch, grid.query_count, layer.heads, grid, layer.has_content()) + output
 
 
-EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)
+EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", multiplications)

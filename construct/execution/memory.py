@@ -58,7 +58,7 @@ def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid,
     return needed
 
 
-def products(layer: Layer, batch: int, grid: TokenGrid) -> int:
+def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the scores of content."""
     heads, groups, channels, head_dim = layer.w_val.shape
     queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]

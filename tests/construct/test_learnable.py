@@ -242,7 +242,7 @@ def test_what_an_execution_says_it_takes_is_no_less_than_it_does(execution: str,
         x = normal(2, 8, 9, 9)
         peak_bytes(lambda layer=layer, x=x: layer(x))
         line = next(line for line in layer.explain(x.shape).splitlines() if line.startswith(execution))
-        stated = float(line.split("products")[1].split("MiB")[0]) * 2**20
+        stated = float(line.split("multiplications")[1].split("MiB")[0]) * 2**20
         assert peak_bytes(lambda layer=layer, x=x: layer(x)) <= stated * 1.001 + 2**12
 
 

@@ -73,9 +73,8 @@ class ByChannel:
         every = [plan for plans in self.plans.values() for plan in plans]
         outputs = max(prod(plan.every[0]) for plan in every)
         self.window = 0 if self.in_place else max(prod(plan.shape) for plan in every)
-        self.staging = (
-            0 if self.in_place and problem.kind != WEIGHTS else outputs
-        )  # a block's outputs, or a head's products
+        # Outputs of a block before they are copied to where they belong, or a head's products of tokens and y.
+        self.staging = 0 if self.in_place and problem.kind != WEIGHTS else outputs
         self.y_block = outputs if problem.kind == WEIGHTS and not self.in_place else 0
         self.workspace = bytes_of(problem.dtype, self.window, self.staging, self.y_block, channels)
 
