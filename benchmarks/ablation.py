@@ -10,9 +10,10 @@ import argparse
 import statistics
 
 from benchmarks.compare import KINDS, ROOT, Worker, measured, options_of
+from construct.execution.kernels import KERNELS
 
-VARIANTS = ("", "pointwise", "depthwise", "gemm_scatter", "cache")
-"""What is switched off; nothing, first.  ``im2col_gemm`` takes what is left, and cannot be."""
+VARIANTS = ("", *(kernel.name for kernel in KERNELS[:-1]), "cache")
+"""What is switched off; nothing, first.  The last kernel, ``im2col_gemm``, takes what is left, and cannot be."""
 LEAST = 1.03
 
 

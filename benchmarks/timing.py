@@ -73,7 +73,7 @@ class Floor:
     def __init__(self, device: torch.device):
         self.device = device
         a = torch.randn(1024, 1024, device=device)
-        out, onednn = torch.empty_like(a), gemm.onednn(a.dtype, device)
+        out, onednn = torch.empty_like(a), gemm.uses_onednn(a.dtype, device)
         libraries = interleaved(device, lambda: a @ a, lambda: gemm.product(a, a, None, out, onednn))
         self.rate = 2 * 1024**3 / min(seconds for library in libraries for seconds in library.rounds)
         self.copies: dict[int, float] = {}

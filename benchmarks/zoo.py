@@ -35,7 +35,8 @@ from construct.command.arguments import parse
 from construct.command.runs import run_both
 from construct.command.terminal import isolated, phases
 from construct.errors import BadModelFile
-from construct.network import every_module, layers_from_rules, substitute, survey
+from construct.modules.traversal import every_module
+from construct.network import layers_from_rules, substitute, survey
 from verify.argument.verdicts import certify_layer
 from verify.samples.network import compare_calls, compare_numbers
 from verify.samples.sampling import call_with

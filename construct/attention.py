@@ -7,8 +7,8 @@ Per head, for a query token q and a key token k at δ = k − q,
 
 Writing W_qry W_keyᵀ for the product of the two (D_in, D_k) matrices, and Ŵ_key r_δ ∈ R^{D_k}.
 
-Where a head looks is in ``v`` and ``w_key_pos`` and nowhere else.  The geometry says which tokens there are and which of
-them ask; it never says where a head looks.
+Where a head looks is in ``v`` and ``w_key_pos`` and nowhere else.  The geometry defines the padded token grid and which
+tokens are queries; it never says where a head looks.
 
 Arithmetic: positions and scores in float64; values and products in the layer's type, but never below float32; the
 output is rounded once to the layer's type.
@@ -42,6 +42,20 @@ from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, encoding
 class MHSA(nn.Module):
     """The full attention layer of the paper, in any dimension, called like the convolution that it can replace.
 
+    >>> import torch, construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
+    >>> layer = construct.conv_to_mhsa(conv)
+    >>> layer.centres()[1][:2]  # where the first heads look
+    tensor([[-1., -1.],
+            [-1.,  0.]], dtype=torch.float64)
+    >>> torch.equal(layer.weight, conv.weight)  # the kernel, read back from the heads
+    True
+    >>> layer.attention_probabilities(torch.zeros(1, 3, 16, 16)).shape  # 9 heads, 16² queries, 18² padded tokens
+    torch.Size([1, 9, 256, 324])
+    >>> print(layer.explain((1, 3, 16, 16)))  # what each execution would take, and which one is picked
+    dense       2.3e+06 multiplications ... MiB  the paper's equations as they stand...
+    auto        5.5e+04 multiplications ... MiB  axial here: ...
+
     Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k ``key_dim``; D_p ``pos_dim``;
     the eight tensors are those of :class:`~construct.weights.MHSAWeights`, all in the state dict.
 
@@ -50,7 +64,7 @@ class MHSA(nn.Module):
     soften the heads.  ``layer.w_qry.requires_grad_()`` switches content on.
 
     Args:
-        geometry: which tokens there are and which of them ask.
+        geometry: defines the padded token grid and the queries.
         weights: every parameter.
         radix: None for the quadratic encoding (D_p = d + 1); or the mixed radix of the parabola (D_p = 2), one weight an axis.
         execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
@@ -226,10 +240,12 @@ class MHSA(nn.Module):
                 continue
             cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
             picked = f"{execution.picks(self, shape[0], grid)} here: " if execution.picks else ""
-            rows.append(f"{name:8s} {cost:10.2g} products  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
+            rows.append(
+                f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}"
+            )
         return "\n".join(rows)
 
-    def products(self, shape: Sequence[int], execution: str) -> int:
+    def multiplications(self, shape: Sequence[int], execution: str) -> int:
         """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n).
 
         Raises:

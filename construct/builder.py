@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from construct import heads
 from construct.attention import MHSA
-from construct.encoding import quadratic as encodings
+from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA
 from construct.errors import require
 from construct.geometry import ConvGeometry
@@ -120,8 +120,8 @@ def kernel_to_mhsa(
     # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
     # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
     # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
-    centres = [tau if radix is None else (encodings.number(tau, radix),) for tau in bijection.shifts]
-    v = _stored([encodings.v(tau, alpha) for tau in centres], weight.dtype)
+    centres = [tau if radix is None else (quadratic.number(tau, radix),) for tau in bijection.shifts]
+    v = _stored([quadratic.v(tau, alpha) for tau in centres], weight.dtype)
     if not bool(v.isfinite().all()):
         raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
     # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.

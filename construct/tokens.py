@@ -130,12 +130,12 @@ class TokenGrid:
         return tuple(len(axis) for axis in self.queries)
 
     @cached_property
-    def keys(self) -> int:
-        """T, the number of tokens."""
+    def token_count(self) -> int:
+        """T, the number of tokens, which are the keys."""
         return prod(self.shape)
 
     @cached_property
-    def asked(self) -> int:
+    def query_count(self) -> int:
         """The number of queries."""
         return prod(self.query_shape)
 
@@ -226,7 +226,7 @@ class TokenGrid:
         return tuple(steps)
 
     @cached_property
-    def always(self) -> tuple[tuple[int, int], ...]:
+    def common_box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis for which *every* query has a key."""
         return tuple((-first, n - 1 - last) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
 
@@ -273,7 +273,7 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """The numbers as a tensor; a grid is kept for later calls, so nothing of it may be fake, or of a transform or inference."""
+    """A plain tensor even under fake mode, ``torch.func`` or inference mode, because grids are cached."""
     with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         return torch.from_numpy(array)
 

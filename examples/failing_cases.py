@@ -7,7 +7,7 @@ from torch import nn
 
 import construct
 import verify
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 
 torch.manual_seed(0)
 conv = nn.Conv2d(1, 1, 3, padding=1)
@@ -31,12 +31,12 @@ assert certificate.verdict.name != "PROVED"
 # %%
 cells = torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0)).double()
 delta = cells[None, :, :] - cells[:, None, :]  # (queries, keys, 2), over the 36 pixels and no more
-r = torch.stack(encoding.r(delta.unbind(-1)))
+r = torch.stack(quadratic.r(delta.unbind(-1)))
 total = torch.zeros(36).double() + conv.get_parameter("bias").item()
 for tau, weight in zip(
     torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)), conv.weight.detach().flatten(), strict=True
 ):
-    score = torch.einsum("p,pqk->qk", torch.tensor(encoding.v(tau.tolist(), 1024.0)).double(), r)
+    score = torch.einsum("p,pqk->qk", torch.tensor(quadratic.v(tau.tolist(), 1024.0)).double(), r)
     total += weight.double() * torch.softmax(score, dim=1) @ image.flatten().double()
 unpadded = total.reshape(1, 1, 6, 6)
 copies = nn.functional.conv2d(nn.functional.pad(image, (1, 1, 1, 1), mode="replicate"), conv.weight, conv.bias).detach()

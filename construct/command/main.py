@@ -26,8 +26,10 @@ from construct.command.terminal import isolated, phases
 from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
 from construct.files.reading import read, regular_file
 from construct.files.writing import check_destination, unlisted_names_in
-from construct.modules.tied_weights import paths_of, untied_parameters
-from construct.network import every_module, remarks_on, share_tied, substitute, unwrapped
+from construct.modules.tied_weights import paths_of, share_tied, untied_parameters
+from construct.modules.traversal import every_module
+from construct.modules.wrappers import unwrapped
+from construct.network import remarks_on, substitute
 from verify.argument.documents import is_document
 
 LESS_MEMORY = "try --execution chunked, or a smaller --input-size"

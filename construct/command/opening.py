@@ -13,7 +13,8 @@ from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile
 from construct.modules.convolutions import geometry_of
-from construct.network import Survey, every_module, survey
+from construct.modules.traversal import every_module
+from construct.network import Survey, survey
 
 MOST_HEADS = 10_000
 """Of one layer: exact arithmetic on a head takes a millisecond or more."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.heads import require_distinct, shift_of_number
 from construct.tokens import TokenGrid
 
@@ -89,7 +89,7 @@ class Quadratic(Encoding):
 
     def r(self, argument: Shifts) -> Tensor:
         """(‖δ‖², δ_1, …, δ_d)."""
-        return torch.stack(encoding.r(argument))
+        return torch.stack(quadratic.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """Read back from c = −α(1, −2τ)."""
@@ -97,7 +97,7 @@ class Quadratic(Encoding):
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The score in one dimension: c·r_δ is a sum of these over the axes, because ‖δ‖² is."""
-        square, linear = encoding.r((delta,))
+        square, linear = quadratic.r((delta,))
         shape = (-1, *(1,) * delta.ndim)
         return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
 
@@ -121,11 +121,11 @@ class Parabola(Encoding):
         """The numbers of the shifts."""
         shifts = grid.shifts()
         require_distinct(self.radix, grid.box)
-        return (encoding.number(shifts, self.radix),)
+        return (quadratic.number(shifts, self.radix),)
 
     def r(self, argument: Shifts) -> Tensor:
         """(n², n)."""
-        return torch.stack(encoding.r(argument))
+        return torch.stack(quadratic.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """τ is the shift of the nearest number."""
@@ -145,7 +145,7 @@ class Covariance(Encoding):
 
     def r(self, argument: Shifts) -> Tensor:
         """The products, and the components."""
-        return torch.stack(encoding.r_covariance(argument))
+        return torch.stack(quadratic.r_covariance(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """From the score δᵀAδ + b·δ: τ = −½A⁻¹b, and α is the least curvature, so that scores fall by at least α‖δ − τ‖².

@@ -25,7 +25,7 @@ class _Function(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]  # what torch calls in the end
 
 
-class Shifted(_Function):
+class ShiftedSum(_Function):
     """FORWARD or ADJOINT of :func:`kernels.prepare`, with its derivatives, of any order."""
 
     @staticmethod
@@ -58,14 +58,14 @@ class Shifted(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """By the two other maps."""
+        """Gradients of images, w and bias, by the two other maps."""
         (gradient,), (images, w), wants = gradients, ctx.saved_tensors, ctx.needs_input_grad
         shifts, adjoint, *_ = ctx.rest
         x, y = (gradient, images) if adjoint else (images, gradient)
         back = (shifts, not adjoint, images.dtype, channels_last(images))
         return (
-            Shifted.apply(gradient, w, None, *back) if wants[0] else None,
-            Weights.apply(x, y, w.shape[1], shifts, w.dtype) if wants[1] else None,
+            ShiftedSum.apply(gradient, w, None, *back) if wants[0] else None,
+            WeightGradient.apply(x, y, w.shape[1], shifts, w.dtype) if wants[1] else None,
             gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
             *(None,) * 4,
         )
@@ -75,9 +75,9 @@ class Shifted(_Function):
         """d(map(x, w) + b) = map(dx, w) + map(x, dw) + db."""
         images, w = ctx.saved_tensors
         given, factor, bias, *_ = tangents
-        total: Any = None if given is None else Shifted.apply(given, w, bias, *ctx.rest)
+        total: Any = None if given is None else ShiftedSum.apply(given, w, bias, *ctx.rest)
         if factor is not None:
-            more: Any = Shifted.apply(images, factor, bias if total is None else None, *ctx.rest)
+            more: Any = ShiftedSum.apply(images, factor, bias if total is None else None, *ctx.rest)
             total = more if total is None else total + more
         if total is None:
             total = bias.to(ctx.rest[2]).view(-1, *(1,) * (images.dim() - 2)).expand(ctx.shape).contiguous()
@@ -87,13 +87,13 @@ class Shifted(_Function):
     def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:
         """Images of all members in one call, or a call for each member's own weights."""
         if any(axis is not None for axis in axes[1:]):
-            return _each(Shifted, info.batch_size, axes, inputs)
+            return _each(ShiftedSum, info.batch_size, axes, inputs)
         images = inputs[0].movedim(axes[0], 0)
-        out: Any = Shifted.apply(images.flatten(0, 1), *inputs[1:])
+        out: Any = ShiftedSum.apply(images.flatten(0, 1), *inputs[1:])
         return out.unflatten(0, images.shape[:2]), 0
 
 
-class Weights(_Function):
+class WeightGradient(_Function):
     """:func:`kernels.weights` with its derivatives, of any order."""
 
     @staticmethod
@@ -113,11 +113,11 @@ class Weights(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """By the two other maps."""
+        """Gradients of x and y, by the two other maps."""
         (w,), (x, y), wants, shifts = gradients, ctx.saved_tensors, ctx.needs_input_grad, ctx.rest[1]
         return (
-            Shifted.apply(y, w, None, shifts, True, x.dtype, channels_last(x)) if wants[0] else None,
-            Shifted.apply(x, w, None, shifts, False, y.dtype, channels_last(y)) if wants[1] else None,
+            ShiftedSum.apply(y, w, None, shifts, True, x.dtype, channels_last(x)) if wants[0] else None,
+            ShiftedSum.apply(x, w, None, shifts, False, y.dtype, channels_last(y)) if wants[1] else None,
             *(None,) * 3,
         )
 
@@ -126,22 +126,22 @@ class Weights(_Function):
         """Of x and of y."""
         (x, y), (dx, dy) = ctx.saved_tensors, tangents[:2]
         parts: list[Any] = [
-            Weights.apply(*pair, *ctx.rest) for pair in ((dx, y), (x, dy)) if all(t is not None for t in pair)
+            WeightGradient.apply(*pair, *ctx.rest) for pair in ((dx, y), (x, dy)) if all(t is not None for t in pair)
         ]
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     @staticmethod
     def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:
         """A call for each member."""
-        return _each(Weights, info.batch_size, axes, inputs)
+        return _each(WeightGradient, info.batch_size, axes, inputs)
 
 
 def shifted(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, dtype: torch.dtype, last: bool
 ) -> Tensor:
-    """As :meth:`Shifted.forward`; an autograd node is made only where one is needed, for it takes time."""
+    """As :meth:`ShiftedSum.forward`; an autograd node is made only where one is needed, for it takes time."""
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias))
-    call = Shifted.apply if recorded or transformed() else Shifted.forward
+    call = ShiftedSum.apply if recorded or transformed() else ShiftedSum.forward
     out = call(images, w, bias, shifts, adjoint, dtype, last)
     assert isinstance(out, Tensor)
     return out

@@ -30,9 +30,10 @@ from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
 from construct.execution.head_matrices import merged
 from construct.execution.kernels.blocks import most_queries, queries_per_block
+from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
-from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, names_of
+from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
 from construct.execution.transforms import numbers, transformed
 from construct.tokens import TokenGrid, array_of
 
@@ -49,7 +50,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
 def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
     """As :func:`run`, with its plan, for the execution whose ``run`` is ``owner``."""
-    what = f"axial attention of {layer.heads} heads over {grid.asked} queries and {grid.keys} keys"
+    what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
     require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
@@ -108,10 +109,10 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
 
 def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
     """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
-    c, kind = layer.position_vector()[list(heads)], layer.encoding
-    names: list[Any] = [heads] * len(grid.shape)  # while one is learned, each head has its own factors
+    c, encoding = layer.position_vector()[list(heads)], layer.encoding
+    head_keys: list[Any] = [heads] * len(grid.shape)  # while one is learned, each head has its own factors
     if not (torch.is_grad_enabled() and c.requires_grad):  # heads that have a factor in common share its product
-        names = names_of(numbers(c), kind, len(grid.shape))
+        head_keys = factor_keys(numbers(c), encoding, len(grid.shape))
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
         if axis == len(grid.shape):
@@ -120,10 +121,10 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
             return torch.bmm(rows.flatten(1, -2), total).unflatten(1, rows.shape[1:-1]).movedim(0, -2)
         shared: dict[object, list[int]] = {}
         for member in members:
-            shared.setdefault(names[axis][member], []).append(member)
+            shared.setdefault(head_keys[axis][member], []).append(member)
         y = None
         for group in shared.values():  # added one after the other, for there may be many
-            tokens = _along(x, c[group[0] : group[0] + 1], kind, grid, axis)
+            tokens = _along(x, c[group[0] : group[0] + 1], encoding, grid, axis)
             y = attend(tokens, group, axis + 1) if y is None else y + attend(tokens, group, axis + 1)
         assert y is not None
         return y
@@ -131,21 +132,21 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
     return attend(x, list(range(len(heads))), 0)
 
 
-def _along(x: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid, axis: int) -> Tensor:
+def _along(x: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int) -> Tensor:
     """P_i X along one spatial axis of (B, C, …, n_i, …), a block of queries at a time."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=x.device)
     queries = grid.queries[axis].to(x.device).double()
-    rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)))
+    rows = queries_per_block(FACTOR_BYTES // (8 * len(keys)), most_queries())
     blocks = [
-        bounded(_factor_times, x, c, kind, keys, queries[start : start + rows], axis)
+        bounded(_factor_times, x, c, encoding, keys, queries[start : start + rows], axis)
         for start in range(0, len(queries), rows)
     ]
     return torch.cat(blocks, axis + 2) if len(blocks) > 1 else blocks[0]
 
 
-def _factor_times(x: Tensor, c: Tensor, kind: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
+def _factor_times(x: Tensor, c: Tensor, encoding: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
     """A block of rows of P_i, times X along the axis."""
-    p = torch.softmax(kind.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
+    p = torch.softmax(encoding.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
     attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
@@ -191,7 +192,7 @@ def _memory(
     total = 2 * heads * groups * channels * width * size  # the merged weights, and once more in another order
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
-    outputs = batch * grid.asked * groups * width
+    outputs = batch * grid.query_count * groups * width
     total += outputs * (2 * size + stored if learned or plan.soft else stored)
     if plan.sharp:
         sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
@@ -199,18 +200,18 @@ def _memory(
         w_shape = (len(plan.sharp), groups, *((width, channels) if sight.stuffed else (channels, width)))
         total += kernels.workspace_of(kind, sight.shifts, w_shape, batch, working_dtype(dtype), dtype, device, most)
     if plan.soft:
-        total += (2 + len(grid.shape)) * batch * max(grid.keys, grid.asked) * groups * channels * size
+        total += (2 + len(grid.shape)) * batch * max(grid.token_count, grid.query_count) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
         total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
         total += soft_heads.memory(grid, len(plan.soft), size, recorded)
         if recorded:  # what each head sees is kept, after every axis
-            total += len(plan.soft) * batch * _seen(grid) * groups * channels * size
+            total += len(plan.soft) * batch * _tokens_after_each_axis(grid) * groups * channels * size
     elif grid.affine is None:
-        total += 2 * batch * grid.keys * groups * channels * stored
+        total += 2 * batch * grid.token_count * groups * channels * stored
     return total
 
 
-def _seen(grid: TokenGrid) -> int:
+def _tokens_after_each_axis(grid: TokenGrid) -> int:
     """The number of tokens of a head after each axis, summed over the axes."""
     return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
@@ -219,10 +220,10 @@ def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: a matrix for each query and head; and, of soft heads, their factors along each axis in turn."""
     plan = axial_plan(layer, grid)
     if plan is None:
-        return chunked.products(layer, batch, grid)
+        return multiplications(layer, batch, grid)
     heads, groups, channels, _ = layer.w_val.shape
-    total = batch * heads * grid.asked * groups * channels * layer.w_out.shape[3]
-    done, left = 1, grid.keys
+    total = batch * heads * grid.query_count * groups * channels * layer.w_out.shape[3]
+    done, left = 1, grid.token_count
     for n, queries in zip(grid.shape, grid.queries, strict=True):
         left //= n
         done *= len(queries)

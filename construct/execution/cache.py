@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.execution.head_matrices import as_bits, identity_parts
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.transforms import faked, plain, traced, transformed
@@ -32,7 +32,7 @@ Call = Callable[[Tensor], Tensor]
 """x (B, D_in, *n) → (B, D_out, *o).  It reads the whole factor and the bias as they are when it is called."""
 
 
-class Entry:
+class PreparedCalls:
     """The prepared calls of one layer on the CPU: content off, its heads shifts, ``whole`` the factor beside an identity."""
 
     def __init__(self, layer: Any, whole: str):
@@ -61,7 +61,7 @@ class Entry:
         )
 
 
-ENTRIES: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
@@ -79,7 +79,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
-        entry = ENTRIES[layer] = Entry(layer, whole)
+        entry = ENTRIES[layer] = PreparedCalls(layer, whole)
     if len(entry.calls) >= MOST:
         entry.calls.clear()
     entry.calls[run, x.shape, x.stride()] = call
@@ -116,5 +116,5 @@ def _memory(tensors: list[Tensor]) -> list[Any]:
 
 def _code(layer: Any) -> tuple[Any, ...]:
     """What else decides; and the very code, since a prepared call holds for it."""
-    code = type(layer).position_vector, encoding.r, encoding.number
+    code = type(layer).position_vector, quadratic.r, quadratic.number
     return layer.geometry, layer.radix, layer._encoding, type(layer), *code

@@ -11,7 +11,7 @@ from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.dense import added_up, averaged, values_of
 from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.memory import of_block, of_values, products
+from construct.execution.memory import multiplications, of_block, of_values
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
@@ -31,11 +31,12 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     content = layer.has_content()
     needed = partial(_needed, layer, len(x), grid, content)
     together = heads_per_block(layer, needed)
-    require(needed(together), x.device, f"chunked attention over {grid.asked} queries and {grid.keys} keys")
+    what = f"chunked attention over {grid.query_count} queries and {grid.token_count} keys"
+    require(needed(together), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     scores, w_val, w_out = Scores(layer, tokens, grid), layer.w_val, layer.w_out
     step = _queries_per_block(len(tokens), grid, content)
-    blocks = [slice(start, start + step) for start in range(0, grid.asked, step)]
+    blocks = [slice(start, start + step) for start in range(0, grid.query_count, step)]
     totals = [layer.b_out.to(tokens.dtype)] * len(blocks)
     for heads in blocks_of_heads(layer, together):
         # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
@@ -76,8 +77,8 @@ def some_heads(
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """Call; while gradients are recorded keep no attention map for them but work it out again in the backward pass."""
-    if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for what is kept
+    """Call, under ``torch.utils.checkpoint`` while gradients are recorded: no attention map is kept for them."""
+    if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
         assert isinstance(result, Tensor)
         return result
@@ -86,7 +87,7 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
 
 def _queries_per_block(batch: int, grid: TokenGrid, content: bool) -> int:
     maps = max(1, batch) if content else 1
-    return queries_per_block(min(grid.asked, BLOCK_BYTES // (8 * maps * grid.keys)))
+    return queries_per_block(min(grid.query_count, BLOCK_BYTES // (8 * maps * grid.token_count)), most_queries())
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
@@ -99,12 +100,13 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
     """As :func:`memory`, with so many heads at once."""
     size = working_dtype(layer.w_val.dtype).itemsize
     rows = _queries_per_block(batch, grid, content)
-    output = 2 * batch * (grid.asked + rows) * layer.out_channels * size
+    output = 2 * batch * (grid.query_count + rows) * layer.out_channels * size
     # Without gradients, W_val is laid out anew before there are scores, and that is gone by then.
     before = 0 if torch.is_grad_enabled() else 2 * heads * layer.w_val[0].numel() * size
-    first = of_values(layer, batch, grid.keys + rows, heads) + before + 2 * batch * grid.keys * layer.in_channels * size
+    tokens = 2 * batch * grid.token_count * layer.in_channels * size
+    first = of_values(layer, batch, grid.token_count + rows, heads) + before + tokens
     return max(of_block(layer, batch, rows, heads, grid, content) - before, first) + output
 
 
 _MEANING = "the same numbers, a block of queries at a time, of one head, or of several small ones"
-EXECUTION = Execution(run, memory, _MEANING, products)
+EXECUTION = Execution(run, memory, _MEANING, multiplications)

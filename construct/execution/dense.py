@@ -5,7 +5,7 @@ from torch import Tensor
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.memory import of_block, products
+from construct.execution.memory import multiplications, of_block
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
 
@@ -16,7 +16,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     Raises:
         NotEnoughMemory: the attention maps do not fit.
     """
-    what = f"dense attention of {layer.heads} heads, {grid.asked} queries and {grid.keys} keys"
+    what = f"dense attention of {layer.heads} heads, {grid.query_count} queries and {grid.token_count} keys"
     require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)  # (b or 1, h, q, t)
@@ -44,8 +44,8 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
-    output = 2 * batch * grid.asked * layer.out_channels * working_dtype(layer.w_val.dtype).itemsize
-    return of_block(layer, batch, grid.asked, layer.heads, grid, layer.has_content()) + output
+    output = 2 * batch * grid.query_count * layer.out_channels * working_dtype(layer.w_val.dtype).itemsize
+    return of_block(layer, batch, grid.query_count, layer.heads, grid, layer.has_content()) + output
 
 
-EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", products)
+EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", multiplications)

@@ -10,11 +10,11 @@ def of_block(layer: Layer, batch: int, rows: int, heads: int, grid: TokenGrid, c
     size = working_dtype(layer.w_val.dtype).itemsize
     maps = batch if content else 1
     # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
-    attention = maps * heads * rows * grid.keys * (8 + 8 + size + (8 if content else 0))
-    lookup = 8 * (rows * grid.keys + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
-    beside = _of_offsets(layer, maps, rows, heads, grid, content)
-    beside += operands(layer, batch, rows, grid.keys, heads, content)
-    return attention + lookup + beside + of_values(layer, batch, grid.keys + rows, heads)
+    attention = maps * heads * rows * grid.token_count * (8 + 8 + size + (8 if content else 0))
+    lookup = 8 * (rows * grid.token_count + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
+    extra = _of_offsets(layer, maps, rows, heads, grid, content)
+    extra += operands(layer, batch, rows, grid.token_count, heads, content)
+    return attention + lookup + extra + of_values(layer, batch, grid.token_count + rows, heads)
 
 
 def of_values(layer: Layer, batch: int, tokens: int, heads: int) -> int:
@@ -44,25 +44,25 @@ def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid,
 
     ``maps`` is how many images have attention of their own; ``rows`` (queries) and ``heads`` are those of a block.
     """
-    kind = layer.encoding
-    if not isinstance(kind, Relative):
+    encoding = layer.encoding
+    if not isinstance(encoding, Relative):
         return 0
-    tables = sum(table.numel() for table in kind.tables)
+    tables = sum(table.numel() for table in encoding.tables)
     # Once for each axis and once put together, in the type of the tables and in float64; and the numbers of the rows.
-    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(kind.tables)) + 16 * tables
+    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(encoding.tables)) + 16 * tables
     if content:
-        longest = max(len(table) for table in kind.tables)
-        picked = (len(kind.tables) + 2) * rows * grid.keys
+        longest = max(len(table) for table in encoding.tables)
+        picked = (len(encoding.tables) + 2) * rows * grid.token_count
         places = layer.w_key_pos.shape[2] * (rows + longest)
-        needed += 8 * maps * heads * (picked + rows * longest + 2 * places) + 16 * rows * grid.keys
+        needed += 8 * maps * heads * (picked + rows * longest + 2 * places) + 16 * rows * grid.token_count
     return needed
 
 
-def products(layer: Layer, batch: int, grid: TokenGrid) -> int:
+def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the scores of content."""
     heads, groups, channels, head_dim = layer.w_val.shape
-    pairs, width = grid.asked * grid.keys, layer.w_out.shape[3]
-    total = batch * heads * groups * head_dim * (grid.keys * channels + pairs + grid.asked * width)
+    queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]
+    total = batch * heads * groups * head_dim * (tokens * channels + queries * tokens + queries * width)
     if layer.has_content():
-        total += batch * heads * layer.w_key_pos.shape[1] * (pairs + (grid.asked + grid.keys) * layer.in_channels)
+        total += batch * heads * layer.w_key_pos.shape[1] * (queries * tokens + (queries + tokens) * layer.in_channels)
     return total

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
@@ -36,9 +36,9 @@ class Plan:
     soft: tuple[int, ...]
 
 
-_KEPT: dict[Any, Plan] = {}
-MOST_KEPT = 1024
-"""Plans are kept by what they were made from; so many."""
+CACHE_SIZE = 1024
+_CACHE: dict[Any, Plan] = {}
+"""At most so many plans, by what they were made from."""
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
@@ -53,24 +53,24 @@ def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    v, w_key_pos, kind = common(layer.v), common(layer.w_key_pos), layer.encoding
+    v, w_key_pos, encoding = common(layer.v), common(layer.w_key_pos), layer.encoding
     assert v is not None
     assert w_key_pos is not None
     with nullcontext() if plain() else eagerly():
         bits = _bytes(v), _bytes(w_key_pos)
     # A plan holds for this very code.
-    code = encoding.r, encoding.r_covariance, encoding.number, type(layer).position_vector
-    numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, kind.name, kind.numbers())
-    asked = (numbers, grid.box, grid.always, grid.step, code)
-    kept = _KEPT.get(asked)
-    if kept is None:
-        if len(_KEPT) >= MOST_KEPT:
-            _KEPT.clear()
+    code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
+    numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, encoding.name, encoding.numbers())
+    key = (numbers, grid.box, grid.common_box, grid.step, code)
+    plan = _CACHE.get(key)
+    if plan is None:
+        if len(_CACHE) >= CACHE_SIZE:
+            _CACHE.clear()
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
-            kept = _KEPT[asked] = _plan(c.cpu().numpy(), kind, grid)
-    return kept
+            plan = _CACHE[key] = _plan(c.cpu().numpy(), encoding, grid)
+    return plan
 
 
 def _bytes(t: Tensor) -> bytes:
@@ -80,18 +80,18 @@ def _bytes(t: Tensor) -> bytes:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
-def _plan(c: np.ndarray, kind: Encoding, grid: TokenGrid) -> Plan:
+def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     """Every head's shift, where it is established; c is float64 (heads, D_p)."""
-    heads, box, always = len(c), grid.box, grid.always
+    heads, box, common_box = len(c), grid.box, grid.common_box
     axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
     peaks = [np.full(heads, -1)] * len(box)
     if grid.step is None:
         pass  # a shift is one only between evenly spaced queries and their keys
-    elif isinstance(kind, Quadratic):
-        peaks = [_peak(kind.along(c, n, axis)) for axis, n in enumerate(axes)]
-    elif not isinstance(kind, Parabola) or shifts_are_distinct(kind.radix, box):
+    elif isinstance(encoding, Quadratic):
+        peaks = [_peak(encoding.along(c, n, axis)) for axis, n in enumerate(axes)]
+    elif not isinstance(encoding, Parabola) or shifts_are_distinct(encoding.radix, box):
         # One softmax over all shifts of the box: they are gone through.
-        r = kind.r(kind.argument(grid)).detach().cpu().numpy()
+        r = encoding.r(encoding.argument(grid)).detach().cpu().numpy()
         at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1)) * (len(r) + 2) * 2.0**-52)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
         peaks = [np.where(at < 0, -1, place) for place in places]
@@ -99,7 +99,7 @@ def _plan(c: np.ndarray, kind: Encoding, grid: TokenGrid) -> Plan:
     for head in range(heads):
         delta = tuple(int(at[head]) + least for at, (least, _) in zip(peaks, box, strict=True))
         if all(at[head] >= 0 for at in peaks) and all(
-            least <= n <= most for n, (least, most) in zip(delta, always, strict=True)
+            least <= n <= most for n, (least, most) in zip(delta, common_box, strict=True)
         ):
             sharp.append(head)
             deltas.append(delta)
@@ -147,11 +147,11 @@ class Sight:
         assert grid.step is not None  # else no head is a shift
         if affine is None or (stuffed and any(step > 1 for step in grid.step)):
             affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
-        ahead = [
+        offsets = [
             tuple(q + n - begin for q, n, (begin, _) in zip(grid.first, delta, affine, strict=True))
             for delta in plan.deltas
         ]
         if not stuffed:
-            return cls(Shifts(tuple(ahead), grid.step, size, grid.query_shape), padded, False)
-        behind = tuple(tuple(-n for n in offset) for offset in ahead)
-        return cls(Shifts(behind, tuple(step for _, step in affine), grid.query_shape, size), False, True)
+            return cls(Shifts(tuple(offsets), grid.step, size, grid.query_shape), padded, False)
+        flipped = tuple(tuple(-n for n in offset) for offset in offsets)
+        return cls(Shifts(flipped, tuple(step for _, step in affine), grid.query_shape, size), False, True)

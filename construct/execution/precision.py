@@ -25,7 +25,7 @@ its best shift is certain.
 import torch
 from torch import Tensor
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.execution.protocol import Layer
 from construct.tokens import TokenGrid
 
@@ -49,7 +49,7 @@ def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
 
     def laid_out(axes: list[Tensor]) -> Tensor:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
-        return torch.stack(parts if layer.radix is None else [encoding.number(parts, layer.radix)], dim=1).to(device)
+        return torch.stack(parts if layer.radix is None else [quadratic.number(parts, layer.radix)], dim=1).to(device)
 
     keys = [torch.arange(n, dtype=torch.float64) - m for n, m in zip(grid.shape, middles, strict=True)]
     queries = [query.double() - m for query, m in zip(grid.queries, middles, strict=True)]
@@ -60,8 +60,8 @@ def largest_encoding(layer: Layer, grid: TokenGrid) -> Tensor:
     """max|r_p| over the shifts that occur: float64 (D_p,)."""
     widest = [float(max(-least, most, 0)) for least, most in grid.box]
     if layer.radix is not None:
-        widest = [encoding.number(widest, [abs(weight) for weight in layer.radix])]
-    return torch.tensor(encoding.r(widest), dtype=torch.float64, device=layer.v.device)
+        widest = [quadratic.number(widest, [abs(weight) for weight in layer.radix])]
+    return torch.tensor(quadratic.r(widest), dtype=torch.float64, device=layer.v.device)
 
 
 @torch.no_grad()
@@ -82,8 +82,8 @@ def precision(
     sizes = torch.einsum("hk,hkp->hp", v.abs(), w_key_pos.abs()) @ largest
     moved, operations = torch.zeros_like(sizes), key_dim + pos_dim + 2
     if content is not None and content[0].numel():
-        query, turned, key = (t.abs().amax((0, 2)) for t in content)
-        moved = torch.einsum("hk,hkp->hp", query, w_key_pos.abs()) @ largest + (turned * key).sum(1)
+        query, biased_query, key = (t.abs().amax((0, 2)) for t in content)
+        moved = torch.einsum("hk,hkp->hp", query, w_key_pos.abs()) @ largest + (biased_query * key).sum(1)
         operations = 2 * key_dim + pos_dim + 4
     gamma = operations * UNIT / (1 - operations * UNIT)
     least = operations * LEAST * (1 + float(largest.sum()))

@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
 from construct.execution.chunked import blocks_of_heads, bounded, heads_per_block
@@ -65,7 +65,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     content = layer.has_content()
     needed = partial(_needed, layer, len(x), grid, content)
     together = heads_per_block(layer, needed)
-    require(needed(together), x.device, f"sdpa attention over {grid.asked} queries and {grid.keys} keys")
+    require(needed(together), x.device, f"sdpa attention over {grid.query_count} queries and {grid.token_count} keys")
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     asking = tokens[:, grid.query_tokens] if content else None
     keys, queries = coordinates(layer, grid)
@@ -119,19 +119,19 @@ def factors(
     """
     w_key_pos, v = w_key_pos.double(), v.double()
     c = torch.einsum("hk,hkp->hp", v, w_key_pos)[None, :, None]  # (1, h, 1, p)
-    places = torch.stack(encoding.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
+    places = torch.stack(quadratic.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
     if asking is None:
         check_precision(heads, v, w_key_pos, largest)
-        return _turned(c, queries), places
+        return _position_query(c, queries), places
     query = torch.einsum("bqi,hik->bhqk", asking, w_qry.to(tokens.dtype)).double()
     key = torch.einsum("bti,hik->bhtk", tokens, w_key.to(tokens.dtype)).double()
-    turned = query + u.double()[:, None]
-    check_precision(heads, v, w_key_pos, largest, (query, turned, key))
-    q = torch.cat([_turned(c + query @ w_key_pos, queries), turned], dim=3)
+    biased_query = query + u.double()[:, None]
+    check_precision(heads, v, w_key_pos, largest, (query, biased_query, key))
+    q = torch.cat([_position_query(c + query @ w_key_pos, queries), biased_query], dim=3)
     return q, torch.cat([places.expand(*key.shape[:2], -1, -1), key], dim=3)
 
 
-def _turned(a: Tensor, queries: Tensor) -> Tensor:
+def _position_query(a: Tensor, queries: Tensor) -> Tensor:
     """(a_0, a − 2 a_0 q): (B or 1, heads, queries or 1, p) → (B or 1, heads, queries, p)."""
     linear = a[..., 1:] - 2 * a[..., :1] * queries
     return torch.cat([a[..., :1].expand(*linear.shape[:-1], 1), linear], dim=-1)
@@ -195,27 +195,27 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
     size = working_dtype(layer.w_val.dtype).itemsize
     rank, width, head_size = _sizes(layer, content)
     # Once as put together, once at the common size; with content, of which the projections are among the operands, once more.
-    pairs = 8 * (grid.asked * heads + grid.keys) * (rank + head_size)
+    pairs = 8 * (grid.query_count * heads + grid.token_count) * (rank + head_size)
     if content:
-        pairs = 8 * batch * heads * (grid.asked + grid.keys) * (2 * rank + head_size)
-    positions = 8 * (grid.asked + grid.keys) * 3 * layer.w_key_pos.shape[2]
-    values = batch * heads * grid.keys * (width * (2 * size + 8) + 8 * head_size)
-    seen = batch * heads * grid.asked * (8 * head_size + 8 + width * 2 * size)
-    rows, columns = min(QUERIES_PER_BLOCK, grid.asked), min(KEYS_PER_BLOCK, grid.keys)
+        pairs = 8 * batch * heads * (grid.query_count + grid.token_count) * (2 * rank + head_size)
+    positions = 8 * (grid.query_count + grid.token_count) * 3 * layer.w_key_pos.shape[2]
+    values = batch * heads * grid.token_count * (width * (2 * size + 8) + 8 * head_size)
+    attended = batch * heads * grid.query_count * (8 * head_size + 8 + width * 2 * size)
+    rows, columns = min(QUERIES_PER_BLOCK, grid.query_count), min(KEYS_PER_BLOCK, grid.token_count)
     blocks = 8 * torch.get_num_threads() * rows * (columns + head_size + 2)
-    output = 2 * batch * grid.asked * layer.out_channels * size
-    beside = operands(layer, batch, grid.asked, grid.keys, heads, content)
-    return pairs + positions + values + seen + blocks + output + beside
+    output = 2 * batch * grid.query_count * layer.out_channels * size
+    extra = operands(layer, batch, grid.query_count, grid.token_count, heads, content)
+    return pairs + positions + values + attended + blocks + output + extra
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: scores and their product with the values, at the common head size, and the projections."""
     heads, groups, channels, head_dim = layer.w_val.shape
     content = layer.has_content()
-    total = 2 * grid.asked * grid.keys * _sizes(layer, content)[2]
-    total += groups * head_dim * (grid.keys * channels + grid.asked * layer.w_out.shape[3])
+    total = 2 * grid.query_count * grid.token_count * _sizes(layer, content)[2]
+    total += groups * head_dim * (grid.token_count * channels + grid.query_count * layer.w_out.shape[3])
     if content:
-        total += layer.w_key_pos.shape[1] * (grid.asked + grid.keys) * layer.in_channels
+        total += layer.w_key_pos.shape[1] * (grid.query_count + grid.token_count) * layer.in_channels
     return batch * heads * total
 
 

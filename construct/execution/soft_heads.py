@@ -20,12 +20,12 @@ FACTOR_BYTES = 2**25
 """The largest factor that is made whole (32 MiB)."""
 AT_ONCE = 2**16
 """How many entries of factors are computed at a time; a single factor may have more."""
-Name = tuple[float, ...]
-"""The components of c that a factor depends on: heads with the same ones share it."""
+FactorKey = tuple[float, ...]
+"""The components of c that a factor depends on: heads with equal ones share it."""
 
 
 def fits(grid: TokenGrid) -> bool:
-    """Whether every factor is made whole."""
+    """Whether every factor fits in ``FACTOR_BYTES``."""
     return all(8 * n * len(queries) <= FACTOR_BYTES for n, queries in zip(grid.shape, grid.queries, strict=True))
 
 
@@ -45,13 +45,13 @@ def memory(grid: TokenGrid, heads: int, size: int, recorded: bool) -> int:
     return total
 
 
-def names_of(c: Tensor, kind: Encoding, dims: int) -> list[list[Name]]:
-    """The names of the factors of every head, an axis each."""
+def factor_keys(c: Tensor, encoding: Encoding, dims: int) -> list[list[FactorKey]]:
+    """The keys of the factors of every head, an axis each."""
     values = c.tolist()
-    return [[tuple(row[p] for p in kind.components(axis)) for row in values] for axis in range(dims)]
+    return [[tuple(row[p] for p in encoding.components(axis)) for row in values] for axis in range(dims)]
 
 
-def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -> Tensor:
+def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid) -> Tensor:
     """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
     c is float64 (heads, D_p), of an encoding that factorises.
@@ -60,23 +60,23 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -
     batch, queries = len(x), grid.query_shape
     # (n_d, B, n_1, …, n_{d−1}, D_in)
     tokens = x.movedim(1, -1).movedim(last + 1, 0).contiguous()
-    names = names_of(c, kind, last + 1)
-    factors = [_factors(c, kind, grid, axis, x.dtype, names[axis]) for axis in range(last + 1)]
+    head_keys = factor_keys(c, encoding, last + 1)
+    factors = [_factors(c, encoding, grid, axis, x.dtype, head_keys[axis]) for axis in range(last + 1)]
     total = x.new_zeros(groups, queries[last] * batch * prod(queries[:last]), width)
-    shared: dict[Name, list[int]] = {}
-    for head, name in enumerate(names[last]):
-        shared.setdefault(name, []).append(head)
-    for name, heads in shared.items():
-        begun = factors[last][name] @ tokens.flatten(1)  # (q_d, B · n_1 … n_{d−1} · D_in)
+    shared: dict[FactorKey, list[int]] = {}
+    for head, key in enumerate(head_keys[last]):
+        shared.setdefault(key, []).append(head)
+    for key, heads in shared.items():
+        first = factors[last][key] @ tokens.flatten(1)  # (q_d, B · n_1 … n_{d−1} · D_in)
         for head in heads:
-            seen, ahead, behind = begun, prod(grid.shape[:last]), groups * channels
+            partial, leading, trailing = first, prod(grid.shape[:last]), groups * channels
             for axis in range(last - 1, -1, -1):
-                ahead //= grid.shape[axis]
-                factor = factors[axis][names[axis][head]]
-                lines = seen.view(queries[last] * batch * ahead, grid.shape[axis], behind)
-                seen = torch.bmm(factor.expand(len(lines), -1, -1), lines)
-                behind *= queries[axis]
-            rows = seen.view(-1, groups, channels)
+                leading //= grid.shape[axis]
+                factor = factors[axis][head_keys[axis][head]]
+                lines = partial.view(queries[last] * batch * leading, grid.shape[axis], trailing)
+                partial = torch.bmm(factor.expand(len(lines), -1, -1), lines)
+                trailing *= queries[axis]
+            rows = partial.view(-1, groups, channels)
             if groups == 1:
                 total[0].addmm_(rows[:, 0], w[head, 0])
             else:
@@ -86,15 +86,15 @@ def attended(x: Tensor, w: Tensor, c: Tensor, kind: Encoding, grid: TokenGrid) -
 
 
 def _factors(
-    c: Tensor, kind: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, names: list[Name]
-) -> dict[Name, Tensor]:
-    """P_i of every name: (q_i, n_i), rows adding up to 1."""
+    c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, head_keys: list[FactorKey]
+) -> dict[FactorKey, Tensor]:
+    """P_i of every key: (q_i, n_i), rows adding up to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = keys[None, :] - grid.queries[axis].to(c.device).double()[:, None]
-    heads = {name: head for head, name in enumerate(names)}  # one for each name: heads of one name have one factor
-    factors: dict[Name, Tensor] = {}
+    heads = {key: head for head, key in enumerate(head_keys)}  # one for each key: heads of one key have one factor
+    factors: dict[FactorKey, Tensor] = {}
     for part in pieces(len(heads), max(1, AT_ONCE // max(1, delta.numel()))):
         block = [*heads][part]
-        p = torch.softmax(kind.along(c[[heads[name] for name in block]], delta, axis), dim=2).to(dtype)
+        p = torch.softmax(encoding.along(c[[heads[key] for key in block]], delta, axis), dim=2).to(dtype)
         factors |= zip(block, p.masked_fill_(p < NEGLIGIBLE, 0).unbind(), strict=True)
     return factors

@@ -2,7 +2,7 @@
 
 A trace sees tensors without numbers, so where the heads look has to be known before: a trace freezes it.  What is traced is
 the shift itself, for any spatial size: pad, take what each head sees, multiply by its matrix; with channels first or last, as
-they lie in the input, so that nothing has to be turned on the way in or out.
+they lie in the input, so that nothing has to be transposed on the way in or out.
 """
 
 import logging
@@ -196,7 +196,7 @@ def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geo
     (n − span − 1)//step + 1, in which a stride of a stride is one division, not two, and is known to be at least 1.
     """
     if len(starts[0]) == 1 and not any(geometry.span) and set(geometry.query_stride) == {1}:
-        seen, rows = tokens, tokens.flatten(2)
+        gathered, rows = tokens, tokens.flatten(2)
     else:
         places = []
         for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
@@ -207,27 +207,27 @@ def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geo
             if later := geometry.dims - 1 - axis:
                 queries = queries.view(-1, *(1,) * later)
             places.append(starts[axis] + queries)  # (heads, …, o, …)
-        seen = tokens[(..., *places)]  # (B, g·C, heads, *o)
-        rows = seen.flatten(1, 2).flatten(2)
+        gathered = tokens[(..., *places)]  # (B, g·C, heads, *o)
+        rows = gathered.flatten(1, 2).flatten(2)
     groups = w.shape[1]
     if groups > 1:
         matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
         y = torch.matmul(matrix, rows.unflatten(1, (groups, -1))).flatten(1, 2)
     else:
         y = torch.matmul(w.permute(3, 2, 0, 1).flatten(1), rows)
-    return (y + bias[:, None]).unflatten(2, seen.shape[-geometry.dims :])
+    return (y + bias[:, None]).unflatten(2, gathered.shape[-geometry.dims :])
 
 
 def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """The tensor in a type: a trace records a conversion also where nothing changes."""
+    """Cast only if the dtype differs; a trace records every ``.to``."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
-    seen = (_seen(tokens, start, geometry) for start in starts)
+    views = (_head_view(tokens, start, geometry) for start in starts)
     start, *factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in (bias, *w.unbind()))
-    return sum((part * factor for part, factor in zip(seen, factors, strict=True)), start=start)
+    return sum((part * factor for part, factor in zip(views, factors, strict=True)), start=start)
 
 
 def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -235,22 +235,22 @@ def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
     heads, _, channels, width = w.shape
     matrix = w.transpose(2, 3).reshape(heads * width, channels)
     if memory_format(tokens) == torch.contiguous_format:
-        made = torch.matmul(matrix, tokens.flatten(2)).unflatten(2, tokens.shape[2:])
+        token_products = torch.matmul(matrix, tokens.flatten(2)).unflatten(2, tokens.shape[2:])
     else:
-        made = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
-    parts = made.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
-    seen = (_seen(part, start, geometry) for part, start in zip(parts, starts, strict=True))
-    return sum(seen, start=bias.view(-1, *(1,) * geometry.dims))
+        token_products = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
+    parts = token_products.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
+    views = (_head_view(part, start, geometry) for part, start in zip(parts, starts, strict=True))
+    return sum(views, start=bias.view(-1, *(1,) * geometry.dims))
 
 
 def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
     """Channels first in memory: one product of all heads, from the left, comes out with channels first."""
     _, groups, channels, _ = w.shape
-    seen = [_seen(tokens, start, geometry) for start in starts]
-    parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in seen]
+    views = [_head_view(tokens, start, geometry) for start in starts]
+    parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in views]
     rows = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]  # (B, g, heads·C, T)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    return (torch.matmul(matrix, rows).flatten(1, 2) + bias[:, None]).unflatten(2, seen[0].shape[2:])
+    return (torch.matmul(matrix, rows).flatten(1, 2) + bias[:, None]).unflatten(2, views[0].shape[2:])
 
 
 def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
@@ -258,16 +258,16 @@ def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
     _, groups, channels, width = w.shape
     learning = torch.is_grad_enabled() and tokens.requires_grad
     # Gradients of slices are added up head by head; those of what is looked up, number by number, and in no fixed order.
-    seen = (_sliced if learning or len(starts) == 1 else _looked_up)(tokens, starts, geometry)
-    rows = seen.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
+    gathered = (_sliced if learning or len(starts) == 1 else _looked_up)(tokens, starts, geometry)
+    rows = gathered.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
     matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
     y = torch.bmm(rows.flatten(-2).flatten(1, -2), matrix)  # (g, B·T, D)
-    return (y.movedim(0, 1).reshape(*seen.shape[:-2], groups * width) + bias).movedim(-1, 1)
+    return (y.movedim(0, 1).reshape(*gathered.shape[:-2], groups * width) + bias).movedim(-1, 1)
 
 
 def _sliced(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
     """What all heads see, a slice each: (B, C, *tokens) → (B, *o, heads, C).  A compiler makes a loop for each."""
-    return torch.stack([_seen(tokens, start, geometry).movedim(1, -1) for start in starts], dim=-2)
+    return torch.stack([_head_view(tokens, start, geometry).movedim(1, -1) for start in starts], dim=-2)
 
 
 def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
@@ -275,8 +275,8 @@ def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor
     places = []
     for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
         queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
-        ahead = torch.tensor([start[axis] for start in starts], device=tokens.device)
-        places.append(queries.view(-1, *(1,) * (geometry.dims - axis)) + ahead)  # (o, 1, …, heads)
+        offsets = torch.tensor([start[axis] for start in starts], device=tokens.device)
+        places.append(queries.view(-1, *(1,) * (geometry.dims - axis)) + offsets)  # (o, 1, …, heads)
     return tokens.movedim(1, -1)[(slice(None), *places)]
 
 
@@ -294,7 +294,7 @@ def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     return nn.functional.pad(x, pads, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
 
 
-def _seen(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
+def _head_view(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
     """What one head sees: a strided slice of the tokens."""
     for axis, (t, span, step) in enumerate(zip(start, geometry.span, geometry.query_stride, strict=True), start=2):
         if span:

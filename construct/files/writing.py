@@ -40,6 +40,7 @@ def save(model: nn.Module, path: FilePath) -> None:
         BadModelFile: the module could not be read back safely; or the name is that of an exported program (``.pt2``,
             ``.onnx``), which needs an input size: see :mod:`construct.files.export`.
         OSError: the file cannot be written.
+        TypeError: ``model`` is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")

@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import Refusal, UnsupportedLayer, require
 from construct.geometry import ConvGeometry
@@ -111,7 +111,7 @@ def reach(grid: TokenGrid) -> tuple[int, ...]:
 def positions(grid: TokenGrid, constant: bool) -> Tensor:
     """The position channels (p, ‖p‖²) or (p, ‖p‖², 1), float64 (T, d + 1 or d + 2)."""
     axes = [torch.arange(n, dtype=torch.float64) - n // 2 for n in grid.shape]
-    square, *p = encoding.absolute_key([axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")])
+    square, *p = quadratic.absolute_key([axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")])
     return torch.stack([*p, square, *([torch.ones_like(square)] if constant else [])], dim=1)
 
 

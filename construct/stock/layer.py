@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
 from construct.execution.transforms import transformed
@@ -233,11 +233,11 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     zero = (0,) * g.dims
     for head, centre in enumerate(centres):
         # absolute_query is affine in q: its value at 0, and its slope along each axis.
-        start = encoding.absolute_query(zero, centre.tau, centre.factor(dtype, head_dim))
+        start = quadratic.absolute_query(zero, centre.tau, centre.factor(dtype, head_dim))
         constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype)
         for axis in range(g.dims):
             step = (*zero[:axis], 1, *zero[axis + 1 :])
-            moved = encoding.absolute_query(step, centre.tau, centre.factor(dtype, head_dim))
+            moved = quadratic.absolute_query(step, centre.tau, centre.factor(dtype, head_dim))
             for row, (a, b) in enumerate(zip(moved, start, strict=True)):
                 in_proj[0, head, row, g.in_channels + axis] = float(a - b)
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
@@ -350,7 +350,7 @@ def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre
     if not shifts_are_distinct(layer.radix, grid.box):
         refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
     tau = shift_of_number(int(centre.tau[0]), layer.radix)
-    for t, (least, most) in zip(tau, grid.always, strict=True):
+    for t, (least, most) in zip(tau, grid.common_box, strict=True):
         if not least <= t <= most:
             refuse(layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query")
     return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))

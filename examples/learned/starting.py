@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
-from construct.encoding import quadratic as encodings
+from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
 from construct.execution.head_matrices import is_identity
 from construct.geometry import ConvGeometry
@@ -96,7 +96,7 @@ def attention_to_learn(
     else:
         tau = _first_shifts(start, heads, dims, generator).unbind(1)
         round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
-        vector = encodings.v(tau, alpha) if encoding == "quadratic" else encodings.v_covariance(tau, round_)
+        vector = quadratic.v(tau, alpha) if encoding == "quadratic" else quadratic.v_covariance(tau, round_)
         vectors[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in vector], dim=1)
     # All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
     width = in_channels if head_dim is None else head_dim

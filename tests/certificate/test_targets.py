@@ -117,9 +117,9 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = box_of_size(layer, n)
     assert box == grid.box
-    from construct.encoding import quadratic as encoding
+    from construct.encoding import quadratic
 
-    table = (layer.position_vector() @ torch.stack(encoding.r(layer.encoding.argument(grid))))[0]
+    table = (layer.position_vector() @ torch.stack(quadratic.r(layer.encoding.argument(grid))))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     assert Fraction(float(table.abs().max())) <= largest_score(attention, 0, box)
     top = int(np.argmax(table.detach().numpy()))

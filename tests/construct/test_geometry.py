@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
 from construct.modules.convolutions import geometry_of
@@ -159,7 +159,7 @@ def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
     geometry = geometry_of(case.conv)
     grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
     tokens = grid.gather(case.x)
-    assert tokens.shape == (2, grid.keys, geometry.in_channels)
+    assert tokens.shape == (2, grid.token_count, geometry.in_channels)
     image = tokens.mT.unflatten(2, grid.shape)
     for place in ([0] * geometry.dims, [n // 2 for n in grid.shape], [n - 1 for n in grid.shape]):
         source = [int(axis[i]) for axis, i in zip(grid.sources, place, strict=True)]
@@ -189,9 +189,9 @@ def test_the_score_is_lemma_2(d: int, data: st.DataObject):
     """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²), in integers."""
     delta, tau = (data.draw(st.tuples(*(st.integers(-9, 9) for _ in range(d)))) for _ in range(2))
     alpha = data.draw(st.integers(1, 99))
-    score = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    score = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
     assert score == -alpha * (sum((a - b) ** 2 for a, b in zip(delta, tau, strict=True)) - sum(t * t for t in tau))
-    assert len(encoding.r(delta)) == len(encoding.v(tau, alpha)) == d + 1
+    assert len(quadratic.r(delta)) == len(quadratic.v(tau, alpha)) == d + 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import construct
 import verify
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
@@ -92,7 +92,7 @@ def test_the_covariance_scores_a_gaussian(dims: int):
     """On symbols, by the code that runs: −½(δ − τ)ᵀΣ⁻¹(δ − τ) and a term without δ."""
     delta, tau = ([sympy.Symbol(f"{name}{i}") for i in range(dims)] for name in "dt")
     p = sympy.Matrix(dims, dims, lambda i, j: sympy.Symbol(f"p{min(i, j)}{max(i, j)}"))
-    v, r = encoding.v_covariance(tau, p.tolist()), encoding.r_covariance(delta)
+    v, r = quadratic.v_covariance(tau, p.tolist()), quadratic.r_covariance(delta)
     assert len(v) == len(r) == Covariance().pos_dim(dims) == dims * (dims + 3) // 2
     score = sum(a * b for a, b in zip(v, r, strict=True))
     away = sympy.Matrix([a - b for a, b in zip(delta, tau, strict=True)])
@@ -114,7 +114,7 @@ def test_an_isotropic_covariance_is_the_quadratic_encoding(case: Case, alpha: fl
 
 def test_a_covariance_tells_its_centre_and_its_least_curvature():
     p = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
-    v = torch.tensor([encoding.v_covariance((1.25, -3.0), p.tolist())]).double()
+    v = torch.tensor([quadratic.v_covariance((1.25, -3.0), p.tolist())]).double()
     alpha, tau = Covariance().centres(v)
     assert alpha.item() == pytest.approx(torch.linalg.eigvalsh(p)[0].item() / 2, rel=1e-14)
     torch.testing.assert_close(tau, torch.tensor([[1.25, -3.0]]).double())
@@ -180,7 +180,7 @@ def sharpened(kind: str) -> MHSA:
     layer = layer_of(kind, geometry, content=False)
     with torch.no_grad():
         if kind == "covariance":
-            c = [torch.tensor(x) for x in encoding.v_covariance((2.0, -1.0), [[8192.0, 2048.0], [2048.0, 4096.0]])]
+            c = [torch.tensor(x) for x in quadratic.v_covariance((2.0, -1.0), [[8192.0, 2048.0], [2048.0, 4096.0]])]
         else:
             c = [torch.tensor(1.0)] * layer.encoding.pos_dim(2)
             for name, shift in zip(layer.offsets, (2, -1), strict=True):
@@ -242,7 +242,7 @@ def test_what_an_execution_says_it_takes_is_no_less_than_it_does(execution: str,
         x = normal(2, 8, 9, 9)
         peak_bytes(lambda layer=layer, x=x: layer(x))
         line = next(line for line in layer.explain(x.shape).splitlines() if line.startswith(execution))
-        stated = float(line.split("products")[1].split("MiB")[0]) * 2**20
+        stated = float(line.split("multiplications")[1].split("MiB")[0]) * 2**20
         assert peak_bytes(lambda layer=layer, x=x: layer(x)) <= stated * 1.001 + 2**12
 
 

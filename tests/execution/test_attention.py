@@ -297,7 +297,7 @@ def test_what_is_no_shape_of_an_input_is_said():
         with pytest.raises(ValueError, match="2 sizes"):
             layer.explain(shape)
     with pytest.raises(ValueError, match="no execution 'nope'"):
-        layer.products((1, 2, 16, 16), "nope")
+        layer.multiplications((1, 2, 16, 16), "nope")
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")  # torch's own

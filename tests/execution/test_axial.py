@@ -247,7 +247,7 @@ def test_what_each_execution_takes_is_told_before_it_runs():
     layer = conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1))
     told = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
     assert {"dense", "chunked", "axial", "auto"} <= set(told)
-    assert f"{64 * 64 * 9 * 224 * 224:.2g} products" in told["axial"]
+    assert f"{64 * 64 * 9 * 224 * 224:.2g} multiplications" in told["axial"]
     assert told["auto"].split()[1:5] == told["axial"].split()[1:5]
     assert float(told["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
     layer.w_qry.requires_grad_()

@@ -242,7 +242,7 @@ class TestContract:
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
-            with mock.patch.object(constants, "KEPT", 0):  # but no buffer, which a first call takes
+            with mock.patch.object(constants, "KEPT_BYTES", 0):  # but no buffer, which a first call takes
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
                 if estimate > 5 * real:  # it holds for every layout: of most, that with the batch innermost takes more
                     odd = x.movedim(0, -1).contiguous().movedim(-1, 0)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from construct import conv_to_mhsa
 from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
-from construct.execution.kernels.im2col_gemm import Outputs
+from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
 
@@ -74,12 +74,12 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
     out, total = torch.full((tokens, width), torch.nan), torch.full((1, channels, width), torch.nan)
     with pytest.MonkeyPatch.context() as patch:
-        for name, numbers in {"ONEDNN": [1, 10**9], "SHORT": [1, 64], "DEEP": [1, 96]}.items():
+        for name, numbers in {"ONEDNN": [1, 10**9], "FEW_QUERIES": [1, 64], "MIN_TERMS": [1, 96]}.items():
             patch.setattr(constants, name, data.draw(st.sampled_from(numbers)))
         assert torch.equal(gemm.product(rows, matrix, added, None, True).long(), expected)
         gemm.product(rows, matrix, added, out, True)
-        for first in (True, False):
-            gemm.add_product(total, rows.mT[None], other[None], first, True)
+        for accumulate in (False, True):
+            gemm.add_product(total, rows.mT[None], other[None], accumulate, True)
     assert torch.equal(out.long(), expected)
     assert torch.equal(total[0].long(), 2 * (rows.long().mT @ other.long()))
 
@@ -96,12 +96,12 @@ def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return request.param
 
 
-def outputs_task(shifts: Shifts, images: int, quick: bool = False) -> Outputs:
+def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:
     """The task of a layer 64 → 64, with channels last."""
     heads = tuple(range(len(shifts.offsets)))
     layouts, dtype = (LAST, LAST), torch.float32
-    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, quick, None))
-    assert isinstance(task, Outputs)
+    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, onednn, None))
+    assert isinstance(task, Im2colForward)
     return task
 
 
@@ -113,7 +113,7 @@ def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
 
 def test_blas_lays_out_a_third_of_the_columns() -> None:
     """Of 3 × 3 heads, in blocks of rows, and of one image; not where images are small and many, or steps are taken."""
-    assert outputs_task(square(3, (47, 45)), 1, quick=True).depth == 9 * 64
+    assert outputs_task(square(3, (47, 45)), 1, onednn=True).depth == 9 * 64
     assert len(outputs_task(square(3, (47, 45)), 3).slabs) == 3
     assert outputs_task(square(3, (47, 45)), 3).depth == 3 * 64
     assert [len(outputs_task(square(3, (9, 9)), images).slabs) for images in (1, 3)] == [3, 1]

@@ -15,10 +15,10 @@ from torch import nn
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import kernels
-from construct.execution.autograd import Shifted, Weights
+from construct.execution.autograd import ShiftedSum, WeightGradient
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
-from construct.execution.kernels.im2col_gemm import Outputs
+from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
@@ -122,7 +122,7 @@ def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str
     problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
     with preferring("im2col_gemm"):
         task = kernels.select(problem)
-        assert isinstance(task, Outputs)
+        assert isinstance(task, Im2colForward)
         assert (len(task.slabs) > 1) == (not more)
         assert torch.equal(task.run(in_layout(x, layout), w, None, None), expected)
 
@@ -268,12 +268,12 @@ def test_a_buffer_of_one_mode_is_good_in_every_other():
 
 def test_what_is_too_large_is_not_kept():
     workspace._KEPT.buffer = None
-    with Workspace(torch.zeros(1), constants.KEPT // 4 + 16) as (buffer,):
-        assert len(buffer) == constants.KEPT // 4 + 16
+    with Workspace(torch.zeros(1), constants.KEPT_BYTES // 4 + 16) as (buffer,):
+        assert len(buffer) == constants.KEPT_BYTES // 4 + 16
     assert workspace._KEPT.buffer is None
-    with Workspace(torch.zeros(1), constants.KEPT // 4):
+    with Workspace(torch.zeros(1), constants.KEPT_BYTES // 4):
         pass
-    assert len(workspace._KEPT.buffer) == constants.KEPT  # type: ignore[arg-type]
+    assert len(workspace._KEPT.buffer) == constants.KEPT_BYTES  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernel", [None, "im2col_gemm"])
@@ -285,7 +285,7 @@ def test_nothing_reads_what_memory_held_before(make: Any, kernel: str | None, mo
     for name in ("new_empty", "new_empty_strided"):
         new = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda *a, new=new, **o: new(*a, **o).fill_(torch.nan))
-    monkeypatch.setattr(constants, "KEPT", 0)
+    monkeypatch.setattr(constants, "KEPT_BYTES", 0)
     x = torch.randint(-4, 5, (2, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
     for layout in (FIRST, LAST):
         x = in_layout(x, layout).detach().requires_grad_()
@@ -325,11 +325,11 @@ def test_a_bias_of_halves_is_added_in_single_precision():
     shifts = Shifts(((-1,), (0,), (50,)), (2,), (7,), (4,))
     y, w = torch.randint(-3, 4, (2, 32, 4)).half(), torch.randint(-3, 4, (3, 1, 40, 32)).float()
     bias = torch.randint(-3, 4, (40,)).float()
-    found = Shifted.apply(y, w, bias, shifts, True, torch.float16, False)
+    found = ShiftedSum.apply(y, w, bias, shifts, True, torch.float16, False)
     expected = bias.view(1, 40, 1).repeat(2, 1, 7)
     for (offset,), matrix in zip(shifts.offsets, w[:, 0], strict=True):
         for query in range(4):
             if 0 <= 2 * query + offset < 7:
                 expected[:, :, 2 * query + offset] += y[:, :, query].float() @ matrix.mT
     assert torch.equal(found, expected.half())
-    assert Weights.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)
+    assert WeightGradient.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)

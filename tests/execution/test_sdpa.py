@@ -70,7 +70,7 @@ def allowed(layer: MHSA, x: torch.Tensor) -> float:
     projected = precision.precision(layer.v, layer.w_key_pos, largest, sizes)
     for head, ((rho, _), (sized, _)) in enumerate(zip(given, projected, strict=True)):
         rho += sized * 2 * (layer.in_channels + 2)
-        operations = 2 * grid.keys + 16 + 12 * layer.geometry.dims + layer.in_channels + layer.w_val.shape[3]
+        operations = 2 * grid.token_count + 16 + 12 * layer.geometry.dims + layer.in_channels + layer.w_val.shape[3]
         through = (layer.w_val[head].abs() @ layer.w_out[head].abs()).sum(1).amax().item()
         total += 2 * (math.expm1(2 * rho) + operations * UNIT) * through
     heads = layer.heads * UNIT * (layer.b_out.abs().amax().item() + layer.w_val.abs().sum().item())
@@ -224,7 +224,7 @@ def test_a_parabola_is_taken_too_and_its_limits_are_those_of_dense():
 def scores_of(layer: MHSA, grid: TokenGrid, tokens: torch.Tensor | None) -> list[np.ndarray]:
     """What the kernel is given, multiplied out in float64 by torch: a (queries, T) for each head."""
     keys, queries = precision.coordinates(layer, grid)
-    nothing = torch.zeros(1, grid.keys, layer.in_channels, dtype=torch.float64)
+    nothing = torch.zeros(1, grid.token_count, layer.in_channels, dtype=torch.float64)
     asking = None if tokens is None else tokens[:, grid.query_tokens]
     weights = (layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v)
     largest, given = precision.largest_encoding(layer, grid), nothing if tokens is None else tokens
@@ -258,7 +258,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         radix = tuple((2 * 15 + 1) ** axis for axis in reversed(range(geometry.dims)))
         layer = MHSA(geometry, MHSAWeights(**w), radix=radix).requires_grad_(False)
     layer.v.mul_(size)
-    tokens = normal(1, grid.keys, layer.in_channels, seed=seed) if kind == "content" else None
+    tokens = normal(1, grid.token_count, layer.in_channels, seed=seed) if kind == "content" else None
     (scores,) = scores_of(layer, grid, tokens)
     v, w_key_pos = whole(layer.v[0]), whole(layer.w_key_pos[0])
     content = None
@@ -288,7 +288,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
 
     rng = np.random.default_rng(seed)
     for _ in range(4):
-        q, one, other = int(rng.integers(grid.asked)), *map(int, rng.integers(0, grid.keys, 2))
+        q, one, other = int(rng.integers(grid.query_count)), *map(int, rng.integers(0, grid.token_count, 2))
         ours = Fraction(float(scores[q, one])) - Fraction(float(scores[q, other]))
         assert abs(ours - (exact(q, one) - exact(q, other))) <= Fraction(2 * rounding)
 
@@ -304,7 +304,7 @@ def test_rounding_is_not_far_above_what_happens():
     v, w_key_pos, worst = whole(layer.v[0]), whole(layer.w_key_pos[0]), 0.0
     at = [int(n) for n in np.unravel_index(int(grid.query_tokens[0]), grid.shape)]
     zero = Fraction(float(scores[0, int(grid.query_tokens[0])]))
-    for k in range(0, grid.keys, 37):
+    for k in range(0, grid.token_count, 37):
         delta = [int(b) - a for a, b in zip(at, np.unravel_index(k, grid.shape), strict=True)]
         truth = v @ w_key_pos @ np.array([Fraction(n) for n in (sum(n * n for n in delta), *delta)])
         worst = max(worst, float(abs(Fraction(float(scores[0, k])) - zero - truth)) / (2 * rounding))

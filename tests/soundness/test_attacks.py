@@ -519,7 +519,7 @@ def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int,
     right = chunked.some_heads
 
     def late(w_val: Any, w_out: Any, scores: Any, heads: Any, queries: slice, values: Any) -> torch.Tensor:
-        back, stop = min(1, queries.start), min(queries.stop, scores.grid.asked)
+        back, stop = min(1, queries.start), min(queries.stop, scores.grid.query_count)
         return right(w_val, w_out, scores, heads, slice(queries.start - back, stop - back), values)
 
     monkeypatch.setattr(chunked, "some_heads", late)

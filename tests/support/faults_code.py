@@ -14,7 +14,7 @@ from broken import break_execution
 from construct import MHSA, ConvGeometry, heads, tokens
 from construct import heads as shifts
 from construct.attention import Scores
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.execution import chunked
 from construct.tokens import TokenGrid
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
@@ -80,11 +80,11 @@ taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weigh
 
 
 def v(name: str, change: Callable[..., Any], **options: Any) -> None:
-    function(f"encoding: v {name}", encoding, "v", change, **options)
+    function(f"encoding: v {name}", quadratic, "v", change, **options)
 
 
 def r(name: str, change: Callable[..., Any], **options: Any) -> None:
-    function(f"encoding: r {name}", encoding, "r", change, **options)
+    function(f"encoding: r {name}", quadratic, "r", change, **options)
 
 
 v("of −τ", lambda right, tau, alpha: tuple(-alpha * c for c in (1, *(2 * x for x in tau))), shown_on=SYMMETRIC)

@@ -16,7 +16,7 @@ import verify
 from broken import PROOFS, as_coded
 from commands import Command
 from construct import attention
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify import oracle
 from verify.coq import statements
 from verify.theory.literature import (
@@ -247,7 +247,7 @@ def test_a_claim_falls_with_its_theorem_of_coq(monkeypatch: pytest.MonkeyPatch, 
 
 # ---- breaking the code under each claim -----------------------------------------------------------------------------------
 
-right_r, right_v, right_query = encoding.r, encoding.v, encoding.absolute_query
+right_r, right_v, right_query = quadratic.r, quadratic.v, quadratic.absolute_query
 right_call, right_mix, right_heads = oracle.Convolution.__call__, equations.mix, equations.hard_heads
 right_content, right_composed = claims_symmetry.content_attention, claims_symmetry.composed
 right_linear = proof_algebra.linear
@@ -297,14 +297,14 @@ def two_halves(statement, *equations):
 
 def v(change):
     """Another v in place of the encoding's."""
-    return encoding, "v", change
+    return quadratic, "v", change
 
 
 FLIPPED = (oracle.Convolution, "__call__", flipped)
 NEGATED = v(lambda tau, alpha: tuple(-x for x in right_v(tau, alpha)))
 HALVED = v(lambda tau, alpha: (-alpha, *(alpha * x for x in tau)))
 SOFTER = v(lambda tau, alpha: right_v(tau, alpha / 2))
-MIRRORED = (encoding, "r", lambda delta: right_r([-x for x in delta]))
+MIRRORED = (quadratic, "r", lambda delta: right_r([-x for x in delta]))
 LAST_HEAD_LEFT_OUT = (
     *(equations, "mix"),
     lambda heads, x, weights, bias=0: right_mix(list(heads)[:-1], x, list(weights)[:-1], bias),
@@ -327,7 +327,7 @@ BREAKAGES = {
     "lemma-1": [FLIPPED, LAST_HEAD_LEFT_OUT, BIAS_LEFT_OUT],
     "lemma-2": [NEGATED, HALVED, (equations, "sharp", lambda scores: equations.softmax(scores.astype(float)))],
     "lemma-2-border": [(claims_theorem, "IMAGE", proof_positions.Setting((1, 1), (5, 6)))],
-    "any-dimension": [FLIPPED, (encoding, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
+    "any-dimension": [FLIPPED, (quadratic, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "one-dimension": [HALVED, FLIPPED],
     "even-kernel": [
         (claims_theorem, "printed_shifts", lambda k, d: set(proof_positions.Setting((k,) * d, (k,) * d).shifts))
@@ -347,7 +347,7 @@ BREAKAGES = {
     "relative-sufficient": [NEGATED, DOUBLED_QUERIES],
     "last-term": [NEGATED, (claims_encoding, "attention_for", lambda conv: torch_layers.random_layer())],
     "four-terms": [(attention.MHSA, "position_vector", lambda self: self.v[:, :2].double()), MIRRORED],
-    "scores-and-shift": [(proofs_relative, "eq_6", lambda q, k, token: encoding.r(q)[0] + token(k)[0])],
+    "scores-and-shift": [(proofs_relative, "eq_6", lambda q, k, token: quadratic.r(q)[0] + token(k)[0])],
     "slip-eq-5": [(claims_encoding, "symbols", lambda name, n: symbols("x", n))],
     "slip-eq-6": [(claims_encoding, "symbols", lambda name, n: symbols(name, 3 if name == "u" else n))],
     "heads-sufficient": [FLIPPED, NEGATED, HEADS_REVERSED],
@@ -395,13 +395,13 @@ BREAKAGES = {
     "rounding-alone": [HALVED, (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double())],
     "torch-exponential": [(torch.Tensor, "exp", lambda self: self.double().mul(1e-6).expm1().add(1).to(self.dtype))],
     "borders-replicate": [padding(zeros="replicate"), padding(replicate="zeros"), NEGATED, FLIPPED],
-    "two-components": [(encoding, "number", lambda delta, radix: sum(delta)), FLIPPED, NO_CERTIFICATE],
+    "two-components": [(quadratic, "number", lambda delta, radix: sum(delta)), FLIPPED, NO_CERTIFICATE],
     "one-component-spread": [
         *(LAST_HEAD_LEFT_OUT, (equations, "softmax", colder), (equations, "rank", lambda rows: 8)),
     ],
     "absolute-encoding": [
-        (encoding, "absolute_query", lambda q, tau, alpha: right_query(q, [-x for x in tau], alpha)),
-        (encoding, "absolute_key", lambda k: (sum(k), *k)),
+        (quadratic, "absolute_query", lambda q, tau, alpha: right_query(q, [-x for x in tau], alpha)),
+        (quadratic, "absolute_key", lambda k: (sum(k), *k)),
         FLIPPED,
     ],
     "key-width": [HALVED, NEGATED, NO_CERTIFICATE],
@@ -447,7 +447,7 @@ def test_every_judged_claim_and_every_correction_is_broken_somehow(table: ClaimT
 
 def break_it(monkeypatch: pytest.MonkeyPatch, name: str, where, what: str, instead):
     monkeypatch.setattr(where, what, instead)
-    if where is not encoding:
+    if where is not quadratic:
         remember(monkeypatch, LONG_PROOFS)
     (row,) = claims(only=[name])
     return row

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broken import WRONG_ENCODINGS, WRONG_FROM_TWO_AXES, as_coded, break_encoding
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.theory.symbolic import proof, proof_algebra
 from verify.theory.symbolic.lemmas import prove_lemma2
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps, squeeze_steps
 
-right_r, right_v = encoding.r, encoding.v
+right_r, right_v = quadratic.r, quadratic.v
 
 PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid": grid_steps}
 
@@ -118,7 +118,7 @@ shifts = st.lists(st.tuples(integers, integers), min_size=1, max_size=5)
 @given(pairs=shifts, alpha=st.integers(1, 1024))
 def test_the_identity_holds_for_plain_integers(pairs, alpha):
     delta, tau = zip(*pairs, strict=True)
-    score = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+    score = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
     assert score == -alpha * (sum((d - t) ** 2 for d, t in pairs) - sum(t**2 for t in tau))
 
 
@@ -134,7 +134,7 @@ def test_the_squeeze_holds_for_numbers(shape, alpha, data):
     scores = {}
     for key in keys:
         delta = [k - q for q, k in zip(query, key, strict=True)]
-        scores[key] = sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+        scores[key] = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
     total = math.fsum(math.exp(s - scores[target]) for s in scores.values())
     weights = {key: math.exp(s - scores[target]) / total for key, s in scores.items()}
     rounding = 1 + 1e-11  # the scores reach 20 * 27 and are rounded, which the exponential magnifies

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broken import WRONG_ENCODINGS, as_coded, break_encoding
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from construct.geometry import ConvGeometry
 from construct.heads import tap_shifts
 from verify.rounding import leakage
@@ -26,8 +26,8 @@ from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import SymbolicVector, any_length_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
-right_r, right_v, right_number = encoding.r, encoding.v, encoding.number
-right_key, right_query = encoding.absolute_key, encoding.absolute_query
+right_r, right_v, right_number = quadratic.r, quadratic.v, quadratic.number
+right_key, right_query = quadratic.absolute_key, quadratic.absolute_query
 
 # Steps that sympy does not discharge, in each proof.
 ARGUED = {
@@ -196,7 +196,7 @@ def test_what_takes_attention_as_given_rests_on_no_encoding(steps, monkeypatch):
 
 
 def test_the_vector_of_symbolic_length_allows_what_components_allow_and_no_more(monkeypatch):
-    monkeypatch.setattr(encoding, "r", lambda delta: (sum(abs(x) for x in delta), *delta))
+    monkeypatch.setattr(quadratic, "r", lambda delta: (sum(abs(x) for x in delta), *delta))
     with pytest.raises(ProofFailed, match=r"\+, - and \* only"):
         any_length_steps()
     x = SymbolicVector.named("x")
@@ -259,8 +259,8 @@ def softmax(scores):
     return [e / math.fsum(exponentials) for e in exponentials]
 
 
-def quadratic(delta, tau, alpha):
-    return sum(a * b for a, b in zip(encoding.v(tau, alpha), encoding.r(delta), strict=True))
+def score(delta, tau, alpha):
+    return sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
 
 
 @settings(max_examples=50)
@@ -270,7 +270,7 @@ def test_leakage_stays_under_both_bounds(sides, alpha, data):
     nearest = data.draw(st.sampled_from(keys))
     offsets = [data.draw(st.sampled_from([0.0, 0.125, -0.25, 0.375, -0.5, 0.5])) for _ in sides]
     tau = [n + f for n, f in zip(nearest, offsets, strict=True)]
-    kept = softmax([quadratic(key, tau, alpha) for key in keys])[keys.index(nearest)]
+    kept = softmax([score(key, tau, alpha) for key in keys])[keys.index(nearest)]
     assert 1 - kept <= leakage.leakage(alpha, offsets) + 1e-12
     if not any(offsets):
         theta = 1 + 2 * sum(math.exp(-alpha * n * n) for n in range(1, 60))
@@ -282,7 +282,7 @@ def test_leakage_stays_under_both_bounds(sides, alpha, data):
 def test_attention_is_a_product_of_its_axes(alpha, tau):
     keys = list(product(range(3), range(4)))
     for q in ((0, 0), (2, 1)):
-        whole = softmax([quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys])
+        whole = softmax([score((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys])
         rows = softmax([-alpha * (k - q[0] - tau[0]) ** 2 for k in range(3)])
         columns = softmax([-alpha * (k - q[1] - tau[1]) ** 2 for k in range(4)])
         assert whole == pytest.approx([rows[i] * columns[j] for i, j in keys], abs=1e-12)
@@ -292,9 +292,9 @@ def test_attention_is_a_product_of_its_axes(alpha, tau):
 @given(alpha=st.floats(0.1, 4), q=st.tuples(*[st.integers(0, 3)] * 2), tau=st.tuples(*[st.integers(-3, 3)] * 2))
 def test_the_absolute_encoding_has_the_same_softmax(alpha, q, tau):
     keys = list(product(range(4), repeat=2))
-    query = encoding.absolute_query(q, tau, alpha)
-    dotted = [sum(a * b for a, b in zip(query, encoding.absolute_key(k), strict=True)) for k in keys]
-    relative = [quadratic((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]
+    query = quadratic.absolute_query(q, tau, alpha)
+    dotted = [sum(a * b for a, b in zip(query, quadratic.absolute_key(k), strict=True)) for k in keys]
+    relative = [score((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]
     assert softmax(dotted) == pytest.approx(softmax(relative), abs=1e-12)
 
 
@@ -302,10 +302,10 @@ def test_the_absolute_encoding_has_the_same_softmax(alpha, q, tau):
 def test_the_parabola_numbers_every_shift_and_keeps_the_gap(sides):
     box = list(product(*(range(-side, side + 1) for side in sides)))
     radix = [math.prod(2 * side + 1 for side in sides[axis + 1 :]) for axis in range(len(sides))]
-    numbers = {delta: encoding.number(delta, radix) for delta in box}
+    numbers = {delta: quadratic.number(delta, radix) for delta in box}
     assert len(set(numbers.values())) == len(box)
     for tau in box:
-        scores = {d: quadratic((n,), (numbers[tau],), 8) for d, n in numbers.items()}
+        scores = {d: score((n,), (numbers[tau],), 8) for d, n in numbers.items()}
         top = scores.pop(tau)
         assert all(top - other >= 8 for other in scores.values())
 

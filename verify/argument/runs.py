@@ -130,8 +130,10 @@ def run_executions(
         for name in EXECUTIONS:
             layer.execution = name
             try:
-                labour = layer.products(x.shape, name)
-                if labour in (layer.products(x.shape, other) for other in PAIRWISE):  # it is, or picks, one of these
+                labour = layer.multiplications(x.shape, name)
+                if labour in (
+                    layer.multiplications(x.shape, other) for other in PAIRWISE
+                ):  # it is, or picks, one of these
                     labour += EXPONENTIAL * pairs
                 if labour > LABOUR:
                     raise MemoryError(f"{labour:.2g} multiplications are too many to run")

@@ -10,7 +10,7 @@ from torch import Tensor
 from construct.execution.kernels.adjoint import Polyphase, fill
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.kernels.depthwise import Depthwise
-from construct.execution.kernels.gemm import onednn
+from construct.execution.kernels.gemm import uses_onednn
 from construct.execution.kernels.gemm_scatter import GemmScatter
 from construct.execution.kernels.im2col_gemm import Im2colGemm
 from construct.execution.kernels.pointwise import Pointwise
@@ -43,13 +43,13 @@ def _planned(
     dtype: torch.dtype,
     x_layout: str,
     y_layout: str,
-    quick: bool,
+    onednn: bool,
     most: int | None,
 ) -> Task:
     heads, groups, channels, width = w_shape
     numbers = tuple(range(heads))
     return select(
-        Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, quick, most)
+        Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, onednn, most)
     )
 
 
@@ -77,8 +77,8 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
     task = None
     if heads and batch:
         x_layout, y_layout = reversed(layouts) if kind == ADJOINT else layouts
-        quick = onednn(w.dtype, w.device)
-        task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, quick, most_queries())
+        onednn = uses_onednn(w.dtype, w.device)
+        task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, onednn, most_queries())
         if wanted != OTHER:
             return lambda images, bias: task.run(images, w, bias, None)
     image, *along, channel = strides_of(LAST if last else FIRST, depth, size)
@@ -98,8 +98,8 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int, dtype: torch.dtyp
     shape = (len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups)
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape, dtype=dtype)
-    layouts, quick = (layout_of(x, dtype), layout_of(y, dtype)), onednn(dtype, x.device)
-    task = _planned(WEIGHTS, shifts, shape, x.shape[0], dtype, *layouts, quick, most_queries())
+    layouts, onednn = (layout_of(x, dtype), layout_of(y, dtype)), uses_onednn(dtype, x.device)
+    task = _planned(WEIGHTS, shifts, shape, x.shape[0], dtype, *layouts, onednn, most_queries())
     return task.run(x, y, None, None)
 
 
@@ -118,8 +118,8 @@ def workspace_of(
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0
-    quick = onednn(dtype, device)
-    tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, quick, most) for x in layouts for y in layouts]
+    onednn = uses_onednn(dtype, device)
+    tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, onednn, most) for x in layouts for y in layouts]
     return max(task.workspace for task in tasks)
 
 

@@ -29,11 +29,11 @@ class Polyphase:
             ]
             task = None
             if pairs:
-                seen = Shifts(tuple(offset for offset, _ in pairs), (1,) * len(phase), shifts.output, size)
+                phase_shifts = Shifts(tuple(offset for offset, _ in pairs), (1,) * len(phase), shifts.output, size)
                 part = replace(
                     problem,
                     kind=FORWARD,
-                    shifts=seen,
+                    shifts=phase_shifts,
                     heads=tuple(head for _, head in pairs),
                     channels=problem.width,
                     width=problem.channels,

@@ -16,9 +16,8 @@ def most_queries() -> int | None:
     return _MOST_QUERIES.get()
 
 
-def queries_per_block(fitting: int) -> int:
-    """How many queries a block takes, at least 1: as many as fit, or fewer inside of :func:`smaller_blocks`."""
-    most = _MOST_QUERIES.get()
+def queries_per_block(fitting: int, most: int | None) -> int:
+    """How many queries a block takes, at least 1: as many as fit, or ``most`` if these are fewer."""
     return max(1, fitting if most is None else min(fitting, most))
 
 

@@ -3,52 +3,52 @@
 What a call took with half of a constant and with twice as much, by what it takes; a machine shared with other work, so that 0.08 is
 noise.  "grad" is forward and backward, "first" channels first.
 
-| constant  | unit             | layer                            | half | twice |
-|-----------|------------------|----------------------------------|------|-------|
-| ONEDNN    | multiplications  | 64 → 384, 1 × 1 at 14²           | 1.37 | 1.09  |
-| DEEP      | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.06 | 0.95  |
-| COLUMNS   | numbers          | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.06  |
-| QUERIES   | queries          | 512 → 512, 3 × 3 at 28²          | 1.01 | 1.00  |
-| SHORT     | queries          | 512 → 512, 3 × 3 at 7²: grad     | 2.14 | 1.01  |
-| RECTANGLE | numbers          | 16 → 16, 3 × 3 at 56²            | 0.98 | 1.17  |
-| SCATTER   | ns a number      | 32 → 3, transposed 4 × 4 at 112² | 1.03 | 1.07  |
-| ROWS      | channels         | 64 → 24, 3 × 3 at 56²: grad      | 1.00 | 0.98  |
-| PRODUCTS  | numbers          | 64 → 3, 3 × 3 at 112²            | 1.15 | 1.02  |
-| DEPTHWISE | outputs          | 96, 7 × 7 at 56²                 | 1.06 | 0.95  |
-| LOOP      | numbers          | 32, 3 × 3 at 112²                | 1.00 | 0.99  |
-| TURNED    | queries          | 256 → 64, 1 × 1 at 56²: first    | 1.02 | 1.00  |
+| constant               | unit             | layer                            | half | twice |
+|------------------------|------------------|----------------------------------|------|-------|
+| ONEDNN                 | multiplications  | 64 → 384, 1 × 1 at 14²           | 1.37 | 1.09  |
+| MIN_TERMS              | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.06 | 0.95  |
+| COLUMNS                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.06  |
+| QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.01 | 1.00  |
+| FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 2.14 | 1.01  |
+| RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.98 | 1.17  |
+| SCATTER_NS             | ns a number      | 32 → 3, transposed 4 × 4 at 112² | 1.03 | 1.07  |
+| MIN_CHANNELS_LAST      | channels         | 64 → 24, 3 × 3 at 56²: grad      | 1.00 | 0.98  |
+| PRODUCTS               | numbers          | 64 → 3, 3 × 3 at 112²            | 1.15 | 1.02  |
+| DEPTHWISE              | outputs          | 96, 7 × 7 at 56²                 | 1.06 | 0.95  |
+| MIN_CONTIGUOUS         | numbers          | 32, 3 × 3 at 112²                | 1.00 | 0.99  |
+| MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 1.02 | 1.00  |
 
 Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of 2**16 numbers took 10 to 16 % longer than those of
 2**17 to 2**19, which were alike to 7 %.
 
-COPY, TRANSPOSE and FEW are weighed against SCATTER alone; KEPT is what COLUMNS and its window take.
+COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what COLUMNS and its window take.
 """
 
 ONEDNN = 2**23
 """Multiplications of a product from which oneDNN's inner product is quicker than ``torch.mm``."""
-DEEP = 96
+MIN_TERMS = 96
 """Terms of a sum from which a product is worth it whose result is copied (oneDNN) or added to what is there (a slab of heads)."""
 COLUMNS = 2**19
 """Numbers of the columns that im2col lays out at a time: 2 MiB of float32."""
 QUERIES = 2**8
 """Queries of a block at the least: every product reads all weights."""
-SHORT = 2**6
-"""Queries of an image from which a product with channels first is worth it."""
+FEW_QUERIES = 2**6
+"""An image, or a block, with fewer queries is small: a product with channels first is not worth it."""
 RECTANGLE = 2**6
 """Numbers of a run up to which all runs of a rectangle are copied in one step."""
-COPY, TRANSPOSE, SCATTER = 0.09, 0.6, 0.3
+COPY_NS, TRANSPOSE_NS, SCATTER_NS = 0.09, 0.6, 0.3
 """Nanoseconds a number: a copy into columns, a weight transposed on the way, and a product added to what it belongs to."""
-ROWS = 2**4
+MIN_CHANNELS_LAST = 2**4
 """Channels from which col2im adds to images with channels last."""
 PRODUCTS = 2**19
 """Numbers that are made at a time for col2im."""
 DEPTHWISE = 2**19
 """Outputs of a block of a depthwise layer."""
-LOOP = 2**4
+MIN_CONTIGUOUS = 2**4
 """Numbers that follow each other in memory from which a depthwise layer reads its input in place."""
-KEPT = 2**23
-"""Bytes of the workspace that each thread keeps from call to call."""
-FEW = 2.5
+KEPT_BYTES = 2**23
+"""Bytes of the largest workspace that a thread keeps from call to call."""
+NARROW_PRODUCT_NS = 2.5
 """Nanoseconds a number of the columns, divided by the columns of the product: what a product with few columns loses."""
-TURNED = 2**9
+MIN_QUERIES_TRANSPOSED = 2**9
 """Queries of an image from which the weights of a 1 × 1 layer are transposed for a product with channels first."""

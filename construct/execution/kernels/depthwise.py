@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks, pieces
+from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, View, clip, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
@@ -26,14 +26,14 @@ class Depthwise:
     name = "depthwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task, but not for an adjoint with several outputs a group."""
+        """Plans forwards and weight gradients of groups of one channel; None for adjoints, and for other layers."""
         if problem.kind == ADJOINT or problem.channels > 1 or problem.groups == 1:
             return None
         return ByChannel(problem)
 
 
 @dataclass(frozen=True)
-class Step:
+class DepthwiseBlockPlan:
     """One block of queries of some images.
 
     Attributes:
@@ -63,21 +63,22 @@ class ByChannel:
         self.problem, shifts, channels = problem, problem.shifts, problem.groups
         alike = problem.x_layout == problem.y_layout and problem.width == 1
         loop = {LAST: channels, FIRST: shifts.output[-1], OTHER: 0}[problem.x_layout]
-        self.in_place = alike and loop >= constants.LOOP
-        queries = problem.block(max(1, constants.DEPTHWISE // channels))
+        self.in_place = alike and loop >= constants.MIN_CONTIGUOUS
+        queries = queries_per_block(constants.DEPTHWISE // channels, problem.most)
         parts = blocks(shifts.output, queries)
         self.images = pieces(problem.images, max(1, queries // prod(shifts.output)) if len(parts) == 1 else 1)
-        self.ahead = prod(shifts.size) * channels, prod(shifts.output) * channels  # from image to image
+        self.image_strides = prod(shifts.size) * channels, prod(shifts.output) * channels
         counts = sorted({part.stop - part.start for part in self.images})
-        self.steps = {count: [self._step(block, count) for block in parts] for count in counts}
-        every = [step for steps in self.steps.values() for step in steps]
-        outputs = max(prod(step.every[0]) for step in every)
-        self.window = 0 if self.in_place else max(prod(step.shape) for step in every)
-        self.apart = 0 if self.in_place and problem.kind != WEIGHTS else outputs
-        self.pulled = outputs if problem.kind == WEIGHTS and not self.in_place else 0
-        self.workspace = bytes_of(problem.dtype, self.window, self.apart, self.pulled, channels)
+        self.plans = {count: [self._block_plan(block, count) for block in parts] for count in counts}
+        every = [plan for plans in self.plans.values() for plan in plans]
+        outputs = max(prod(plan.every[0]) for plan in every)
+        self.window = 0 if self.in_place else max(prod(plan.shape) for plan in every)
+        # Outputs of a block before they are copied to where they belong, or a head's products of tokens and y.
+        self.staging = 0 if self.in_place and problem.kind != WEIGHTS else outputs
+        self.y_block = outputs if problem.kind == WEIGHTS and not self.in_place else 0
+        self.workspace = bytes_of(problem.dtype, self.window, self.staging, self.y_block, channels)
 
-    def _step(self, block: Block, images: int) -> Step:
+    def _block_plan(self, block: Block, images: int) -> DepthwiseBlockPlan:
         shifts, channels, layout = self.problem.shifts, self.problem.groups, self.problem.x_layout
         starts, lengths, clips = shifts.window(block.box)
         if self.in_place:
@@ -96,11 +97,11 @@ class ByChannel:
                 query += low * y_strides[axis + 1]
             if all(queries):
                 shape = (images, *queries, channels)
-                paces = (s * n for s, n in zip(shifts.step, x_strides[1:], strict=False))
-                taps.append((head, (shape, y_strides, query), (shape, (x_strides[0], *paces, x_strides[-1]), token)))
+                strides = (s * n for s, n in zip(shifts.step, x_strides[1:], strict=False))
+                taps.append((head, (shape, y_strides, query), (shape, (x_strides[0], *strides, x_strides[-1]), token)))
         every: View = ((images, *block.shape, channels), y_strides, first)
         taps.sort(key=lambda tap: tap[1][0] != every[0])
-        return Step(
+        return DepthwiseBlockPlan(
             block,
             (images, *lengths, channels),
             tuple(slice(low, high) for low, high in clips),
@@ -131,62 +132,68 @@ class ByChannel:
         if len(self.problem.heads) < len(factors):
             factors = [factors[head] for head in self.problem.heads]
         if self.in_place:
-            behind, ahead = int(x.storage_offset()), int(out.storage_offset())
+            x_start, out_start = int(x.storage_offset()), int(out.storage_offset())
             for images in self.images:
-                for step in self.steps[images.stop - images.start]:
-                    first, second = (n * images.start for n in self.ahead)
-                    _add_up(step, x, behind + first, out, ahead + second, factors, bias)
+                for plan in self.plans[images.stop - images.start]:
+                    x_offset, y_offset = (n * images.start for n in self.image_strides)
+                    _add_up(plan, x, x_start + x_offset, out, out_start + y_offset, factors, bias)
             return
-        with Workspace(w, self.window, self.apart) as (window, apart):
-            ahead = int(apart.storage_offset())
+        with Workspace(w, self.window, self.staging) as (window, staging):
+            start = int(staging.storage_offset())
             for images in self.images:
-                for step in self.steps[images.stop - images.start]:
-                    tokens = self._tokens(x[images], step, window)
-                    _add_up(step, tokens, int(tokens.storage_offset()), apart, ahead, factors, bias)
-                    out[images].movedim(1, -1)[(slice(None), *step.block.box)].copy_(at(apart, step.every))
+                for plan in self.plans[images.stop - images.start]:
+                    tokens = self._tokens(x[images], plan, window)
+                    _add_up(plan, tokens, int(tokens.storage_offset()), staging, start, factors, bias)
+                    out[images].movedim(1, -1)[(slice(None), *plan.block.box)].copy_(at(staging, plan.every))
 
     def _weights(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         """X (B, C, *n) and y (B, C, *o), added to (heads, C)."""
         axes = tuple(range(x.dim() - 1))
-        with Workspace(out, self.window, self.apart, self.pulled) as (window, apart, pulled):
+        with Workspace(out, self.window, self.staging, self.y_block) as (window, staging, y_block):
             for images in self.images:
-                for step in self.steps[images.stop - images.start]:
+                for plan in self.plans[images.stop - images.start]:
                     if self.in_place:
                         tokens, given = x, y
-                        behind, ahead = (n * images.start for n in self.ahead)
+                        x_offset, y_offset = (n * images.start for n in self.image_strides)
                     else:
-                        tokens, given = self._tokens(x[images], step, window), pulled
-                        behind = ahead = 0
-                        at(pulled, step.every).copy_(y[images].movedim(1, -1)[(slice(None), *step.block.box)])
-                    for head, queries, seen in step.taps:
-                        products = apart[: prod(queries[0])].view(queries[0])
-                        torch.mul(at(tokens, seen, behind), at(given, queries, ahead), out=products)
+                        tokens, given = self._tokens(x[images], plan, window), y_block
+                        x_offset = y_offset = 0
+                        at(y_block, plan.every).copy_(y[images].movedim(1, -1)[(slice(None), *plan.block.box)])
+                    for head, query_view, token_view in plan.taps:
+                        products = staging[: prod(query_view[0])].view(query_view[0])
+                        torch.mul(at(tokens, token_view, x_offset), at(given, query_view, y_offset), out=products)
                         out[head] += products.sum(axes)
 
-    def _tokens(self, x: Tensor, step: Step, window: Tensor) -> Tensor:
+    def _tokens(self, x: Tensor, plan: DepthwiseBlockPlan, window: Tensor) -> Tensor:
         """What a block sees, laid out: (images, *tokens, C)."""
-        tokens = window[: prod(step.shape)].view(step.shape)
-        if any(part.stop - part.start < n for part, n in zip(step.inside, step.shape[1:], strict=False)):
+        tokens = window[: prod(plan.shape)].view(plan.shape)
+        if any(part.stop - part.start < n for part, n in zip(plan.inside, plan.shape[1:], strict=False)):
             tokens.zero_()
-        tokens[(slice(None), *step.inside)].copy_(x.movedim(1, -1)[(slice(None), *step.source)])
+        tokens[(slice(None), *plan.inside)].copy_(x.movedim(1, -1)[(slice(None), *plan.source)])
         return tokens
 
 
 def _add_up(
-    step: Step, x: Tensor, behind: int, out: Tensor, ahead: int, factors: Sequence[Tensor], bias: Tensor | None
+    plan: DepthwiseBlockPlan,
+    x: Tensor,
+    x_start: int,
+    out: Tensor,
+    out_start: int,
+    factors: Sequence[Tensor],
+    bias: Tensor | None,
 ) -> None:
     """What all heads add to a block of outputs; x and out are read and written from these places in memory on."""
-    begun = not step.whole
-    if begun:
-        block = at(out, step.every, ahead - int(out.storage_offset()))
+    accumulate = not plan.whole
+    if accumulate:
+        block = at(out, plan.every, out_start - int(out.storage_offset()))
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
-    for head, (shape, strides, query), (_, paces, token) in step.taps:
-        part = out.as_strided(shape, strides, ahead + query)
-        tokens = x.as_strided(shape, paces, behind + token)
-        if begun:
+    for head, (shape, out_strides, query), (_, x_strides, token) in plan.taps:
+        part = out.as_strided(shape, out_strides, out_start + query)
+        tokens = x.as_strided(shape, x_strides, x_start + token)
+        if accumulate:
             part.addcmul_(tokens, factors[head])
         elif bias is None:
             torch.mul(tokens, factors[head], out=part)
         else:
             torch.addcmul(bias, tokens, factors[head], out=part)
-        begun = True
+        accumulate = True

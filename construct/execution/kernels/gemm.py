@@ -20,14 +20,14 @@ AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Of the processor that runs."""
 
 
-def onednn(dtype: torch.dtype, device: torch.device) -> bool:
+def uses_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU with AVX-512."""
     return INNER is not None and dtype == torch.float32 and device.type == "cpu" and AVX512
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
-    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``quick``: oneDNN may be asked."""
-    if quick and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.DEEP):
+def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
+    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``onednn``: whether that may multiply."""
+    if onednn and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.MIN_TERMS):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
             result = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
@@ -37,13 +37,13 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, quick
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
-def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, quick: bool) -> Tensor:
+def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
     """Σ_j a_j b_j + bias for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N) or None.
 
     Several terms, or no ``out``, are for one group alone.
     """
     if a[0].shape[0] == 1:
-        total = product(a[0][0], b[0][0], None if bias is None else bias[0], None if out is None else out[0], quick)
+        total = product(a[0][0], b[0][0], None if bias is None else bias[0], None if out is None else out[0], onednn)
         for one, other in zip(a[1:], b[1:], strict=True):
             total.addmm_(one[0], other[0])
         return total[None]
@@ -52,22 +52,22 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out:
     return out.copy_(both) if bias is None else torch.add(both, bias[:, None], out=out)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool, quick: bool) -> None:
-    """total += a b for each group, or total = a b where it is the first: (groups, M, N), (groups, M, K), (groups, K, N)."""
+def add_product(total: Tensor, a: Tensor, b: Tensor, accumulate: bool, onednn: bool) -> None:
+    """total += a b for each group, or total = a b unless ``accumulate``: (groups, M, N), (groups, M, K), (groups, K, N)."""
     if a.shape[0] > 1:
-        total.baddbmm_(a, b, beta=0 if first else 1)  # 0: whatever was there is not read
+        total.baddbmm_(a, b, beta=1 if accumulate else 0)  # 0: whatever was there is not read
         return
     one, other = a[0], b[0]
-    heavy = one.numel() * other.shape[1] >= constants.ONEDNN
-    if quick and heavy and torch._C._get_mkldnn_enabled() and _whole(other):
-        if not one.is_contiguous() and one.shape[1] <= constants.SHORT:
+    large = one.numel() * other.shape[1] >= constants.ONEDNN
+    if onednn and large and torch._C._get_mkldnn_enabled() and _whole(other):
+        if not one.is_contiguous() and one.shape[1] <= constants.FEW_QUERIES:
             one = one.contiguous()
         if one.is_contiguous():
             assert INNER is not None
             result = INNER(one, other.mT, None, "none", [], "")
-            total[0].copy_(result) if first else total[0].add_(result)
+            total[0].add_(result) if accumulate else total[0].copy_(result)
             return
-    total[0].addmm_(one, other, beta=0 if first else 1)
+    total[0].addmm_(one, other, beta=1 if accumulate else 0)
 
 
 def _whole(matrix: Tensor) -> bool:

@@ -16,7 +16,7 @@ from operator import mul
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks
+from construct.execution.kernels.blocks import Block, blocks, queries_per_block
 from construct.execution.kernels.gemm import product
 from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, View, clip, phases, strides_of
@@ -36,14 +36,15 @@ class GemmScatter:
         read, written = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
             read, written = written, read
-        if constants.PRODUCTS // (heads * written) < constants.SHORT:
+        if constants.PRODUCTS // (heads * written) < constants.FEW_QUERIES:
             return None  # blocks of few queries, and an addition for each head of each of them
         # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
         tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-        scatter_time = heads * tokens * written * constants.SCATTER
-        columns_time = heads * problem.images * prod(shifts.output) * read * (constants.COPY + constants.FEW / written)
+        scatter_time = heads * tokens * written * constants.SCATTER_NS
+        column_ns = constants.COPY_NS + constants.NARROW_PRODUCT_NS / written
+        columns_time = heads * problem.images * prod(shifts.output) * read * column_ns
         if kind == ADJOINT:
-            columns_time += heads * written * read * constants.TRANSPOSE
+            columns_time += heads * written * read * constants.TRANSPOSE_NS
         return Scattered(problem) if scatter_time < columns_time else None
 
 
@@ -52,7 +53,7 @@ Sum = tuple[View, View]
 
 
 class Scattered:
-    """The sum above; of a forward, with x and y exchanged and offsets turned round."""
+    """The sum above; of a forward, with x and y exchanged and offsets negated."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -63,12 +64,13 @@ class Scattered:
             self.shifts, self.channels, self.width = problem.shifts, problem.channels, problem.width
             self.given, wanted = problem.y_layout, problem.x_layout
         shifts, channels, heads = self.shifts, self.channels, len(self.shifts.offsets)
-        layout = LAST if wanted == LAST and channels >= constants.ROWS else FIRST
-        self.rows = layout == LAST  # products (queries, heads·C), else turned
+        layout = LAST if wanted == LAST and channels >= constants.MIN_CHANNELS_LAST else FIRST
+        self.rows = layout == LAST  # products (queries, heads·C), else transposed
         self.direct = max(shifts.step) == 1 and wanted == layout
         self.between = prod(shifts.size) * channels  # from image to image
         self.planes = _planes(shifts, layout, channels)
-        self.blocks = _blocks(shifts, layout, channels, problem.block(max(1, constants.PRODUCTS // (heads * channels))))
+        queries = queries_per_block(constants.PRODUCTS // (heads * channels), problem.most)
+        self.blocks = _blocks(shifts, layout, channels, queries)
         most = max(prod(block.shape) for block, _ in self.blocks)
         self.products = most * heads * channels
         self.image = 0 if self.direct else self.between
@@ -83,9 +85,9 @@ class Scattered:
         matrix = stacked(w, self.problem.heads)[0]  # (heads·C, D)
         with Workspace(second, self.products, self.image) as (buffer, image):
             for number, (y, target) in enumerate(zip(first, out, strict=True)):
-                sums, ahead = (out, number * self.between) if self.direct else (image, 0)
+                sums, start = (out, number * self.between) if self.direct else (image, 0)
                 for _, plane in self.planes.values():
-                    whole = at(sums, plane, ahead)
+                    whole = at(sums, plane, start)
                     whole.zero_() if bias is None else whole.copy_(bias)
                 for block, parts in self.blocks:
                     rows = prod(block.shape)
@@ -94,15 +96,15 @@ class Scattered:
                         product(tokens, matrix.mT, None, products.view(rows, -1), self.problem.onednn)
                     else:
                         product(matrix, tokens.mT, None, products.view(-1, rows), self.problem.onednn)
-                    for queries, seen in parts:
-                        at(sums, seen, ahead).add_(at(products, queries))
+                    for query_view, token_view in parts:
+                        at(sums, token_view, start).add_(at(products, query_view))
                 if not self.direct:
                     for places, plane in self.planes.values():
                         target.movedim(0, -1)[places].copy_(at(image, plane))
         return out
 
     def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
-        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or turned."""
+        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or transposed."""
         if self.given == FIRST:
             return y.view(self.width, -1)[:, block.flat].mT
         if self.given == LAST:

@@ -1,7 +1,7 @@
 """im2col and GEMM: the tokens that all heads see copied side by side into a workspace, and one matrix product a block of queries.
 
-With channels last the columns are (queries, heads·C), and the W_h below each other (heads·C, D); with channels first all of this
-is turned, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
+With channels last the columns are (queries, heads·C), and the W_h below each other (heads·C, D); with channels first all is
+transposed, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
 with the zeros around it first, unless all of it lies in the input; from there a run of heads is one strided view.
 
 Where BLAS multiplies, which can add to what is there, the axis that blocks are ranges of is not laid out: the columns of the heads
@@ -17,7 +17,7 @@ from operator import mul
 from torch import Tensor
 
 from construct.execution.kernels import constants
-from construct.execution.kernels.blocks import Block, blocks, pieces
+from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.gemm import add_product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, order_of, runs_of, strides_of
@@ -25,7 +25,7 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
 @dataclass(frozen=True)
-class Step:
+class Im2colBlockPlan:
     """One block of queries, of some images.
 
     Attributes:
@@ -38,7 +38,7 @@ class Step:
         zeros: what the window has zeros around; None where it has none.
         copies: for each run, its columns, and its tokens in the window, or in the input if that needs no window.
         matrices: the columns of each slab, (groups, queries, heads·C).
-        result: where the product belongs in an output without gaps, (groups, queries, D), or turned.
+        result: where the product belongs in an output without gaps, (groups, queries, D), or transposed.
     """
 
     block: Block
@@ -54,15 +54,15 @@ class Step:
 
 
 class Im2colGemm:
-    """The kernel that takes every shape; in place of an adjoint it is asked for the residues of the stride."""
+    """The kernel for every shape.  It plans no adjoint: ``select`` then asks for each phase of the stride (``Polyphase``)."""
 
     name = "im2col_gemm"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task for outputs, or one for the gradient of the weights."""
+        """Plans forwards and weight gradients; None for adjoints."""
         if problem.kind == ADJOINT:
             return None
-        return Weights(problem) if problem.kind == WEIGHTS else Outputs(problem)
+        return Im2colWeightGradient(problem) if problem.kind == WEIGHTS else Im2colForward(problem)
 
 
 class _Columns:
@@ -73,12 +73,14 @@ class _Columns:
         offsets: of the slabs along it.
         slabs: the heads of each; all heads are one slab, if every axis is laid out.
         depth: columns of a slab in each group, heads·C.
+        transposed: whether columns are (heads·C, queries): channels are first, in x and y.
+        window_is_columns: so that no columns are copied: a head a slab, and no stride.
     """
 
     def __init__(self, problem: Problem):
         self.problem, shifts = problem, problem.shifts
         groups, channels, output = problem.groups, problem.channels, shifts.output
-        self.turned = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.SHORT
+        self.transposed = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.FEW_QUERIES
         self.axis, parts = self._axis_and_blocks()
         order = order_of(shifts.offsets, self.axis or 0)
         self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
@@ -87,30 +89,30 @@ class _Columns:
         self.depth = size * channels
         first = tuple(shifts.offsets[head] for head in order[:size])
         longest = max(max(run.counts) for run in runs_of(first, False))
-        self.runs = runs_of(first, self.turned or longest * groups * channels <= constants.RECTANGLE)
+        self.runs = runs_of(first, self.transposed or longest * groups * channels <= constants.RECTANGLE)
         ends = [s * (o - 1) + 1 for s, o in zip(shifts.step, output, strict=True)]
-        self.in_place = problem.x_layout == (FIRST if self.turned else LAST) and all(
+        self.in_place = problem.x_layout == (FIRST if self.transposed else LAST) and all(
             least >= 0 and least + reach + end <= size
             for least, reach, end, size in zip(shifts.least, shifts.reach, ends, shifts.size, strict=True)
         )
-        self.alone = size == 1 and set(shifts.step) == {1} and not self.in_place  # then the window is the columns
+        self.window_is_columns = size == 1 and set(shifts.step) == {1} and not self.in_place
         self.x_strides = strides_of(problem.x_layout, groups * channels, shifts.size)
         self.y_strides = strides_of(problem.y_layout, groups * problem.width, output)
-        images = 1 if self.turned or len(parts) > 1 or self.axis is not None else self._queries(1) // prod(output)
+        images = 1 if self.transposed or len(parts) > 1 or self.axis is not None else self._queries(1) // prod(output)
         self.images = pieces(problem.images, max(1, images))
         counts = sorted({part.stop - part.start for part in self.images})
-        self.steps = {count: [self._step(block, count) for block in parts] for count in counts}
-        every = [step for steps in self.steps.values() for step in steps]
-        self.rows = max(step.rows for step in every)
-        self.columns = 0 if self.alone else max(step.column_rows for step in every) * groups * self.depth
-        self.window = 0 if self.in_place else max(step.window for step in every)
-        self.single = len(every) == 1
+        self.plans = {count: [self._block_plan(block, count) for block in parts] for count in counts}
+        every = [plan for plans in self.plans.values() for plan in plans]
+        self.rows = max(plan.rows for plan in every)
+        self.columns = 0 if self.window_is_columns else max(plan.column_rows for plan in every) * groups * self.depth
+        self.window = 0 if self.in_place else max(plan.window for plan in every)
+        self.single_block = len(every) == 1
 
     def _queries(self, slabs: int, more: int = 0) -> int:
         """Queries of a block, if the columns hold one of so many slabs, and that for so many queries more."""
         depth = len(self.problem.heads) // slabs * self.problem.channels
         fitting = constants.COLUMNS // (self.problem.groups * depth) - more
-        return self.problem.block(max(constants.QUERIES, fitting))
+        return queries_per_block(max(constants.QUERIES, fitting), self.problem.most)
 
     def _axis_and_blocks(self) -> tuple[int | None, tuple[Block, ...]]:
         """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it.
@@ -131,18 +133,18 @@ class _Columns:
             length = parts[0].shape[axis]
             saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # without other images beside it
-            if saved and large and len(others) * problem.channels >= max(constants.DEEP, problem.width // 2):
+            if saved and large and len(others) * problem.channels >= max(constants.MIN_TERMS, problem.width // 2):
                 return axis, parts
         return None, blocks(shifts.output, self._queries(1))
 
-    def _step(self, block: Block, images: int) -> Step:
+    def _block_plan(self, block: Block, images: int) -> Im2colBlockPlan:
         problem, shifts, channels = self.problem, self.problem.shifts, self.problem.channels
         every, queries, rows = problem.groups * channels, prod(block.shape), images * prod(block.shape)
         lines = tuple(n + shifts.reach[axis] * (axis == self.axis) for axis, n in enumerate(block.shape))
         column_rows = images * prod(lines)
         starts, lengths, clips = shifts.window(block.box)
         real = tuple(high - low for low, high in clips)
-        own = strides_of(FIRST if self.turned else LAST, every, lengths)
+        own = strides_of(FIRST if self.transposed else LAST, every, lengths)
         inside: View = ((images, *real, every), own, sum(low * n for (low, _), n in zip(clips, own[1:], strict=False)))
         source: View | Box = tuple(slice(at + low, at + high) for at, (low, high) in zip(starts, clips, strict=True))
         if problem.x_layout != OTHER:
@@ -150,17 +152,17 @@ class _Columns:
             source = (inside[0], self.x_strides, first if all(real) else 0)
         begin = starts if self.in_place else (0,) * len(starts)
         copies = [self._copy(run, lines, images, begin, own) for run in self.runs]
-        depth, along = self.depth, every if self.alone else self.depth
-        between = channels * own[-1] if self.alone else column_rows * depth  # groups
-        strides = (between, *((1, column_rows) if self.turned else (along, 1)))
+        depth, along = self.depth, every if self.window_is_columns else self.depth
+        between = channels * own[-1] if self.window_is_columns else column_rows * depth  # groups
+        strides = (between, *((1, column_rows) if self.transposed else (along, 1)))
         later = 0 if self.axis is None else strides[1] * prod(lines[self.axis + 1 :])
         matrices: list[View] = [
             ((problem.groups, rows, depth), strides, (e - self.offsets[0]) * later) for e in self.offsets
         ]
         width, y = problem.width, self.y_strides
-        result = (problem.groups, width, queries) if self.turned else (problem.groups, rows, width)
-        order = (y[-1], y[-2]) if self.turned else (y[-2], y[-1])
-        return Step(
+        result = (problem.groups, width, queries) if self.transposed else (problem.groups, rows, width)
+        order = (y[-1], y[-2]) if self.transposed else (y[-2], y[-1])
+        return Im2colBlockPlan(
             block,
             rows,
             column_rows,
@@ -168,7 +170,7 @@ class _Columns:
             inside,
             source,
             (lengths, clips) if real != lengths else None,
-            () if self.alone else tuple(copies),
+            () if self.window_is_columns else tuple(copies),
             tuple(matrices),
             (result, (width * y[-1], *order), block.first * y[-2]),
         )
@@ -178,16 +180,16 @@ class _Columns:
         shifts, channels, groups = self.problem.shifts, self.problem.channels, self.problem.groups
         image, *along, channel = self.x_strides if self.in_place else own
         shape = (images, *queries, groups, *run.counts, channels)
-        ahead = [e - least + b for e, least, b in zip(run.offset, shifts.least, begin, strict=True)]
+        start = [e - least + b for e, least, b in zip(run.offset, shifts.least, begin, strict=True)]
         tokens: View = (
             shape,
             (image, *map(mul, shifts.step, along), channels * channel, *map(mul, run.steps, along), channel),
-            sum(map(mul, ahead, along)),
+            sum(map(mul, start, along)),
         )
         rows = images * prod(queries)
         between = [prod(queries[axis:]) for axis in range(len(queries) + 1)]  # images, queries
         heads = [prod(run.counts[axis + 1 :]) * channels for axis in range(len(run.counts))]
-        row, column = (1, rows) if self.turned else (self.depth, 1)
+        row, column = (1, rows) if self.transposed else (self.depth, 1)
         columns: View = (
             shape,
             (*(n * row for n in between), rows * self.depth, *(n * column for n in heads), column),
@@ -196,95 +198,98 @@ class _Columns:
         return columns, tokens
 
     def laid_out(
-        self, x: Tensor, images: slice, step: Step, columns: Tensor, window: Tensor, before: object
+        self, x: Tensor, images: slice, plan: Im2colBlockPlan, columns: Tensor, window: Tensor, before: object
     ) -> list[Tensor]:
         """The columns of one block of x (B, groups·C, *n), of each slab: (groups, queries, heads·C).
 
         ``columns`` and ``window`` are buffers; ``before`` is what the window has zeros around, from the block before.
         """
-        ahead = images.start * self.x_strides[0]
+        x_offset = images.start * self.x_strides[0]
         if self.in_place:
             tokens = x
         else:
             tokens = window
-            if step.zeros is not None and step.zeros != before:
-                window[: step.window].zero_()
+            if plan.zeros is not None and plan.zeros != before:
+                window[: plan.window].zero_()
             if self.problem.x_layout == OTHER:
-                inputs = x[images].movedim(1, -1)[(slice(None), *step.source)]  # type: ignore[misc]
+                inputs = x[images].movedim(1, -1)[(slice(None), *plan.source)]  # type: ignore[misc]
             else:
-                inputs = at(x, step.source, ahead)  # type: ignore[arg-type]
-            at(window, step.inside).copy_(inputs)
-            ahead = 0
-        for into, source in step.copies:
-            at(columns, into).copy_(at(tokens, source, ahead))
-        return [at(window if self.alone else columns, matrix) for matrix in step.matrices]
+                inputs = at(x, plan.source, x_offset)  # type: ignore[arg-type]
+            at(window, plan.inside).copy_(inputs)
+            x_offset = 0
+        for into, source in plan.copies:
+            at(columns, into).copy_(at(tokens, source, x_offset))
+        return [at(window if self.window_is_columns else columns, matrix) for matrix in plan.matrices]
 
 
-class Outputs(_Columns):
+class Im2colForward(_Columns):
     """y[o] = b + Σ_h x[s·o + e_h] w_h."""
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
         groups = problem.groups
         # Products are written where they belong, if that is a matrix.
-        self.direct = problem.groups == 1 and (self.turned or problem.y_layout == LAST)
+        self.direct = problem.groups == 1 and (self.transposed or problem.y_layout == LAST)
         self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
-        self.heavy = groups > 1 or (problem.onednn and self.rows * self.depth * problem.width >= constants.ONEDNN)
+        large = self.rows * self.depth * problem.width >= constants.ONEDNN
+        self.contiguous_weights = groups > 1 or (problem.onednn and large)
         weights = len(problem.heads) * problem.groups * problem.channels * problem.width  # in another order
         new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
-        problem, quick, direct = self.problem, self.problem.onednn, self.direct
+        problem, onednn, direct = self.problem, self.problem.onednn, self.direct
         groups, width = problem.groups, problem.width
-        # For oneDNN the other way round, if products come out turned; as it lies for small ones.
-        matrices = [stacked(second, heads, self.turned and self.heavy) for heads in self.slabs]
-        if self.turned and not self.heavy:
+        # Transposed weights are copied for oneDNN and for groups; small products take them as they lie.
+        matrices = [stacked(second, heads, self.transposed and self.contiguous_weights) for heads in self.slabs]
+        if self.transposed and not self.contiguous_weights:
             matrices = [matrix.mT for matrix in matrices]
         plain = type(first) is Tensor  # else outputs are to be of its type
-        alone = plain and out is None and direct and self.single and not self.turned and len(self.images) == 1
-        if out is None and not alone:
+        single_product = (
+            plain and out is None and direct and self.single_block and not self.transposed and len(self.images) == 1
+        )
+        if out is None and not single_product:
             out = problem.new(first)
         if bias is not None:
             bias = bias.view(groups, width)
         with Workspace(second, self.columns, self.window, self.staging) as (columns, window, staging):
             zeros: object = None
             for images in self.images:
-                ahead = images.start * self.y_strides[0]
-                for step in self.steps[images.stop - images.start]:
-                    rows = self.laid_out(first, images, step, columns, window, zeros)
-                    zeros = step.zeros
-                    if alone:
-                        return problem.as_images(products(rows, matrices, bias, None, quick))
+                y_offset = images.start * self.y_strides[0]
+                for plan in self.plans[images.stop - images.start]:
+                    rows = self.laid_out(first, images, plan, columns, window, zeros)
+                    zeros = plan.zeros
+                    if single_product:
+                        return problem.as_images(products(rows, matrices, bias, None, onednn))
                     assert out is not None
-                    if self.turned:
+                    if self.transposed:
                         result = products(
-                            matrices, [part.mT for part in rows], None, at(out, step.result, ahead), quick
+                            matrices, [part.mT for part in rows], None, at(out, plan.result, y_offset), onednn
                         )
                         if bias is not None:
                             result += bias[..., None]
                     elif direct:
-                        products(rows, matrices, bias, at(out, step.result, ahead), quick)
+                        products(rows, matrices, bias, at(out, plan.result, y_offset), onednn)
                     else:
-                        result = staging[: groups * step.rows * width].view(groups, step.rows, width)
-                        products(rows, matrices, bias, result, quick)
-                        tokens = out[images].movedim(1, -1)[(slice(None), *step.block.box)]
-                        result = result.view(groups, -1, *step.block.shape, width).movedim(0, -2)
+                        result = staging[: groups * plan.rows * width].view(groups, plan.rows, width)
+                        products(rows, matrices, bias, result, onednn)
+                        tokens = out[images].movedim(1, -1)[(slice(None), *plan.block.box)]
+                        result = result.view(groups, -1, *plan.block.shape, width).movedim(0, -2)
                         tokens.unflatten(-1, (groups, width)).copy_(result)
         assert out is not None
         return out
 
 
-class Weights(_Columns):
+class Im2colWeightGradient(_Columns):
     """w_h = Σ_o x[s·o + e_h]ᵀ y[o]."""
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
-        self.pulled = 0 if self.turned or (problem.groups == 1 and problem.y_layout == LAST) else 1
-        self.pulled *= self.rows * problem.groups * problem.width
+        self.y_block = 0 if self.transposed or (problem.groups == 1 and problem.y_layout == LAST) else 1
+        self.y_block *= self.rows * problem.groups * problem.width
         total = problem.groups * self.depth * problem.width
-        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.pulled, 2 * total)
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.y_block, 2 * total)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
@@ -293,23 +298,23 @@ class Weights(_Columns):
         (heads,), depth = self.slabs, self.depth
         ordered = groups == 1 and heads == tuple(range(len(heads)))
         total = out.view(1, depth, width) if ordered else out.new_empty(groups, depth, width)
-        with Workspace(out, self.columns, self.window, self.pulled) as (columns, window, pulled):
-            zeros, begun = None, False
+        with Workspace(out, self.columns, self.window, self.y_block) as (columns, window, y_block):
+            zeros, accumulate = None, False
             for images in self.images:
-                ahead = images.start * self.y_strides[0]
-                for step in self.steps[images.stop - images.start]:
-                    (rows,) = self.laid_out(first, images, step, columns, window, zeros)
-                    zeros = step.zeros
-                    if self.pulled:
-                        y = pulled[: groups * step.rows * width].view(groups, step.rows, width)
-                        tokens = second[images].movedim(1, -1)[(slice(None), *step.block.box)]
+                y_offset = images.start * self.y_strides[0]
+                for plan in self.plans[images.stop - images.start]:
+                    (rows,) = self.laid_out(first, images, plan, columns, window, zeros)
+                    zeros = plan.zeros
+                    if self.y_block:
+                        y = y_block[: groups * plan.rows * width].view(groups, plan.rows, width)
+                        tokens = second[images].movedim(1, -1)[(slice(None), *plan.block.box)]
                         tokens = tokens.unflatten(-1, (groups, width)).movedim(-2, 0)
-                        y.view(groups, -1, *step.block.shape, width).copy_(tokens)
+                        y.view(groups, -1, *plan.block.shape, width).copy_(tokens)
                     else:
-                        y = at(second, step.result, ahead)
-                        y = y.mT if self.turned else y
-                    add_product(total, rows.mT, y, not begun, problem.onednn)
-                    begun = True
+                        y = at(second, plan.result, y_offset)
+                        y = y.mT if self.transposed else y
+                    add_product(total, rows.mT, y, accumulate, problem.onednn)
+                    accumulate = True
         if not ordered:
             matrices = total.view(groups, len(heads), problem.channels, width)
             for place, head in enumerate(heads):

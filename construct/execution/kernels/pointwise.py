@@ -18,7 +18,7 @@ class Pointwise:
     name = "pointwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task, if no copy is needed, or that of one small image."""
+        """Plans 1 × 1 forwards and weight gradients that copy no tokens, or only those of one small image; else None."""
         if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
             return None
         if problem.groups * problem.channels == 1:
@@ -27,7 +27,7 @@ class Pointwise:
             return Rows(problem)
         if problem.x_layout != FIRST:
             return None
-        return None if prod(problem.shifts.size) < constants.SHORT and problem.images > 1 else Images(problem)
+        return None if prod(problem.shifts.size) < constants.FEW_QUERIES and problem.images > 1 else Images(problem)
 
 
 class Rows:
@@ -51,7 +51,7 @@ class Rows:
         if problem.kind == WEIGHTS:
             y = at(second, self.y)
             out = problem.new(second) if out is None else out
-            add_product(out[0], x.mT if groups > 1 else x.mT[None], y if groups > 1 else y[None], True, problem.onednn)
+            add_product(out[0], x.mT if groups > 1 else x.mT[None], y if groups > 1 else y[None], False, problem.onednn)
             return out
         matrix = second[problem.heads[0]]
         if groups == 1:
@@ -72,10 +72,10 @@ class Images:
         self.tokens = prod(problem.shifts.size)
         both = groups * problem.channels * problem.width
         # A small image is quicker with its tokens as rows, there and back.
-        self.small = groups == 1 and self.tokens < constants.SHORT and problem.kind != WEIGHTS
-        large = self.tokens >= constants.TURNED and both * self.tokens >= constants.ONEDNN
-        self.turned = groups == 1 and problem.onednn and large and problem.channels >= constants.DEEP
-        self.alone = groups == problem.images == 1 and not self.turned and problem.kind != WEIGHTS
+        self.small = groups == 1 and self.tokens < constants.FEW_QUERIES and problem.kind != WEIGHTS
+        large = self.tokens >= constants.MIN_QUERIES_TRANSPOSED and both * self.tokens >= constants.ONEDNN
+        self.transposed_weight = groups == 1 and problem.onednn and large and problem.channels >= constants.MIN_TERMS
+        self.single_image = groups == problem.images == 1 and not self.transposed_weight and problem.kind != WEIGHTS
         result = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
         more = problem.channels * self.tokens + result if self.small else 0
         self.workspace = bytes_of(problem.dtype, result, more, both * (problem.kind != WEIGHTS))
@@ -83,7 +83,7 @@ class Images:
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
-        if out is None and self.alone:
+        if out is None and self.single_image:
             x, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
             if self.small:
                 y = product(x.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
@@ -95,7 +95,7 @@ class Images:
         if problem.kind == WEIGHTS:
             y = second.view(images, groups, width, self.tokens)
             for number in range(images):
-                add_product(out[0], x[number], y[number].mT, number == 0, problem.onednn)
+                add_product(out[0], x[number], y[number].mT, number > 0, problem.onednn)
             return out
         matrix, y = second[problem.heads[0]], out.view(images, groups, width, self.tokens)
         if groups > 1:
@@ -108,9 +108,9 @@ class Images:
         if self.small:
             y[0, 0].copy_(product(x[0, 0].mT.contiguous(), matrix, bias, None, problem.onednn).mT)
             return out
-        matrix = matrix.mT.contiguous() if self.turned else matrix.mT
+        matrix = matrix.mT.contiguous() if self.transposed_weight else matrix.mT
         for number in range(images):
-            if self.turned:
+            if self.transposed_weight:
                 product(matrix, x[number, 0], None, y[number, 0], True)
                 if bias is not None:
                     y[number] += bias.view(-1, 1)

@@ -51,10 +51,6 @@ class Problem:
     onednn: bool
     most: int | None
 
-    def block(self, fitting: int) -> int:
-        """Queries of a block: what fits, or fewer where fewer are asked for; at least 1."""
-        return max(1, fitting if self.most is None else min(fitting, self.most))
-
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:
         """Shape and strides of what is computed, of the adjoint x, if it lies without gaps."""
@@ -121,24 +117,24 @@ def layout_of(images: Tensor, dtype: torch.dtype) -> str:
     return LAST if images.stride(1) == 1 and images.movedim(1, -1).is_contiguous() else OTHER
 
 
-def at(tensor: Tensor, view: View, ahead: int = 0) -> Tensor:
+def at(tensor: Tensor, view: View, start: int = 0) -> Tensor:
     """A strided view of what a tensor holds, so many numbers after its first."""
     shape, strides, offset = view
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + ahead)
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + start)
 
 
-def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
+def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor:
     """The matrices of some heads, one below the other: w (heads, groups, C, D) → (groups, heads·C, D).
 
     A view where they lie so; else copied head by head, several times quicker than at once if w is a transposed view.
-    ``turned`` gives (groups, D, heads·C) instead, contiguous.
+    ``transposed`` gives (groups, D, heads·C) instead, contiguous.
     """
     total, groups, channels, width = w.shape
     count, first = len(heads), heads[0]
     if groups == 1 and tuple(heads) == tuple(range(first, first + count)) and w.is_contiguous():
         matrix = (w if count == total else w[first : first + count]).view(1, count * channels, width)
-        return matrix.mT.contiguous() if turned else matrix
-    if turned:
+        return matrix.mT.contiguous() if transposed else matrix
+    if transposed:
         out = w.new_empty(groups, width, count, channels)
         for place, head in enumerate(heads):
             out[:, :, place].copy_(w[head].mT)
@@ -146,7 +142,7 @@ def stacked(w: Tensor, heads: Sequence[int], turned: bool = False) -> Tensor:
     out = w.new_empty(groups, count, channels, width)
     for place, head in enumerate(heads):
         if groups == 1:
-            out[0, place].copy_(w[head, 0])  # of two axes: torch has a quick way to turn these
+            out[0, place].copy_(w[head, 0])  # of two axes: torch has a quick way to transpose these
         else:
             out[:, place].copy_(w[head])
     return out.view(groups, count * channels, width)

@@ -32,7 +32,7 @@ class Workspace:
     def __enter__(self) -> list[Tensor]:
         like, total = self.like, sum(self.counts)
         size = total * like.itemsize
-        if not like.is_cpu or size > constants.KEPT or type(like) is not Tensor or is_in_torch_dispatch_mode():
+        if not like.is_cpu or size > constants.KEPT_BYTES or type(like) is not Tensor or is_in_torch_dispatch_mode():
             flat = like.new_empty(total)
         else:
             kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one

@@ -23,7 +23,8 @@ from construct.command.runs import inputs_for
 from construct.command.terminal import isolated
 from construct.errors import BadModelFile, one_line
 from construct.files.reading import read
-from construct.network import Survey, unwrapped
+from construct.modules.wrappers import unwrapped
+from construct.network import Survey
 from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of

@@ -8,7 +8,7 @@ import torch
 
 from construct import MHSA, conv_to_mhsa
 from construct import heads as shifts
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, Inapplicable, one, two, weights
 
 
@@ -139,10 +139,10 @@ def _(conv, layer, rng):
     layer = conv_to_mhsa(conv, encoding="parabola", alpha=32.0)
     side = max(conv.kernel_size) * max(conv.dilation) // 2 * 2 - 1
     layer.radix = tuple(max(1, side) ** (len(conv.kernel_size) - 1 - axis) for axis in range(len(conv.kernel_size)))
-    tau = [encoding.number(shift, layer.radix) for shift in shifts.tap_shifts(layer.geometry)]
-    layer.v.data = torch.tensor([encoding.v((t,), 32.0) for t in tau], dtype=layer.v.dtype)
+    tau = [quadratic.number(shift, layer.radix) for shift in shifts.tap_shifts(layer.geometry)]
+    layer.v.data = torch.tensor([quadratic.v((t,), 32.0) for t in tau], dtype=layer.v.dtype)
     layer.execution = "dense"
-    layer.encoded = lambda grid: (encoding.number(grid.shifts(), layer.radix),)  # type: ignore[method-assign,arg-type]
+    layer.encoded = lambda grid: (quadratic.number(grid.shifts(), layer.radix),)  # type: ignore[method-assign,arg-type]
     return layer
 
 

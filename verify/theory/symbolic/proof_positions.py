@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.oracle import Convolution
 
 Vector = tuple[int, ...]
@@ -116,7 +116,7 @@ def differences(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
 
 def quadratic_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
     """v·r_δ with the quadratic encoding, (Q, T)."""
-    return _dot(encoding.v(tau, alpha), encoding.r(differences(queries, keys)))
+    return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
 
 
 def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
@@ -128,8 +128,8 @@ def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], 
 
 def parabola_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], radix: Sequence[int]) -> np.ndarray:
     """v·r_n at α = 1 with the shifts numbered, n = n(δ), so that D_p = 2: (Q, T)."""
-    number = encoding.number(differences(queries, keys), radix)
-    return _dot(encoding.v((encoding.number(tau, radix),), 1), encoding.r((number,)))
+    number = quadratic.number(differences(queries, keys), radix)
+    return _dot(quadratic.v((quadratic.number(tau, radix),), 1), quadratic.r((number,)))
 
 
 def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any]) -> np.ndarray:
@@ -142,8 +142,8 @@ def absolute_features(
     queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """The d + 1 features of each query, (Q, d + 1), and of each key, (T, d + 1)."""
-    left = [encoding.absolute_query(tuple(q), tau, alpha) for q in queries]
-    return np.array(left, dtype=object), np.array([encoding.absolute_key(tuple(k)) for k in keys], dtype=object)
+    left = [quadratic.absolute_query(tuple(q), tau, alpha) for q in queries]
+    return np.array(left, dtype=object), np.array([quadratic.absolute_key(tuple(k)) for k in keys], dtype=object)
 
 
 def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
@@ -153,13 +153,13 @@ def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
 
 def head_vector(tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None) -> list[float]:
     """v of a head that looks at τ, for the quadratic encoding, or the parabola with a radix."""
-    centre = tuple(tau) if radix is None else (encoding.number(tau, radix),)
-    return [float(component) for component in encoding.v(centre, alpha)]
+    centre = tuple(tau) if radix is None else (quadratic.number(tau, radix),)
+    return [float(component) for component in quadratic.v(centre, alpha)]
 
 
 def code_length(dims: int) -> int:
     """D_p of the quadratic encoding: the number of components of r_δ in d dimensions."""
-    return len(encoding.r((1,) * dims))
+    return len(quadratic.r((1,) * dims))
 
 
 def _dot(v: Sequence[Any], r: Sequence[Any]) -> np.ndarray:

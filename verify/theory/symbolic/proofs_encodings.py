@@ -5,7 +5,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.theory.symbolic.proof import (
     Proof,
     ProofStep,
@@ -98,8 +98,8 @@ def _channels_step(dims: int) -> ProofStep:
     w_qry = sympy.Matrix.vstack(zeros.row_join(2 * alpha * eye), sympy.zeros(1, dims + 1), bias)
     return identity(
         "for all p the features are linear in a token's channels (p, ‖p‖², 1)",
-        *zip(token * w_key, encoding.absolute_key(p), strict=True),
-        *zip(token * w_qry, encoding.absolute_query(p, tau, alpha), strict=True),
+        *zip(token * w_key, quadratic.absolute_key(p), strict=True),
+        *zip(token * w_qry, quadratic.absolute_query(p, tau, alpha), strict=True),
     )
 
 

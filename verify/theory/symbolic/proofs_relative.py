@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import ranks, substitution
 from verify.theory.symbolic.proofs_scores import alpha, indexed, integers, minus, norm2, plus, score, symbols
@@ -87,11 +87,11 @@ def construction_steps() -> list[ProofStep]:
     reduced = []
     for dims in _DIMS:
         delta, tau = integers("delta", dims), integers("tau", dims)
-        r, d_p = sympy.Matrix(encoding.r(delta)), dims + 1
+        r, d_p = sympy.Matrix(quadratic.r(delta)), dims + 1
         w_pos = sympy.Matrix.vstack(sympy.eye(d_p), sympy.zeros(1, d_p))
         x_q, x_k = sympy.Matrix([symbols("x", 2)]), sympy.Matrix([symbols("y", 2)])
         nothing, u = sympy.zeros(2, d_p + 1), sympy.zeros(1, d_p + 1)
-        v = sympy.Matrix([[*encoding.v(tau, alpha), 0]])
+        v = sympy.Matrix([[*quadratic.v(tau, alpha), 0]])
         eq6 = x_q * nothing * nothing.T * x_k.T + x_q * nothing * w_pos * r + u * nothing.T * x_k.T + v * w_pos * r
         reduced.append((eq6[0], -alpha * (norm2(minus(delta, tau)) - norm2(tau))))
     return [
@@ -120,7 +120,7 @@ def translation_steps() -> list[ProofStep]:
 
 def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.Matrix]) -> Any:
     """All four terms of Eq. 6 on symbols, D_in = D_k = 2, with r of the code: ``token`` gives the row X_p of a position."""
-    r = sympy.Matrix(encoding.r(minus(key, query)))
+    r = sympy.Matrix(quadratic.r(minus(key, query)))
     w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
     w_pos, u, v = (
         sympy.Matrix(2, len(r), symbols("W", 2 * len(r))),

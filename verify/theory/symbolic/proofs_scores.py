@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from construct.encoding import quadratic as encoding
+from construct.encoding import quadratic
 from verify.theory.symbolic.proof import ProofFailed
 
 alpha = sympy.Symbol("alpha", positive=True)
@@ -18,7 +18,7 @@ alpha = sympy.Symbol("alpha", positive=True)
 
 def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The positional score v·r_δ of Lemma 2, from the two functions that the layer calls."""
-    r, v = encoding.r(delta), encoding.v(tau, alpha)
+    r, v = quadratic.r(delta), quadratic.v(tau, alpha)
     if not len(r) == len(v) == len(delta) + 1:
         raise ProofFailed("r and v have D_p = d + 1 components", (len(r), len(v)), "but they have")
     return dot(v, r)
@@ -27,7 +27,7 @@ def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
 def number(delta: Sequence[Any], sizes: Sequence[Any]) -> Any:
     """n(δ) of the parabola, in the mixed radix radix_i = Π_{j>i} sizes_j."""
     radix = [sympy.Mul(*sizes[axis + 1 :]) for axis in range(len(sizes))]
-    return sympy.sympify(encoding.number(delta, radix))
+    return sympy.sympify(quadratic.number(delta, radix))
 
 
 def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -37,7 +37,7 @@ def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any
 
 def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The score of the absolute encoding: a dot product of a query's and a key's d + 1 features."""
-    left, right = encoding.absolute_query(query, tau, alpha), encoding.absolute_key(key)
+    left, right = quadratic.absolute_query(query, tau, alpha), quadratic.absolute_key(key)
     if not len(left) == len(right) == len(key) + 1:
         raise ProofFailed("query and key have d + 1 features", (len(left), len(right)), "but they have")
     return dot(left, right)
