@@ -19,7 +19,8 @@ noise.  "grad" is forward and backward, "first" channels first.
 | MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 1.02 | 1.00  |
 
 Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of 2**16 numbers took 10 to 16 % longer than those of
-2**17 to 2**19, which were alike to 7 %.
+2**17 to 2**19, which were alike to 7 %.  With MIN_SLAB_TERMS 64 in place of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
+time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what COLUMNS and its window take.
 """
@@ -27,7 +28,9 @@ COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone
 ONEDNN = 2**23
 """Multiplications of a product from which oneDNN's inner product is quicker than ``torch.mm``."""
 MIN_TERMS = 96
-"""Terms of a sum from which a product is worth it whose result is copied (oneDNN) or added to what is there (a slab of heads)."""
+"""Terms of a sum from which oneDNN's product is worth it, whose result is copied."""
+MIN_SLAB_TERMS = 64
+"""Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
 COLUMNS = 2**19
 """Numbers of the columns that im2col lays out at a time: 2 MiB of float32."""
 QUERIES = 2**8

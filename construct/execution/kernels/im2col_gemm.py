@@ -133,7 +133,7 @@ class _Columns:
             length = parts[0].shape[axis]
             saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # without other images beside it
-            if saved and large and len(others) * problem.channels >= max(constants.MIN_TERMS, problem.width // 2):
+            if saved and large and len(others) * problem.channels >= max(constants.MIN_SLAB_TERMS, problem.width // 2):
                 return axis, parts
         return None, blocks(shifts.output, self._queries(1))
 
