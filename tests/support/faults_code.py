@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from broken import break_execution
-from construct import MHSA, ConvGeometry, heads, tokens
+from construct import MHSA, ConvGeometry, builder, heads, tokens
 from construct import heads as shifts
 from construct.attention import Scores
+from construct.encoding import encodings
 from construct.encoding import quadratic as encoding
-from construct.execution import chunked
+from construct.execution import chunked, sdpa
 from construct.tokens import TokenGrid
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
 
@@ -74,6 +75,23 @@ function(
     lambda right, taps, head_dim=None: (right(taps)[0] * 2, right(taps)[1]),
 )
 taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weight, g)[:-1], right(weight, g)[-1:] * 0]))
+
+
+@code("builder: a radix that aliases", shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3])
+def _(patch):
+    """The parabola numbers fewer shifts than there are, and what runs it does not refuse those that share a number."""
+
+    def too_small(g, alpha):
+        side = max(1, max(g.kernel_size) * max(g.dilation) // 2 * 2 - 1)
+        return tuple(side ** (g.dims - 1 - axis) for axis in range(g.dims))
+
+    right = builder.kernel_to_mhsa
+    patch.setattr(
+        builder, "kernel_to_mhsa", lambda *args, **options: right(*args, **options | {"encoding": "parabola"})
+    )
+    patch.setattr(builder, "balanced_radix", too_small)
+    for runs_it in (encodings, sdpa):
+        patch.setattr(runs_it, "require_distinct", lambda radix, box: None)
 
 
 # ---- the encoding ------------------------------------------------------------------------------------------------------------

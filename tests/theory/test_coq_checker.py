@@ -93,7 +93,6 @@ def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
             layer = conv_to_mhsa(conv)
     else:
         layer = fault.plant(conv, conv_to_mhsa(conv), np.random.default_rng(turn))
-    vars(layer).pop("encoded", None)  # what runs, and not what is stored
     return layer, pair_of(conv, layer, grid_of(conv))
 
 

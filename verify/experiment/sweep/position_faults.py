@@ -7,8 +7,6 @@ import numpy as np
 import torch
 
 from construct import MHSA, conv_to_mhsa
-from construct import heads as shifts
-from construct.encoding import quadratic as encoding
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, Inapplicable, one, two, weights
 
 
@@ -132,18 +130,6 @@ def _(conv, layer, rng):
 def _(conv, layer, rng):
     first, second = two(layer, rng)
     layer.v.data[[first, second]] = layer.v.data[[second, first]]
-
-
-@weights("a radix that aliases", soft=True, more=2, dims=[2, 3])
-def _(conv, layer, rng):
-    layer = conv_to_mhsa(conv, encoding="parabola", alpha=32.0)
-    side = max(conv.kernel_size) * max(conv.dilation) // 2 * 2 - 1
-    layer.radix = tuple(max(1, side) ** (len(conv.kernel_size) - 1 - axis) for axis in range(len(conv.kernel_size)))
-    tau = [encoding.number(shift, layer.radix) for shift in shifts.tap_shifts(layer.geometry)]
-    layer.v.data = torch.tensor([encoding.v((t,), 32.0) for t in tau], dtype=layer.v.dtype)
-    layer.execution = "dense"
-    layer.encoded = lambda grid: (encoding.number(grid.shifts(), layer.radix),)  # type: ignore[method-assign,arg-type]
-    return layer
 
 
 @weights("numbers of the parabola one off")
