@@ -158,7 +158,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     centres = [centre_at(pair, head, axes) for head in range(len(weights["v"]))]
     for head, centre in enumerate(centres):
         if centre and not all(0 <= pair.conv.anchor(i) + n <= pair.conv.span(i) for i, n in enumerate(centre.shift)):
-            raise Fails(f"step 2 (aim): head {head} looks at {centre.shift}, off the grid of some size")
+            raise Fails(f"step 2 (target): head {head} looks at {centre.shift}, off the grid of some size")
     leaks = np.array([leak(centre, log_eta) if centre else 0.0 for centre in centres])
     (heads, _, d_in, head_dim), taps = weights["w_val"].shape, len(pair.kernel)
     tokens, soft, eta = math.prod(len(axis.tokens) for axis in axes), bool(leaks.any()), 2.0**-log_eta
@@ -225,7 +225,7 @@ def centre_at(pair: LayerPair, head: int, axes: list[Axis]) -> Centre | None:
     try:
         return centre_of(*numbers) if pair.carrying[head] else finite_scores(*numbers)
     except NoCentre as error:
-        raise Fails(f"step 2 (aim): head {head} {error}") from None
+        raise Fails(f"step 2 (target): head {head} {error}") from None
 
 
 def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:

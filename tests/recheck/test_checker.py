@@ -419,8 +419,8 @@ EDITS = {
     "a missing field": (lambda d: d.pop("network"), "missing or unknown: network"),
     "a missing field of a layer": (lambda d: one(d).pop("taps"), "missing or unknown: taps"),
     "another format": (lambda d: d.update(format="something"), "no certificate"),
-    "another version": (lambda d: d.update(version=1), "no certificate of version 3"),
-    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
+    "another version": (lambda d: d.update(version=1), "no certificate of version 4"),
+    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 4"),
     "another version of a layer": (put(version=1), "version"),
     "an unknown field of the network": (of_network(more=1), "missing or unknown: more"),
     "an unknown verdict of the network": (numbers(verdict="PROVED"), "unknown verdict 'PROVED'"),
@@ -765,12 +765,12 @@ def test_products_are_judged_exactly(data):
 
 
 def test_a_head_is_read_back():
-    aim = centre_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
-    assert aim[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
+    centre = centre_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
+    assert centre[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
     with pytest.raises(NoCentre, match="gap of 0"):
         centre_of(np.array([-8.0, 8.0, 0.0]), np.eye(3), None, [3, 3])
-    aim = centre_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
-    assert aim[:4] == ((2, -3), 8, (0,), 8)
+    centre = centre_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
+    assert centre[:4] == ((2, -3), 8, (0,), 8)
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
         with pytest.raises(NoCentre, match="radix"):
             centre_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])

@@ -237,12 +237,12 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
     judged = 0
     for stop, factor in enumerate(shown["factors"]):
         rows = rows_from(shown, factor)
-        for head, aim in enumerate(shown["centres"]):
-            if aim is None:
+        for head, centre in enumerate(shown["centres"]):
+            if centre is None:
                 assert shown["bound_of"][head] is None
                 continue
             for q, query in enumerate(queries):
-                key = tuple(x + t for x, t in zip(query, aim["shift"], strict=True))
+                key = tuple(x + t for x, t in zip(query, centre["shift"], strict=True))
                 if all(0 <= x < n for x, n in zip(key, shown["shape"], strict=True)):
                     leaked = np.delete(rows[head, q], np.ravel_multi_index(key, shown["shape"])).sum()
                     assert leaked <= shown["bounds"][shown["bound_of"][head]][stop] * (1 + 1e-9)

@@ -17,8 +17,8 @@ import numpy as np
 from verify.recheck.arrays import strict_json
 from verify.recheck.opcodes import Rejected
 
-FORMAT, VERSION = "conv-as-attention certificate", 3
-STEPS = ("tokens", "content", "aim", "leakage", "taps", "rounding", "runs")
+FORMAT, VERSION = "conv-as-attention certificate", 4
+STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
 """The names of steps 0 to 6."""
 PARTS = ("rounding", "leakage", "taps", "bound")
 _DOCUMENT = {"format", "version", "torch_version", "conv_file", "mhsa_file", "layers", "network", "record_sha256"}
@@ -37,7 +37,7 @@ _OVERRUN = {
     "input": (list, type(None)),
     "output": list,
     "convolution": str,
-    "found": str,
+    "attention": str,
 }
 _FIGURE = (int, float, str, type(None))
 _NETWORK = {
@@ -209,7 +209,7 @@ def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndar
     if not fits or len(_index(over["output"])) != len(over["grid"]) + 1 or record["verdict"] != "REFUTED":
         raise Rejected("the run over the bound is no run that the claim is about")
     _fraction(over["convolution"])
-    float.fromhex(over["found"])
+    float.fromhex(over["attention"])
     return plausible
 
 
