@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
-from verify.samples.calls import RELATIVES, DispatchMode
+from verify.samples.call_counter import RELATIVES, DispatchMode
 
 
 @dataclass(frozen=True)
