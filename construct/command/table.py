@@ -142,7 +142,7 @@ def network_lines(network: NetworkRow) -> list[str]:
         ]
     lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
     lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
-    lines += [f"network: calls: not seen: {what}" for what in calls.unseen]
+    lines += [f"network: calls: not seen: {what}" for what in calls.untraced]
     lines.append(f"network: numbers: {numbers_text(numbers)}")
     if network.same_expression:
         lines.append(
