@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import LayerCertificate, read_document
+from verify.recheck.checkpoints import by_certified_name
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.opcodes import NotConfirmed
-from verify.recheck.unwrapping import by_certified_name
+from verify.recheck.pickles import NotConfirmed
+from verify.recheck.weight_files import Rejected, layers_in
 from verify.verdict import Verdict, as_html
 
 NOT_RECHECKED = (

@@ -24,11 +24,11 @@ from verify.argument.certification import certify
 from verify.argument.documents import indented, write_document
 from verify.layers.fields import digest, stated_geometry
 from verify.layers.reading import GridRefused
-from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import read_document, record_digest
+from verify.recheck.checkpoints import TENSORS
 from verify.recheck.exact import NoCentre, centre_of, exponential, product_gap, selected, tail
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.unwrapping import TENSORS
+from verify.recheck.weight_files import Rejected, layers_in
 from verify.strategies import convolutions, sizes_for
 
 

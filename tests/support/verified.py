@@ -15,9 +15,9 @@ from verify.coq.building import NotBuilt, program
 from verify.coq.verified import export
 from verify.coq.verified.judging import Answer, Judge, Question, questions_of
 from verify.layers.fields import digest, stated_geometry
-from verify.recheck.arrays import TENSORS, Rejected, StoredLayer, layers_in
 from verify.recheck.certificate_file import PARTS, LayerCertificate
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.weight_files import TENSORS, Rejected, StoredLayer, layers_in
 
 
 def built() -> Any:

@@ -26,9 +26,9 @@ from verify.checker import Fails, parts_of
 from verify.coq.verified import export
 from verify.experiment.sweep import exactly, position_faults, weight_faults  # noqa: F401  the faults enter the table
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
-from verify.recheck.arrays import Rejected
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.weight_files import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
 STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.arrays import strict_json
-from verify.recheck.opcodes import Rejected
+from verify.recheck.pickles import Rejected
+from verify.recheck.weight_files import strict_json
 
 FORMAT, VERSION = "conv-as-attention certificate", 4
 STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")

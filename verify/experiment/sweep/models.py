@@ -18,7 +18,7 @@ from torch import nn
 
 from construct.command.architecture import named_module
 from construct.command.arguments import parse
-from construct.command.opening import converted_layer, network_of, surveyed
+from construct.command.load_network import converted_layer, network_of, surveyed
 from construct.command.runs import inputs_for
 from construct.command.terminal import isolated
 from construct.errors import BadModelFile, one_line

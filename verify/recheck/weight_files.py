@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.recheck.archives import Archive, archive_in
-from verify.recheck.opcodes import (
+from verify.recheck.checkpoints import TENSORS, geometry_records, may_be_a_kernel, network_in, tensors_of
+from verify.recheck.pickles import (
     CLASSES,
     PARAMETER,
     PLAIN,
@@ -31,7 +32,6 @@ from verify.recheck.opcodes import (
     counts,
     is_module,
 )
-from verify.recheck.unwrapping import TENSORS, geometry_records, may_be_a_kernel, network_in, tensors_of
 
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
