@@ -25,7 +25,7 @@ from construct import MHSA, conv_to_mhsa, tokens
 from construct.attention import EXECUTIONS, smaller_blocks
 from truths import exact, exactly_differ, permuted
 from verify.argument.certification import certify
-from verify.experiment.sweep import exactly, position_faults, weight_faults
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
@@ -145,7 +145,7 @@ def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
     double = layer.double()
     for _ in range(3):
         x = rng.integers(-8, 9, (conv.in_channels, *grid))
-        expected = exactly.convolution(conv, x).astype(float)
+        expected = exact_layers.convolution(conv, x).astype(float)
         try:
             with torch.no_grad():
                 attended = double(torch.from_numpy(x).double()[None])[0].numpy()

@@ -24,7 +24,7 @@ from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
 from verify.checker import Fails, parts_of
 from verify.coq.verified import export
-from verify.experiment.sweep import exactly, position_faults, weight_faults  # noqa: F401  the faults enter the table
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults  # noqa: F401  the faults enter the table
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
@@ -280,7 +280,7 @@ def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, 
     layer.w_out.data[:, 0, 0, 0] += 0.5
     wrong = pair_of(conv, layer, grid_of(conv))
     x = rng.integers(-3, 4, (conv.in_channels, *grid_of(conv))).astype(object)
-    expected, attended = exactly.convolution(conv, x), exactly.attention(layer, x)
+    expected, attended = exact_layers.convolution(conv, x), exact_layers.attention(layer, x)
     pixels: dict[Any, Fraction] = {index: Fraction(int(value), 4) for index, value in np.ndenumerate(x) if value}
     places = [tuple(rng.integers(0, n) for n in expected.shape[1:]) for _ in range(6)]
     outputs = [(channel, *place) for place in places for channel in (0, expected.shape[0] - 1)]

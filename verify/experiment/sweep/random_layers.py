@@ -2,7 +2,7 @@
 
 Geometries, channels, number formats, encodings and grids are drawn at random; sharpness from the softest to the sharpest; weights
 and inputs from 1e−40 to 1e30.  A layer follows from its seed alone.  Verdicts are held against exact arithmetic on the layers'
-raw numbers (:mod:`verify.experiment.sweep.exactly`).
+raw numbers (:mod:`verify.experiment.sweep.exact_layers`).
 """
 
 import math
@@ -23,7 +23,7 @@ from construct.builder import conv_to_mhsa
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified, certify
 from verify.argument.verdicts import combined
-from verify.experiment.sweep import exactly, position_faults, weight_faults
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults
 from verify.experiment.sweep.faults import FAULTS, Inapplicable
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
@@ -231,7 +231,7 @@ def _sample(one: RandomLayer) -> torch.Tensor:
 
 def _holds(one: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
     """Whether every execution is within the bound of the exact convolution on this input."""
-    truth = exactly.convolution(one.conv, x[0].double().numpy())
+    truth = exact_layers.convolution(one.conv, x[0].double().numpy())
     limits = [Fraction(float(limit)) for limit in certificate.bound]
     try:
         for one.layer.execution in EXECUTIONS:
@@ -255,18 +255,18 @@ def _refuted_rightly(one: RandomLayer, certificate: Certificate) -> bool:
         if counter.shapes is not None:
             return counter.shapes[0] != counter.shapes[1]
         x, place = counter.input(one.conv.in_channels, one.grid), counter.output
-        theirs, ours = exactly.convolution(one.conv, x)[place], exactly.attention(one.layer, x)[place]
+        theirs, ours = exact_layers.convolution(one.conv, x)[place], exact_layers.attention(one.layer, x)[place]
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
     if over is None:  # then a run on a grid within this one, whose outputs have another size
         grids = [tuple(probe["grid"]) for probe in certificate.probes if probe["note"] == "outputs differ in shape"]
         return any(_sizes_differ(one, grid) for grid in grids)
-    truth = exactly.convolution(one.conv, over.input)[over.output]
+    truth = exact_layers.convolution(one.conv, over.input)[over.output]
     return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
 
 
 def _sizes_differ(one: RandomLayer, grid: tuple[int, ...]) -> bool:
-    expected = exactly.convolution(one.conv, np.zeros((one.conv.in_channels, *grid))).shape[1:]
-    return exactly.looks(one.layer, grid)[0] != expected
+    expected = exact_layers.convolution(one.conv, np.zeros((one.conv.in_channels, *grid))).shape[1:]
+    return exact_layers.looks(one.layer, grid)[0] != expected
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------------
@@ -288,10 +288,10 @@ def _plant(one: RandomLayer, names: tuple[str, ...]) -> str | None:
 def _is_fault(one: RandomLayer) -> bool:
     """Whether the function is another, were the heads sharp: by large random integers, on which affine functions differ."""
     x = np.random.default_rng(0).integers(-(2**45), 2**45, (one.conv.in_channels, *one.grid)).astype(object)
-    expected = exactly.convolution(one.conv, x)
+    expected = exact_layers.convolution(one.conv, x)
     try:
-        attended = exactly.attention(one.layer, x)
-    except exactly.NoValue:
+        attended = exact_layers.attention(one.layer, x)
+    except exact_layers.NoValue:
         return True
     return attended.shape != expected.shape or bool((attended != expected).any())
 
