@@ -18,13 +18,13 @@ from construct.encoding import encodings
 from construct.encoding import quadratic as encoding
 from construct.execution import chunked, sdpa
 from construct.tokens import TokenGrid
-from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
+from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code_fault, with_heads
 
 
 def function(name: str, where: Any, what: str, change: Callable[..., Any], **options: Any) -> None:
     """A fault in a function: in its place ``change`` is called, with the right one before the arguments."""
 
-    @code(name, **options)
+    @code_fault(name, **options)
     def _(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(where, what, partial(change, getattr(where, what)))
 
@@ -77,7 +77,9 @@ function(
 taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weight, g)[:-1], right(weight, g)[-1:] * 0]))
 
 
-@code("builder: a radix that aliases", shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3])
+@code_fault(
+    "builder: a radix that aliases", shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3]
+)
 def _(patch):
     """The parabola numbers fewer shifts than there are, and what runs it does not refuse those that share a number."""
 
@@ -151,7 +153,7 @@ def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[Co
     patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g))))
 
 
-@code("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
+@code_fault("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
 def _(patch):
     _patched_property(patch, "pads", lambda g, pads: tuple((after, before) for before, after in pads))
 
@@ -164,7 +166,7 @@ sources(
 )
 
 
-@code("tokens: output padding in front", more=2, transposed=[True])
+@code_fault("tokens: output padding in front", more=2, transposed=[True])
 def _(patch):
     def front(g, pads):
         if not g.transposed:
@@ -174,7 +176,7 @@ def _(patch):
     _patched_property(patch, "pads", front)
 
 
-@code("tokens: absent ones not masked", paddings=["numbers", "same"], padding_modes=["zeros"])
+@code_fault("tokens: absent ones not masked", paddings=["numbers", "same"], padding_modes=["zeros"])
 def _(patch):
     def unmasked(grid, x):
         for axis, source in enumerate(grid.sources, start=2):
@@ -187,7 +189,7 @@ def _(patch):
 def _patched_queries(name: str, change: Callable[[ConvGeometry, Any], Any], **options: Any) -> None:
     """A fault in the queries of an axis: ``change`` is given the grid's geometry and all axes."""
 
-    @code(f"tokens: {name}", **options)
+    @code_fault(f"tokens: {name}", **options)
     def _(patch: pytest.MonkeyPatch) -> None:
         right = TokenGrid.of.__func__  # type: ignore[attr-defined]
 
@@ -216,12 +218,12 @@ _patched_queries(
 )
 
 
-@code("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
+@code_fault("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
 def _(patch):
     _patched_property(patch, "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1))
 
 
-@code(
+@code_fault(
     "geometry: one output more where inputs are left over",
     more=2,
     transposed=[False],
@@ -273,12 +275,12 @@ RUNS: dict[str, tuple[Callable[..., Tensor], dict]] = {
 }
 for _name, (_fault, (_wrong, _options)) in product(("dense", "chunked"), RUNS.items()):
 
-    @code(f"{_name}: {_fault}", **_options)
+    @code_fault(f"{_name}: {_fault}", **_options)
     def _(patch, name=_name, wrong=_wrong):
         break_execution(patch, name, wrong)
 
 
-@code("chunked: blocks overlap by one query")
+@code_fault("chunked: blocks overlap by one query")
 def _(patch):
     right = chunked.some_heads
 
@@ -289,13 +291,13 @@ def _(patch):
     patch.setattr(chunked, "some_heads", late)
 
 
-@code("scores: keys numbered from the end")
+@code_fault("scores: keys numbered from the end")
 def _(patch):
     right = Scores.__call__
     patch.setattr(Scores, "__call__", lambda self, *a: right(self, *a).flip(-1))
 
 
-@code("the output reshaped axes last to first", dims=[2, 3])
+@code_fault("the output reshaped axes last to first", dims=[2, 3])
 def _(patch):
     right = MHSA.forward
 
