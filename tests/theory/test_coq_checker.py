@@ -22,7 +22,7 @@ from construct import MHSA, conv_to_mhsa
 from truths import exactly_differ, permuted
 from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
-from verify.checker import Fails, parts_of
+from verify.checker import StepFails, parts_of
 from verify.coq.verified import export
 from verify.experiment.sweep import exact_layers, position_faults, weight_faults  # noqa: F401  the faults enter the table
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs, with_heads
@@ -415,7 +415,7 @@ def agreement(examples: int) -> Counter:
                 if not within:
                     raise Inapplicable  # ours counts rounding too, the question is about the reals
                 pair = pair_of(conv, layer, grid_of(conv), within=within)
-        except (Inapplicable, Fails, OverflowError, Rejected):
+        except (Inapplicable, StepFails, OverflowError, Rejected):
             counts["inapplicable, or no pair for either"] += 1
             return
         off_lattice, off_taps = (False, False) if pair.radix is not None else elsewhere(pair)
