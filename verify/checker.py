@@ -22,7 +22,7 @@ from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.pickles import NotConfirmed
 from verify.recheck.weight_files import Rejected, layers_in
-from verify.verdict import Verdict, as_html
+from verify.verdict import Verdict, as_html, escaped
 
 NOT_RECHECKED = (
     "not recomputed, as that takes torch: the runs (observed, probes, step 6), torch_version, assumptions and sentences",
@@ -47,8 +47,7 @@ class Result(NamedTuple):
     _repr_html_ = as_html
 
     def __str__(self) -> str:
-        names = (name if name.isprintable() else ascii(name) for name in self.layers)
-        rows = [f"{name or 'the layer'}: {v}" for name, v in zip(names, self.layers.values(), strict=True)]
+        rows = [f"{escaped(name) or 'the layer'}: {verdict}" for name, verdict in self.layers.items()]
         return "\n".join([str(self.verdict), *rows, *(f"note: {note}" for note in self.notes)])
 
 

@@ -58,6 +58,15 @@ class Verdict:
         return self.name in ("PROVED", "CHECKED")
 
 
+def escaped(text: str) -> str:
+    r"""The text with all letters that do not print written as escapes: names of layers and files may be anything.
+
+    >>> print(escaped("a\x1b[31m"))
+    a\x1b[31m
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 # ---- numbers in sentences: a bound may be said too large but not too small, and a condition not too wide -------------
 
 

@@ -9,6 +9,8 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verify.verdict import escaped
+
 MOST_OPCODES = 5_000_000
 CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
 CLASSES["construct.attention MHSA"] = "MHSA"
@@ -38,9 +40,7 @@ class Rejected(ValueError):
     """
 
     def __init__(self, message: str):
-        super().__init__(
-            "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
-        )
+        super().__init__(escaped(message))
 
 
 class NotConfirmed(Rejected):
