@@ -95,8 +95,10 @@ def check(
                 remarks.update(pair.notes)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
+    except Rejected:
+        raise
     except Exception as error:  # fail closed on whatever a malformed file raises
-        raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
+        raise Rejected(f"malformed file: {type(error).__name__}: {error}") from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]

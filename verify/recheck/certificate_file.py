@@ -93,7 +93,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        message = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
+        message = str(error) if isinstance(error, Rejected) else f"malformed ({type(error).__name__}: {error})"
         raise Rejected(f"{path}: {message}") from None
 
 

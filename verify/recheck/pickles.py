@@ -199,7 +199,7 @@ class Walk:
         if location == "meta":
             raise Rejected("a storage is on the device meta, where torch.load gives it no numbers")
         if type(key) is not str or not (key.isascii() and key.isdigit()) or not counts((count,)):
-            raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
+            raise Rejected(f"a storage has an unexpected name or size, {key!r:.60}")
         if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):
             raise Rejected(f"storage {key!r} is described in two ways, of which torch takes the first")
         return Pickled("storage", described)

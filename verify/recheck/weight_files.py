@@ -126,7 +126,7 @@ def layers_in(file: BinaryIO, what: str) -> dict[str, StoredLayer]:
             )
         return _torch_layers(file) if start[:4] == b"PK\x03\x04" else _safetensors_layers(file)
     except Exception as error:  # whatever the standard library raises on a damaged file
-        message = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
+        message = str(error) if isinstance(error, Rejected) else f"malformed ({type(error).__name__}: {error})"
         raise Rejected(f"{what}: {' '.join(message.split())}") from None
 
 
