@@ -26,7 +26,7 @@ from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
 from verify.samples.network import CallComparison, compare_calls, compare_numbers, in_float64, traces
 from verify.samples.sampling import check_on_activations, evaluating
-from verify.samples.trace import Layer, untraced
+from verify.samples.trace import TracedLayer, untraced
 
 SCALE = torch.tensor([2.0])
 
@@ -188,7 +188,7 @@ def test_a_layer_is_one_call_whatever_is_in_it() -> None:
     ours, theirs, _ = runs(model, [noise(1, 2, 5, 5)])
     for (run,) in (ours, theirs):
         assert [call.name for call in run.calls] == ["the layer 0", "relu in 1"]
-        assert run.calls[0].function == Layer("0")
+        assert run.calls[0].function == TracedLayer("0")
 
 
 def test_attention_that_was_there_before_is_one_call_too() -> None:

@@ -20,7 +20,7 @@ from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
 from verify.rounding.elements import convolution_bound, convolution_share
-from verify.samples.reference import Outputs
+from verify.samples.reference import OutputPair
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
 
@@ -158,7 +158,7 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
     over = ~(np.abs(ours - theirs) <= allowed)
     assert over.sum() == 1
-    found = Outputs(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
+    found = OutputPair(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
     assert found.index == place
     assert found.refutes == (ours is moved)
     assert found.convolution_off == (theirs is moved)

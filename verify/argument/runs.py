@@ -18,7 +18,7 @@ from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
-from verify.samples.reference import Deviation, Outputs
+from verify.samples.reference import Deviation, OutputPair
 
 MOST_MULTIPLICATIONS = 2**33
 """An execution that takes more is not run, which is noted (about ten seconds of one core)."""
@@ -158,7 +158,7 @@ def run_executions(
                 fields, numbers = Convolution.read(conv_module), x.double().cpu().numpy()
                 limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
                 explained = convolution_share(conv_module, x)
-                both = Outputs(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
+                both = OutputPair(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
                 over = both.deviation(~(_ratio(difference, bound) <= 1))
                 at = numbers[over.index[0]]
             probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))

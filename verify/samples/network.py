@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from verify.samples.accuracy import Accuracy, accuracy
 from verify.samples.sampling import call_with, copies
-from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
+from verify.samples.trace import Activation, Call, Constant, Number, Trace, TracedLayer, trace
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def in_float64(inputs: Iterable[Any]) -> list[Any]:
 def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> CallComparison:
     """Compare the calls of two networks, which ran on the same inputs."""
     compared = [compare_traces(*pair) for pair in zip(original, converted, strict=True)]
-    called = [[call.function.path for call in run.calls if isinstance(call.function, Layer)] for run in original]
+    called = [[call.function.path for call in run.calls if isinstance(call.function, TracedLayer)] for run in original]
     layers = [[path for path in paths if path in run.layers] for paths, run in zip(called, original, strict=True)]
     return CallComparison(
         compared=compared[0][2] if compared else 0,

@@ -61,7 +61,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Layer:
+class TracedLayer:
     """A convolution, or the attention layer in its place, as what is called."""
 
     path: str
@@ -73,7 +73,7 @@ class Call:
 
     Attributes:
         path: of the module in which it happens.
-        function: of torch, or an operator, or a :class:`Layer`.
+        function: of torch, or an operator, or a :class:`TracedLayer`.
         arguments: flattened; tensors as :class:`Activation` or :class:`Constant`.
         structure: of the arguments, as ``torch.utils._pytree`` has it.
         results: shape and dtype of every tensor that it returns.
@@ -90,7 +90,7 @@ class Call:
     @property
     def name(self) -> str:
         """What is called, and where: ``relu in block1``."""
-        if isinstance(self.function, Layer):
+        if isinstance(self.function, TracedLayer):
             return f"the layer {self.function.path or '(the model)'}"
         name = getattr(self.function, "__name__", str(self.function))
         if name == "__get__":  # an attribute
@@ -316,7 +316,7 @@ class _Tracer(TorchFunctionMode):
             if module in self.layers:
                 self.inside -= 1
                 if not self.inside and output is not None:  # None after an error
-                    self._record(Layer(path), *self._entered, tree_flatten(output)[0])
+                    self._record(TracedLayer(path), *self._entered, tree_flatten(output)[0])
 
         handles = [
             module.register_forward_pre_hook(enter, with_kwargs=True),

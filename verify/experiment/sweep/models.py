@@ -109,7 +109,7 @@ class NetworkLayer:
 
     @property
     def key(self) -> str:
-        """By which an earlier row of the layer is known."""
+        """Primary key of the layer's row."""
         return key_of(*self.network.words, self.path, self.grid, self.bound, self.digest)
 
     def run(self) -> Iterator[Row]:
