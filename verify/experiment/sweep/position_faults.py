@@ -8,6 +8,7 @@ import torch
 
 from construct import MHSA, conv_to_mhsa
 from verify.experiment.sweep.faults import ALL, SYMMETRIC, Inapplicable, one_head, two_heads, weight_fault
+from verify.oracle import PADDING_MODES
 
 
 def geometry(layer: MHSA, **changes: Any) -> MHSA:
@@ -188,7 +189,7 @@ def _(conv, layer, rng):
 
 @weight_fault("another padding mode", transposed=[False], paddings=["numbers", "same"])
 def _(conv, layer, rng):
-    modes = [mode for mode in ("zeros", "reflect", "replicate", "circular") if mode != layer.padding_mode]
+    modes = [mode for mode in PADDING_MODES if mode != layer.padding_mode]
     return geometry(layer, padding_mode=str(rng.choice(modes)))
 
 
