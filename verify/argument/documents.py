@@ -48,6 +48,13 @@ def write_document(
     Raises:
         ValueError: two layers have one name.
         OSError: a file cannot be read or written.
+
+    >>> import construct, tempfile, torch, verify
+    >>> conv = torch.nn.Conv1d(1, 1, kernel_size=3)
+    >>> path = tempfile.mkdtemp() + "/model.mhsa.json"
+    >>> write_document(path, [("conv", verify.certify(conv, construct.conv_to_mhsa(conv), grid=(8,)))])
+    >>> is_document(path)
+    True
     """
     replace_file(Path(path), document(layers, conv_file, mhsa_file))
 
