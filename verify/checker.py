@@ -34,6 +34,7 @@ FORMATS = {  # u and log2(1/η) of the arithmetic; u and η of the stored number
     "float32": (2.0**-24, 149, 0.0, 0.0, (2 - 2.0**-23) * 2.0**127),
     "float64": (2.0**-53, 1074, 0.0, 0.0, (2 - 2.0**-52) * 2.0**1023),
 }
+Checker = Callable[[LayerPair], None]
 WIDEN = 1 + 2.0**-24  # more than float64 loses in sums of fewer than 2^26 numbers, none negative, a few levels deep
 
 
@@ -56,10 +57,7 @@ class StepFails(ValueError):
 
 
 def check(
-    certificate_path: str | Path,
-    conv_path: str | Path,
-    mhsa_path: str | Path,
-    second: Callable[[LayerPair], None] = lambda pair: None,
+    certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path, second: Checker = lambda pair: None
 ) -> Result:
     """Recheck a certificate file against the file with the convolutions and the file with the attention layers.
 
@@ -95,10 +93,9 @@ def check(
                 remarks.update(pair.notes)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
-    except Rejected:
-        raise
     except Exception as error:  # fail closed on whatever a malformed file raises
-        raise Rejected(f"malformed file: {type(error).__name__}: {error}") from None
+        what = f"malformed file: {type(error).__name__}: {error}"
+        raise error if isinstance(error, Rejected) else Rejected(what) from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
