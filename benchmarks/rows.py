@@ -20,7 +20,7 @@ class Row:
     Attributes:
         name: what was computed.
         theirs, ours: seconds of a call, medians.
-        spread: the quartiles of the ratio, round by round.
+        quartiles: first and third, of the ratio round by round.
         floor: seconds that neither could be faster than; None where it was not worked out.
         count: how often it occurs in the network that it is of.
     """
@@ -28,7 +28,7 @@ class Row:
     name: str
     theirs: float
     ours: float
-    spread: tuple[float, float]
+    quartiles: tuple[float, float]
     floor: float | None = None
     count: int = 1
 
@@ -92,7 +92,7 @@ def show(section: Section) -> None:
     print(f"\n{section.title}")
     for row in section.rows:
         floor = f"   floor {row.floor * 1e3:8.3f}" if row.floor is not None else ""
-        low, high = row.spread
+        low, high = row.quartiles
         times = f" ×{row.count}" if row.count > 1 else ""
         figures = f"convolution {row.theirs * 1e3:9.3f}   attention {row.ours * 1e3:9.3f} ms{floor}"
         print(f"  {row.name + times:44s} {figures}   {row.ratio:5.2f}  ({low:.2f} to {high:.2f})")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import construct
 from verify.argument.verdicts import certify_layer
 from verify.plots.drawing import BLUE, FAINT, ORANGE, new_figure, style, write_figure
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_on_activations
 
 PICTURE = Path("docs/figures/face_detector.png")

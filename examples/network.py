@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import construct
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_on_activations
 
 # %%

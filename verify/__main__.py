@@ -13,6 +13,7 @@ from verify.coq import command as coq_command
 from verify.experiment import command as audit_command
 from verify.experiment.sweep import command as sweep_command
 from verify.plots import command as plot_command
+from verify.verdict import escaped
 
 EXAMPLES = {
     "": ("check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt", "claims --why 3", "audit layer.pt --grid 8 8"),
@@ -241,8 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    line = " ".join(str(error).split())[:1000]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return escaped(" ".join(str(error).split())[:1000])
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import LayerCertificate, read_document
+from verify.recheck.checkpoints import by_certified_name
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.opcodes import NotConfirmed
-from verify.recheck.unwrapping import by_certified_name
-from verify.verdict import Verdict, as_html
+from verify.recheck.pickles import NotConfirmed
+from verify.recheck.weight_files import Rejected, layers_in
+from verify.verdict import Verdict, as_html, escaped
 
 NOT_RECHECKED = (
     "not recomputed, as that takes torch: the runs (observed, probes, step 6), torch_version, assumptions and sentences",
@@ -34,7 +34,7 @@ FORMATS = {  # u and log2(1/η) of the arithmetic; u and η of the stored number
     "float32": (2.0**-24, 149, 0.0, 0.0, (2 - 2.0**-23) * 2.0**127),
     "float64": (2.0**-53, 1074, 0.0, 0.0, (2 - 2.0**-52) * 2.0**1023),
 }
-Second = Callable[[LayerPair], None]
+Checker = Callable[[LayerPair], None]
 WIDEN = 1 + 2.0**-24  # more than float64 loses in sums of fewer than 2^26 numbers, none negative, a few levels deep
 
 
@@ -48,17 +48,16 @@ class Result(NamedTuple):
     _repr_html_ = as_html
 
     def __str__(self) -> str:
-        names = (name if name.isprintable() else ascii(name) for name in self.layers)
-        rows = [f"{name or 'the layer'}: {v}" for name, v in zip(names, self.layers.values(), strict=True)]
+        rows = [f"{escaped(name) or 'the layer'}: {verdict}" for name, verdict in self.layers.items()]
         return "\n".join([str(self.verdict), *rows, *(f"note: {note}" for note in self.notes)])
 
 
-class Fails(ValueError):
+class StepFails(ValueError):
     """A step of the argument does not hold."""
 
 
 def check(
-    certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path, second: Second = lambda pair: None
+    certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path, second: Checker = lambda pair: None
 ) -> Result:
     """Recheck a certificate file against the file with the convolutions and the file with the attention layers.
 
@@ -95,7 +94,8 @@ def check(
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed on whatever a malformed file raises
-        raise error if isinstance(error, Rejected) else Rejected(f"odd: {type(error).__name__}: {error}") from None
+        what = f"malformed file: {type(error).__name__}: {error}"
+        raise error if isinstance(error, Rejected) else Rejected(what) from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
     uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
@@ -113,7 +113,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     prefix, failure, parts, exact = f"layer {stated.name!r}: says {stated.verdict}, but ", "", {}, False
     try:
         parts, exact = parts_of(pair)
-    except (Fails, OverflowError) as failed:
+    except (StepFails, OverflowError) as failed:
         failure = str(failed)
     if stated.verdict == "PROVED" and (failure or not stated.holds):
         raise NotConfirmed(prefix + (failure or "a step of its own fails, or a run exceeds the bound"))
@@ -149,16 +149,16 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
         The bounds, and whether both layers are the same function: nothing leaks, and no tap or bias differs.
 
     Raises:
-        Fails: a step does not hold.
+        StepFails: a step does not hold.
     """
     weights, bound, axes = pair.a, pair.stated.input_bound, same_tokens(pair)
     u, log_eta, stored_u, stored_eta, largest = FORMATS[pair.stated.dtype]
     if pair.content.any():
-        raise Fails(f"step 1 (content): head {np.argmax(pair.content)} attends by content")
+        raise StepFails(f"step 1 (content): head {np.argmax(pair.content)} attends by content")
     centres = [centre_at(pair, head, axes) for head in range(len(weights["v"]))]
     for head, centre in enumerate(centres):
         if centre and not all(0 <= pair.conv.anchor(i) + n <= pair.conv.span(i) for i, n in enumerate(centre.shift)):
-            raise Fails(f"step 2 (aim): head {head} looks at {centre.shift}, off the grid of some size")
+            raise StepFails(f"step 2 (target): head {head} looks at {centre.shift}, off the grid of some size")
     leaks = np.array([leak(centre, log_eta) if centre else 0.0 for centre in centres])
     (heads, _, d_in, head_dim), taps = weights["w_val"].shape, len(pair.kernel)
     tokens, soft, eta = math.prod(len(axis.tokens) for axis in axes), bool(leaks.any()), 2.0**-log_eta
@@ -173,7 +173,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     folded = min(by_column, np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0))  # |W_val W_out|
     content = [bound * np.abs(weights[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")]
     if not 2 * float(np.max([bound, folded, *content, into.max(initial=0), *size_c, *size_a])) < largest:
-        raise Fails("step 5 (rounding): an intermediate may overflow")
+        raise StepFails("step 5 (rounding): an intermediate may overflow")
     # Operations that a term passes: (X W_val) W_out, or X (W_val W_out) folded.  Soft: sums over keys, at most T + d of them,
     # with d softmaxes, whose weights below 2^−100 may be dropped.
     dims, n_conv = len(axes), d_in * taps + 1
@@ -197,7 +197,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     }
     parts["bound"] = above(parts["rounding"] + parts["leakage"] + parts["taps"], True)
     if not np.isfinite(parts["bound"]).all() or n_conv + n_att > 2**26:
-        raise Fails("step 5 (rounding): the bound is not finite, or sums more than is provided for here")
+        raise StepFails("step 5 (rounding): the bound is not finite, or sums more than is provided for here")
     return parts, not (soft or gaps.any() or biases.any())
 
 
@@ -205,16 +205,16 @@ def same_tokens(pair: LayerPair) -> list[Axis]:
     """Step 0: both geometries agree, and every tap reads the same input as the head at its shift."""
     g = pair.conv
     if g != pair.mhsa:
-        raise Fails("step 0 (tokens): the two layers have different geometries")
+        raise StepFails("step 0 (tokens): the two layers have different geometries")
     try:
         axes = axes_of(g, pair.stated.grid)
     except NoOutput as error:
-        raise Fails(f"step 0 (tokens): {error}") from None
+        raise StepFails(f"step 0 (tokens): {error}") from None
     for number, axis in enumerate(axes):
         for tap, tau in enumerate(g.steps(number)):
             keys = axis.queries + tau
             if keys[0] < 0 or keys[-1] >= len(axis.tokens) or (axis.tokens[keys] != axis.reads(tap)).any():
-                raise Fails(f"step 0 (tokens): on axis {number}, tap {tap} and the head at {tau} read different inputs")
+                raise StepFails(f"step 0 (tokens), axis {number}: tap {tap} and a head at {tau} read different inputs")
     return axes
 
 
@@ -225,7 +225,7 @@ def centre_at(pair: LayerPair, head: int, axes: list[Axis]) -> Centre | None:
     try:
         return centre_of(*numbers) if pair.carrying[head] else finite_scores(*numbers)
     except NoCentre as error:
-        raise Fails(f"step 2 (aim): head {head} {error}") from None
+        raise StepFails(f"step 2 (target): head {head} {error}") from None
 
 
 def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:

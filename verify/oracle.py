@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""What ``np.pad`` calls each padding mode of torch."""
+PADDING_MODES = tuple(NUMPY_PAD)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,10 @@ def convolutions(
         channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier" (depthwise, several outputs each).
         bias: with or without.
         integers: whether the numbers are small integers; see the module.
+
+    >>> from hypothesis import find
+    >>> find(convolutions(dims=[2], bias=[True]), lambda conv: True)  # the simplest
+    Conv2d(1, 1, kernel_size=(1, 1), stride=(1, 1))
     """
     d, flip = draw(st.sampled_from(dims)), draw(st.sampled_from(transposed))
     dtype, whole = draw(st.sampled_from(dtypes)), draw(st.sampled_from(integers))
@@ -145,6 +149,10 @@ def inputs_for(
             opposite order in memory), "expanded" (the batch repeated with stride 0).
         size: the spatial size; by default any that fits and leads to few tokens.
         tokens: about how many positions the padded grid should have at most; by default ``TOKENS``.
+
+    >>> from hypothesis import find
+    >>> find(inputs_for(nn.Conv1d(3, 8, kernel_size=5), batches=[2]), lambda x: True).shape
+    torch.Size([2, 3, 5])
     """
     batch, layout = draw(st.sampled_from(batches)), draw(st.sampled_from(layouts))
     if size is None:
@@ -187,6 +195,10 @@ def cases(
         batches: batch sizes to choose from, as the rest in :func:`inputs_for`; None stands for an unbatched input.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
+
+    >>> from hypothesis import find
+    >>> find(cases(dims=[1], integers=[True]), lambda case: True)
+    Conv1d(1, 1, kernel_size=(1,), stride=(1,), bias=False) in torch.float32 on (1, 1, 1), small integers
     """
     whole = draw(st.sampled_from(integers))
     conv: Any = draw(

@@ -58,18 +58,27 @@ class Verdict:
         return self.name in ("PROVED", "CHECKED")
 
 
+def escaped(text: str) -> str:
+    r"""The text with all letters that do not print written as escapes: names of layers and files may be anything.
+
+    >>> print(escaped("a\x1b[31m"))
+    a\x1b[31m
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 # ---- numbers in sentences: a bound may be said too large but not too small, and a condition not too wide -------------
 
 
-def from_above(bound: float) -> str:
-    """Three digits of a bound, rounded up.
+def from_above(bound: float, digits: int = 3) -> str:
+    """So many digits of a bound, rounded up.
 
-    >>> from_above(0.123401)
-    '0.124'
+    >>> from_above(0.123401), from_above(0.123401, digits=2)
+    ('0.124', '0.13')
     """
-    text = f"{bound:.3g}"
+    text = f"{bound:.{digits}g}"
     if float(text) < bound:
-        text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 2):.3g}"
+        text = f"{bound + 10.0 ** (math.floor(math.log10(bound)) + 1 - digits):.{digits}g}"
     return text
 
 

@@ -17,7 +17,7 @@ from construct.command.arguments import certificate_beside, parse
 from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import check_page, write_page
-from construct.command.opening import converted_layer, network_of, surveyed
+from construct.command.load_network import converted_layer, network_of, surveyed
 from construct.command.output import content_of, not_rechecked, write_outputs
 from construct.command.report import Report, print_json
 from construct.command.startup import INTERRUPTED, restore_signals

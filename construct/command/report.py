@@ -18,7 +18,7 @@ from construct.geometry import ConvGeometry
 from construct.modules.parametrizations import parametrization_names
 from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
-from verify.samples.network import Calls
+from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -67,7 +67,7 @@ class NetworkRow:
 
     input_size: tuple[int, ...] | None
     inputs: str
-    calls: Calls
+    calls: CallComparison
     accuracy: Accuracy | None
     same_expression: bool
 
@@ -167,7 +167,7 @@ def network_dict(network: NetworkRow) -> dict[str, Any]:
             "difference": calls.difference,
             "compared": calls.compared,
             "converted": calls.converted,
-            "unseen": list(calls.unseen),
+            "unseen": list(calls.untraced),
         },
         "convolution_calls": {"original": calls.executed, "converted": calls.left},
         "convolutions": {"executed": calls.executed, "converted": calls.executed - calls.left},

@@ -13,6 +13,7 @@ from rich.text import Text
 from construct.command.report import LayerRow, NetworkRow, Report, checked_layers, convolution_text
 from construct.errors import printable
 from verify.samples.accuracy import Accuracy
+from verify.verdict import from_above
 
 _STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
 
@@ -63,7 +64,7 @@ def _figures(row: LayerRow) -> tuple[str, ...]:
     differences, certificate = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}"), row.certificate
     if certificate is None:
         return (*differences, f"{row.check.bound:.2g}", "samples", "same sums")
-    bound = _rounded_up(float(certificate.bound.max(initial=0.0)))
+    bound = from_above(float(certificate.bound.max(initial=0.0)), digits=2)
     inputs = f"{certificate.input_bound:.4g} on {'x'.join(map(str, certificate.grid))}"
     return (*differences, bound, inputs, "same sums" if certificate.within is None else "within")
 
@@ -142,7 +143,7 @@ def network_lines(network: NetworkRow) -> list[str]:
         ]
     lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
     lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
-    lines += [f"network: calls: not seen: {what}" for what in calls.unseen]
+    lines += [f"network: calls: not seen: {what}" for what in calls.untraced]
     lines.append(f"network: numbers: {numbers_text(numbers)}")
     if network.same_expression:
         lines.append(
@@ -159,7 +160,7 @@ def numbers_text(numbers: Accuracy | None) -> str:
     if numbers.difference is None:
         return numbers.verdict.sentence
     if numbers.original is None or numbers.converted is None:
-        text = f"original and converted differ by at most {_rounded_up(numbers.difference)}"
+        text = f"original and converted differ by at most {from_above(numbers.difference, digits=2)}"
     else:
         ratio = numbers.converted / numbers.original if numbers.original else math.nan
         times = f" ({ratio:.2g} times)" if math.isfinite(ratio) else ""
@@ -172,14 +173,6 @@ def numbers_text(numbers: Accuracy | None) -> str:
     if numbers.verdict.name != "CHECKED":
         text += f"; {'REFUTED: ' if numbers.verdict.name == 'REFUTED' else 'not judged: '}{numbers.verdict.sentence}"
     return text
-
-
-def _rounded_up(bound: float | None) -> str:
-    """A bound or greatest difference to two digits, rounded up."""
-    if bound is None or not math.isfinite(bound):
-        return str(bound)
-    text = f"{bound:.2g}"
-    return text if float(text) >= bound else f"{bound + 10.0 ** (math.floor(math.log10(bound)) - 1):.2g}"
 
 
 def _label(path: str) -> str:

@@ -145,7 +145,7 @@ def check_archive(file: BinaryIO) -> Archive:
     except Corrupted as error:
         raise BadModelFile(one_line(error), "copy or download it again") from error
     except Malformed as error:
-        what = f"the archive is odd: {one_line(error)}"
+        what = f"the archive is malformed: {one_line(error)}"
         raise BadModelFile(what, "save the model again with torch.save") from error
 
 

@@ -160,11 +160,11 @@ def _parameter(walker: Any, name: str, data: Any, *rest: Any) -> Instance:
 def _container(kind: str) -> Callable[..., Container]:
     def make(walker: Any, name: str, *arguments: Any) -> Container:
         if len(arguments) > 1 or not all(isinstance(x, Container) for x in arguments):
-            raise Malformed(f"its pickle makes a {kind} in an odd way")
+            raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
         items = [item for container in arguments for item in container.items]
         if kind == "OrderedDict":  # of Python 2: a list of lists, a key and a value each
             if not all(isinstance(pair, Container) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
-                raise Malformed(f"its pickle makes a {kind} in an odd way")
+                raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
             items = [part for pair in items for part in pair.items]
         if kind != "set":
             return fill(Container(kind), "dict", items)
@@ -183,7 +183,7 @@ def _size(walker: Any, name: str, size: Any) -> Container:
 def _opaque(walker: Any, name: str, *arguments: Any) -> Any:
     ints = sum(type(x) is int for x in arguments) if name == "builtins.bytearray" else 0  # an int would be a length
     if ints or len(arguments) > 2 or not all(type(x) in (str, int, float, Opaque) for x in arguments):
-        raise Malformed(f"its pickle calls {name} in an odd way")
+        raise Malformed(f"its pickle calls {name} with unexpected arguments")
     return Opaque(name)
 
 

@@ -183,7 +183,7 @@ class Walker:
         if any(part is not None for part in rest):
             raise Malformed("a storage is a view of another one, as early versions of torch wrote, which is not read")
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(location, str)):
-            raise Malformed("a storage has an odd name")
+            raise Malformed("a storage has an unexpected name")
         if location == "meta":
             raise Malformed("a storage is on the device meta, where torch.load gives it no numbers")
         counts("a storage", (count,))

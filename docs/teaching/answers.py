@@ -15,7 +15,7 @@ ANSWERS = {
         "tokens_and_queries": ("(100, 16)", ["(64, 16)", "(100, 64)", "(100, 25)", "(16, 100)"]),
         "step_and_verdict": (
             '("leakage", "UNDECIDED")',
-            ['("aim", "UNDECIDED")', '("leakage", "REFUTED")', '("leakage", "PROVED")', '("taps", "UNDECIDED")'],
+            ['("target", "UNDECIDED")', '("leakage", "REFUTED")', '("leakage", "PROVED")', '("taps", "UNDECIDED")'],
         ),
         "hidden_fault": ("2**-23", ["0.0", "2**-25", "0.001", "1.0"]),
     },

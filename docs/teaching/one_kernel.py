@@ -177,7 +177,7 @@ assert certificate.verdict.name == "PROVED"
 # | `bound` | no output differs by more. All of it is rounding: both sum the same nine products, perhaps in another order |
 # | `tokens` | both pad, stride and dilate alike |
 # | `content` | $W_{qry} = W_{key} = 0$ and $u = 0$: scores depend on $\delta$ alone |
-# | `aim` | each head has one best shift, and a gap to the next (lesson one) |
+# | `target` | each head has one best shift, and a gap to the next (lesson one) |
 # | `leakage` | that gap is so wide that the softmax is exactly one-hot in float32 |
 # | `taps` | the heads that look at a shift sum to the kernel's matrix there: Theorem 1 |
 # | `rounding` | how far two correct evaluations can lie apart |

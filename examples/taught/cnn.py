@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from examples.learned.data import BadInput
-from examples.learned.results.table import spread
+from examples.learned.results.table import mean_and_deviation
 from examples.taught.converted import WAYS
 from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test
 from examples.taught.networks import cnn_of, read_once, trained_cnn, trained_on
@@ -157,7 +157,7 @@ def ladder_table(firsts: list[dict[str, Any]]) -> list[str]:
         differ = ", ".join(str(row["predictions"]) for row in rows)
         lines.append(
             f"| {rows[0]['alpha']:g} | {min(apart):.1g} to {max(apart):.1g} | {differ} | "
-            f"{spread([row['accuracy'] for row in rows], scale=100)} |"
+            f"{mean_and_deviation([row['accuracy'] for row in rows], scale=100)} |"
         )
     return lines
 
@@ -179,8 +179,8 @@ def table(summary: dict[str, Any]) -> str:
         cells = (
             task,
             WAYS[way].label,
-            spread(before, scale=100),
-            spread(after, scale=100),
+            mean_and_deviation(before, scale=100),
+            mean_and_deviation(after, scale=100),
             f"{loss:.3f}",
             f"{seconds:.0f}",
         )
@@ -192,7 +192,7 @@ def table(summary: dict[str, Any]) -> str:
             cells = []
             for key in keys[:3]:
                 numbers = [row[key] for row in rows if row[key] is not None]
-                cells.append(spread(numbers, digits=4) if numbers else "–")
+                cells.append(mean_and_deviation(numbers, digits=4) if numbers else "–")
             least, most = min(row["alpha"][0] for row in rows), max(row["alpha"][1] for row in rows)
             cells += [f"{least:.2f} to {most:.2f}", f"{max(row['between'] for row in rows):.2f}"]
             lines.append(f"| {task} | {way} | {rows[0]['layer']} | {' | '.join(cells)} |")

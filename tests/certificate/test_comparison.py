@@ -30,7 +30,7 @@ from verify.rounding.elements import (
     read_fields,
 )
 from verify.rounding.model import gamma
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict

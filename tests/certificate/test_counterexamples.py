@@ -18,7 +18,7 @@ from construct.attention import EXECUTIONS
 from runs import is_quick
 from truths import exactly_differ
 from verify.argument.certification import certify
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.rounding.model import FORMATS
 from verify.strategies import DTYPES, convolutions, sizes_for
 
@@ -47,7 +47,7 @@ def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certifi
     stored = torch.from_numpy(x).to(conv.weight.dtype)
     assert torch.equal(stored.double(), torch.from_numpy(x))
     assert np.abs(x).max() <= bound
-    theirs, ours = exactly.convolution(conv, x), exactly.attention(layer, x)
+    theirs, ours = exact_layers.convolution(conv, x), exact_layers.attention(layer, x)
     assert theirs[counter.output] == counter.convolution
     assert ours[counter.output] == counter.attention
     assert counter.convolution != counter.attention

@@ -14,7 +14,7 @@ from torch import nn
 from construct import conv_to_mhsa
 from rechecked import Files
 from verify.argument.certification import certify
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.layers import reading
 from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import (
@@ -156,7 +156,7 @@ def test_an_exact_output_is_exact(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=30))
     g = Geometry.read(conv)
     x = np.random.default_rng(0).normal(size=(conv.in_channels, *grid))
-    truth = exactly.convolution(conv, x)
+    truth = exact_layers.convolution(conv, x)
     place = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
     assert exact_output(Convolution.read(conv), g, x, place) == truth[place]
 

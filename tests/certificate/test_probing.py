@@ -19,7 +19,7 @@ from construct.attention import EXECUTIONS
 from truths import permuted
 from verify.argument.certification import certify
 from verify.argument.runs import HEAVY, impulses, judged_by_channel, probe_grids, run_executions, sign_pattern
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import token_count
 from verify.oracle import Convolution
@@ -140,7 +140,7 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     assert x is not None
     np.testing.assert_array_equal(x, inputs[0])
     image, *output = over.index
-    assert (image, over.exact) == (0, exactly.convolution(conv, x)[tuple(output)])
+    assert (image, over.exact) == (0, exact_layers.convolution(conv, x)[tuple(output)])
     np.testing.assert_allclose(over.attention, over.convolution + value, rtol=1e-6, atol=1e-6)
     certificate = certify(conv, layer, grid=(4, 4))
     assert certificate.verdict.name == "REFUTED"

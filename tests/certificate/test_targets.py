@@ -75,7 +75,7 @@ def aimed(draw: st.DrawFn) -> MHSA:
 
 @given(aimed())
 def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_one(layer: MHSA):
-    """Every shift of a box as wide as the kernel or twice: the best is unique and is the aim, and the next is a gap below."""
+    """Every shift of a box as wide as the kernel or twice: the best is unique and is the target, and the next is a gap below."""
     attention = Attention.read(layer)
     found = target(attention, 0)
     dims = len(layer.kernel_size)

@@ -24,9 +24,9 @@ from networks import NETWORKS
 from verify.argument.verdicts import same_expression
 from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
-from verify.samples.network import Calls, compare_calls, compare_numbers, in_float64, traces
+from verify.samples.network import CallComparison, compare_calls, compare_numbers, in_float64, traces
 from verify.samples.sampling import check_on_activations, evaluating
-from verify.samples.trace import Activation, Layer, trace, untraced
+from verify.samples.trace import Activation, TracedLayer, trace, untraced
 
 SCALE = torch.tensor([2.0])
 
@@ -66,7 +66,7 @@ def runs(model: nn.Module, inputs: list[Any], net: nn.Module | None = None) -> t
     return ours, theirs, reference
 
 
-def compared(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Calls:
+def compared(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> CallComparison:
     return compare_calls(*runs(model, list(inputs), net)[:2])
 
 
@@ -166,7 +166,7 @@ def test_the_same_calls_are_seen_as_such(name: str) -> None:
     model = After(SAME[name])
     before = copy.deepcopy(model.state_dict())
     calls = compared(model, noise(2, 4, 9), noise(1, 4, 9))
-    assert (calls.difference, calls.unseen) == (None, ())
+    assert (calls.difference, calls.untraced) == (None, ())
     assert (calls.converted, calls.layers, calls.executed, calls.left) == (1, ("conv",), 1, 0)
     assert calls.compared >= 2
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -177,7 +177,7 @@ def test_the_same_calls_are_seen_as_such(name: str) -> None:
 def test_common_networks_make_the_same_calls(name: str) -> None:
     model, x = NETWORKS[name].ready()
     calls = compared(model, x[:1])
-    assert (calls.difference, calls.unseen) == (None, ())
+    assert (calls.difference, calls.untraced) == (None, ())
     assert calls.converted == calls.executed > 0 == calls.left
 
 
@@ -188,7 +188,7 @@ def test_a_layer_is_one_call_whatever_is_in_it() -> None:
     ours, theirs, _ = runs(model, [noise(1, 2, 5, 5)])
     for (run,) in (ours, theirs):
         assert [call.name for call in run.calls] == ["the layer 0", "relu in 1"]
-        assert run.calls[0].function == Layer("0")
+        assert run.calls[0].function == TracedLayer("0")
 
 
 def test_a_layer_within_a_layer_is_part_of_its_call() -> None:
@@ -213,7 +213,7 @@ def test_attention_that_was_there_before_is_one_call_too() -> None:
         traces(model, [noise(1, 2, 6, 6)], {model[0]: "0"}),
         traces(net, [noise(1, 2, 6, 6)], {net[0]: "0"}),  # type: ignore[index]
     )
-    assert (calls.difference, calls.unseen, calls.compared, calls.converted, calls.layers) == (None, (), 3, 1, ("0",))
+    assert (calls.difference, calls.untraced, calls.compared, calls.converted, calls.layers) == (None, (), 3, 1, ("0",))
 
 
 # ---- other calls -----------------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_arrays_of_numbers_are_compared() -> None:
             return y[:, self.places + (self.other and isinstance(self.conv, nn.Conv2d)) * np.array([1, 0])]
 
     calls = compared(Picks(False), noise(1, 2, 6, 6))
-    assert (calls.difference, calls.unseen) == (None, ())
+    assert (calls.difference, calls.untraced) == (None, ())
     assert difference(Picks(True), noise(1, 2, 6, 6))
 
 
@@ -366,7 +366,7 @@ def in_a_thread(x: Tensor) -> Tensor:
     return results[0] + 1
 
 
-UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
+UNTRACED: dict[str, tuple[Callable[..., Any], str]] = {
     "numpy": (lambda x: torch.from_numpy(x.numpy() * 2) + 1, "numpy hands out a ndarray"),
     "DLPack": (lambda x: torch.from_dlpack(x) + x, "a tensor of unknown origin goes into add"),
     "a thread": (in_a_thread, "a tensor of unknown origin is returned"),
@@ -418,7 +418,7 @@ def changed_in_a_thread(x: Tensor) -> Tensor:
     return x
 
 
-def changed_past_all_modes(x: Tensor) -> Tensor:
+def changed_outside_all_modes(x: Tensor) -> Tensor:
     with untraced():
         x.mul_(2)
     return x
@@ -428,9 +428,9 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-UNSEEN |= {
-    "changed in a thread": (changed_in_a_thread, "changed past the trace"),
-    "changed past all modes": (changed_past_all_modes, "changed past the trace"),
+UNTRACED |= {
+    "changed in a thread": (changed_in_a_thread, "changed without a traced call"),
+    "changed outside all modes": (changed_outside_all_modes, "changed without a traced call"),
     "a Python function": (lambda x: x.clone().apply_(lambda value: value + 1), "of class function goes into apply_"),
     "an index of its own": (lambda x: x[0][Place(0)], "of class Place goes into __getitem__"),
     "a number of its own": (lambda x: x * Equal(2), "of class Equal goes into mul"),
@@ -459,15 +459,15 @@ def test_what_a_layer_is_given_while_the_network_runs_is_said(how: str) -> None:
             return y
 
     calls = compared(Giving(), noise(1, 2, 5, 5))
-    assert calls.unseen == ("conv gets a hook, or a forward, while the network runs",)
+    assert calls.untraced == ("conv gets a hook, or a forward, while the network runs",)
 
 
-@pytest.mark.parametrize("name", UNSEEN)
-def test_what_goes_past_a_trace_is_said_and_no_difference(name: str) -> None:
-    then, named = UNSEEN[name]
+@pytest.mark.parametrize("name", UNTRACED)
+def test_what_is_not_traced_is_said_and_no_difference(name: str) -> None:
+    then, named = UNTRACED[name]
     calls = compared(After(then), noise(2, 4, 9))
     assert calls.difference is None
-    assert named in " ".join(calls.unseen)
+    assert named in " ".join(calls.untraced)
     assert not same_expression(calls, {}, {})
 
 
@@ -482,7 +482,7 @@ def test_a_method_of_a_layer_held_elsewhere_is_said_to_hide_the_rest() -> None:
 
     calls = compared(Held(), noise(1, 2, 5, 5))
     assert calls.difference is None
-    assert "past a call of it" in " ".join(calls.unseen)
+    assert "without calling it" in " ".join(calls.untraced)
     assert calls.compared == 0
 
 
@@ -541,7 +541,7 @@ def test_inputs_of_any_form_and_a_shared_layer() -> None:
     arguments = noise(2, 9), noise(2, 9)
     named = {"x": noise(2, 9), "y": noise(2, 9), "index": torch.tensor([1, 4])}
     calls = compared(Twice(), arguments, named)
-    assert (calls.difference, calls.unseen, calls.converted, calls.layers) == (None, (), 4, ("first",))
+    assert (calls.difference, calls.untraced, calls.converted, calls.layers) == (None, (), 4, ("first",))
 
 
 # ---- the same expression ------------------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> N
             dataclasses.replace(certificate, verdict=verify.Verdict("UNDECIDED", "")),
         ]
         assert not any(same_expression(calls, certificates | {path: other}, checks) for other in worse)
-    for other in ({"left": 1}, {"difference": "x"}, {"unseen": ("x",)}, {"layers": (*calls.layers, "9")}):
+    for other in ({"left": 1}, {"difference": "x"}, {"untraced": ("x",)}, {"layers": (*calls.layers, "9")}):
         assert not same_expression(dataclasses.replace(calls, **other), certificates, checks)
 
 

@@ -16,11 +16,11 @@ from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
 from verify.argument.verdicts import certify_layer
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
 from verify.rounding.elements import convolution_bound, convolution_share
-from verify.samples.reference import Outputs
+from verify.samples.reference import OutputPair
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
 
@@ -98,7 +98,7 @@ def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPa
     over = certificate.overrun
     assert over is not None
     assert (over.execution, over.output) == (name, (1, 2, 2))
-    assert exactly.convolution(conv, over.input)[over.output] == over.convolution
+    assert exact_layers.convolution(conv, over.input)[over.output] == over.convolution
     assert over.attention == pytest.approx(1.25 * float(over.convolution), rel=1e-3)
 
 
@@ -147,7 +147,7 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, conv.in_channels, *grid, generator=generator, dtype=torch.float64).to(conv.weight.dtype)
     numbers = x.double().numpy()
-    exact = np.stack([exactly.convolution(conv, image).astype(float) for image in numbers])
+    exact = np.stack([exact_layers.convolution(conv, image).astype(float) for image in numbers])
     share = convolution_share(conv, x)
     allowed = 2 * share + 1e-300
     place = tuple(data.draw(st.integers(0, n - 1)) for n in exact.shape)
@@ -158,11 +158,11 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
     over = ~(np.abs(ours - theirs) <= allowed)
     assert over.sum() == 1
-    found = Outputs(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
+    found = OutputPair(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
     assert found.index == place
     assert found.refutes == (ours is moved)
     assert found.convolution_off == (theirs is moved)
-    assert found.exact == exactly.convolution(conv, numbers[place[0]])[place[1:]]
+    assert found.exact == exact_layers.convolution(conv, numbers[place[0]])[place[1:]]
     assert "\n" not in found.sentence
 
 
@@ -179,5 +179,5 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
     assert (share <= bound.reshape(-1, *(1,) * len(grid))).all()
     with torch.no_grad():
         theirs = conv(x).double().numpy()
-    exact = np.stack([exactly.convolution(conv, image) for image in x.double().numpy()])
+    exact = np.stack([exact_layers.convolution(conv, image) for image in x.double().numpy()])
     assert (np.abs(theirs - exact.astype(float)) <= share + 1e-15 * np.abs(theirs)).all()

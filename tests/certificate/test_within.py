@@ -16,7 +16,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.encoding.sharpness import alpha_for
 from runs import is_quick
 from verify.argument.certification import certify
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.rounding.leakage import leakage_on_lattice
 from verify.strategies import convolutions, sizes_for
 
@@ -32,15 +32,15 @@ def worst_input(layer: MHSA, grid: tuple[int, ...], bound: float) -> tuple[np.nd
     Returns:
         The supremum by output channel (D_out,), and for each channel an input that attains it, (D_out, D_in, *grid).
     """
-    _, looks = exactly.looks(layer, grid)  # (heads, queries): 0 a zero, else 1 + input position
+    _, attended = exact_layers.attended_positions(layer, grid)  # (heads, queries): 0 a zero, else 1 + input position
     places = math.prod(grid)
     with torch.no_grad():
         blank = torch.zeros(1, layer.in_channels, *grid, dtype=torch.float64)
         soft = layer.attention_probabilities(blank)[0].numpy()  # (heads, queries, tokens)
     moved = np.zeros((*soft.shape[:2], places + 1))
-    for token, position in enumerate(exactly.copied(layer, grid)):
+    for token, position in enumerate(exact_layers.token_sources(layer, grid)):
         moved[..., position] += soft[..., token]
-    np.put_along_axis(moved, looks[..., None], np.take_along_axis(moved, looks[..., None], 2) - 1, 2)
+    np.put_along_axis(moved, attended[..., None], np.take_along_axis(moved, attended[..., None], 2) - 1, 2)
     products = (layer.w_val @ layer.w_out).detach().numpy()  # (heads, g, i, o)
     coefficients = np.einsum("hqp,hgio->goqip", moved[..., 1:], products)
     g, o, q, i, p = coefficients.shape
@@ -174,8 +174,10 @@ def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
 
 def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
     """B·Σ|ΔW| by channel, from the factors of the exact layer and of the other, head by head."""
-    parts = [[exactly.whole(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)]
-    products = [exactly.fractions(np.matmul(a, b), p * q) for (a, p), (b, q) in parts]
+    parts = [
+        [exact_layers.as_integers(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)
+    ]
+    products = [exact_layers.fractions(np.matmul(a, b), p * q) for (a, p), (b, q) in parts]
     error = np.abs(products[0] - products[1]).sum(axis=(0, 2))  # (g, o)
     return [bound * x for x in error.ravel()]
 

@@ -462,7 +462,7 @@ BUG = ZeroDivisionError("a bug")
 @pytest.mark.parametrize(
     ("place", "failure", "code", "message"),
     [
-        ("construct.command.opening.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
+        ("construct.command.load_network.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.main.substitute", MemoryError(), 2, "out of memory"),

@@ -156,7 +156,7 @@ def slow(*a, **k):
 
 STAGES = [
     ("construct.files.reading", "unwrap"),
-    ("construct.command.opening", "conv_to_mhsa"),
+    ("construct.command.load_network", "conv_to_mhsa"),
     ("construct.command.main", "check_conversion"),
     ("construct.files.writing", "_save_into"),
 ]

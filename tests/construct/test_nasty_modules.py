@@ -35,7 +35,7 @@ from commands import Command
 from construct import MHSA, UnsupportedLayer
 from construct.modules.parametrizations import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations
 
 

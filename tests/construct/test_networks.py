@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 import construct
 from construct import MHSA, UnsupportedLayer
 from networks import NETWORKS
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_on_activations
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from construct.stock.dot_products import HeadCentre, reach
 from construct.tokens import TokenGrid
 from runs import peak_bytes
 from truths import exact, excess, paper, permuted, random_layer
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
 FULL = (torch.float32, torch.float64)

@@ -18,7 +18,7 @@ from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
 from truths import random_layer
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

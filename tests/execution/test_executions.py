@@ -23,7 +23,7 @@ from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
 from runs import SMALL, normal, peak_bytes
 from truths import exact, excess, paper, random_layer
-from verify.samples.calls import convolution_calls
+from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -29,10 +29,10 @@ from odd_files import (
     odd_state,
 )
 from readings import alike, by_checker, by_command, by_pickle, by_torch, differences, unwrapped
-from verify.recheck import archives, arrays, opcodes
+from verify.recheck import archives, pickles, weight_files
 from verify.recheck.archives import Archive, Record
-from verify.recheck.arrays import Rejected
-from verify.recheck.opcodes import Pickled, Walk
+from verify.recheck.pickles import Pickled, Walk
+from verify.recheck.weight_files import Rejected
 
 
 def reading(read: Callable[[], Any]) -> Any:
@@ -158,16 +158,16 @@ def things_done(rng: random.Random) -> bytes:
 
 
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[random.Random], bytes]]] = {
-    "the directory that zipfile finds": (arrays, "archive_in", found_by_zipfile, second_directory),
+    "the directory that zipfile finds": (weight_files, "archive_in", found_by_zipfile, second_directory),
     "whatever says how to read": (archives, "_check_format", lambda archive: None, odd_records),
     "the last type of a storage": (Walk, "_storage", any_storage, odd_program),
     "what is done to storages and tensors": (Walk, "_give", lambda *_: None, things_done),
     "attributes of a dict": (Walk, "_fill", any_state, odd_program),
-    "arguments of values": (opcodes, "_makes_a_value", lambda *_: True, odd_pickle),
+    "arguments of values": (pickles, "_makes_a_value", lambda *_: True, odd_pickle),
     "arguments of tensors": (Walk, "_rebuilds", lambda *_: True, odd_pickle),
     "escapes in names": (Walk, "_line", name_with_escapes, names_changed),
-    "any name of a child": (arrays, "_check_names", lambda *_: None, odd_model),
-    "any name of a tensor": (arrays, "_path_of", split, odd_state),
+    "any name of a child": (weight_files, "_check_names", lambda *_: None, odd_model),
+    "any name of a tensor": (weight_files, "_path_of", split, odd_state),
 }
 """What is passed over, where, how, and the mutants among which it shows."""
 

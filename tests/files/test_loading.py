@@ -20,7 +20,7 @@ from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic, with_covariance
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
-from verify.recheck.arrays import layers_in
+from verify.recheck.weight_files import layers_in
 from verify.strategies import Case, cases
 
 

@@ -43,7 +43,7 @@ from construct.files.reading import read
 from construct.network import convert
 from readings import alike, by_checker, by_command, by_torch, differences
 from verify.recheck.archives import archive_in
-from verify.recheck.arrays import Rejected, layers_in, numbers
+from verify.recheck.weight_files import Rejected, layers_in, numbers
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
 

@@ -24,11 +24,11 @@ from verify.argument.certification import certify
 from verify.argument.documents import indented, write_document
 from verify.layers.fields import digest, stated_geometry
 from verify.layers.reading import GridRefused
-from verify.recheck.arrays import Rejected, layers_in
 from verify.recheck.certificate_file import read_document, record_digest
+from verify.recheck.checkpoints import TENSORS
 from verify.recheck.exact import NoCentre, centre_of, exponential, product_gap, selected, tail
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.unwrapping import TENSORS
+from verify.recheck.weight_files import Rejected, layers_in
 from verify.strategies import convolutions, sizes_for
 
 
@@ -419,8 +419,8 @@ EDITS = {
     "a missing field": (lambda d: d.pop("network"), "missing or unknown: network"),
     "a missing field of a layer": (lambda d: one(d).pop("taps"), "missing or unknown: taps"),
     "another format": (lambda d: d.update(format="something"), "no certificate"),
-    "another version": (lambda d: d.update(version=1), "no certificate of version 3"),
-    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 3"),
+    "another version": (lambda d: d.update(version=1), "no certificate of version 4"),
+    "a version of another type": (lambda d: d.update(version=True), "no certificate of version 4"),
     "another version of a layer": (put(version=1), "version"),
     "an unknown field of the network": (of_network(more=1), "missing or unknown: more"),
     "an unknown field of its calls": (calls(more=1), "missing or unknown: more"),
@@ -437,7 +437,7 @@ EDITS = {
         lambda d: put(observed=[f"{x} " for x in one(d)["observed"]])(d),
         "no number that belongs there",
     ),
-    "no layers": (lambda d: d.update(layers=None), "odd"),
+    "no layers": (lambda d: d.update(layers=None), "malformed"),
     "a layer twice": (lambda d: d["layers"].append(one(d)), "stands twice"),
     "an unknown layer": (put(name="other"), "missing in a weight file"),
     "another verdict": (put(verdict="CHECKED"), "unknown verdict"),
@@ -446,7 +446,7 @@ EDITS = {
     "an infinite bound": (put(bound=["inf"] * 3), "no number"),
     "a bound written otherwise": (put(bound=["1.0"] * 3), "no number"),
     "a negative bound": (put(bound=["-0x1.0p+0"] * 3), "no number"),
-    "a bound of decimals": (put(bound=[1.0] * 3), "odd"),
+    "a bound of decimals": (put(bound=[1.0] * 3), "malformed"),
     "a missing channel": (lambda d: one(d)["bound"].pop(), "different lengths"),
     "missing channels": (lambda d: [one(d)[part].pop() for part in CHANNELS], "what its weights"),
     "bound lowered": (scaled("bound", 0.9999), "bound is below"),
@@ -471,7 +471,7 @@ EDITS = {
     "a run that is no number": (lambda d: one(d)["probes"][0].update(ratio="nan"), "a run exceeds"),
     "observed over the bound": (put(observed=[(1.0).hex()] * 3), "a run exceeds"),
     "another tightness": (put(tightness=(3.0).hex()), "its tightness is not"),
-    "a tightness that is no number": (put(tightness="x"), "odd"),
+    "a tightness that is no number": (put(tightness="x"), "malformed"),
     "a run over the bound that is none": (put(overrun={}), "missing or unknown"),
     "another digest of the layer": (put(conv_sha256="0" * 64), "numbers of the Conv2d"),
     "another digest of the file": (lambda d: d["conv_file"].update(sha256="0" * 64), "sha256 differs"),
@@ -767,12 +767,12 @@ def test_products_are_judged_exactly(data):
 
 
 def test_a_head_is_read_back():
-    aim = centre_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
-    assert aim[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
+    centre = centre_of(np.array([-8.0, 18.0, -16.0]), np.eye(3), None, [3, 3])
+    assert centre[:4] == ((1, -1), 8, (Fraction(1, 8), 0), 6)
     with pytest.raises(NoCentre, match="gap of 0"):
         centre_of(np.array([-8.0, 8.0, 0.0]), np.eye(3), None, [3, 3])
-    aim = centre_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
-    assert aim[:4] == ((2, -3), 8, (0,), 8)
+    centre = centre_of(np.array([-8.0, 16.0 * (7 * 2 - 3)]), np.eye(2), [7, 1], [5, 3])
+    assert centre[:4] == ((2, -3), 8, (0,), 8)
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
         with pytest.raises(NoCentre, match="radix"):
             centre_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])

@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 import verify
 from commands import Command
 from construct.from_conv import main
-from verify.recheck.arrays import Rejected
 from verify.recheck.certificate_file import record_digest
+from verify.recheck.weight_files import Rejected
 
 NETWORKS = """
 import warnings

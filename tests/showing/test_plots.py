@@ -389,7 +389,7 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path):
     done = python("-c", code, "plot", "leakage", "-o", tmp_path / "a.svg")
     assert (done.returncode, done.stdout) == (2, "")
     hint = 'pip install ".[viz]" in the project\'s folder'
-    assert done.stderr == f"error: plots take matplotlib, which is not there ({hint})\n"
+    assert done.stderr == f"error: plots need matplotlib, which is not installed ({hint})\n"
 
 
 def test_no_figure_is_kept_by_pyplot_and_no_style_is_changed(tmp_path):

@@ -237,12 +237,12 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
     judged = 0
     for stop, factor in enumerate(shown["factors"]):
         rows = rows_from(shown, factor)
-        for head, aim in enumerate(shown["centres"]):
-            if aim is None:
+        for head, centre in enumerate(shown["centres"]):
+            if centre is None:
                 assert shown["bound_of"][head] is None
                 continue
             for q, query in enumerate(queries):
-                key = tuple(x + t for x, t in zip(query, aim["shift"], strict=True))
+                key = tuple(x + t for x, t in zip(query, centre["shift"], strict=True))
                 if all(0 <= x < n for x, n in zip(key, shown["shape"], strict=True)):
                     leaked = np.delete(rows[head, q], np.ravel_multi_index(key, shown["shape"])).sum()
                     assert leaked <= shown["bounds"][shown["bound_of"][head]][stop] * (1 + 1e-9)
@@ -521,7 +521,7 @@ def test_without_jinja2(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     hint = 'pip install ".[report]" in the project\'s folder'
     line = from_conv.refuses("model.pt", "--report", "page.html")
-    assert line == f"error: --report: the report takes jinja2, which is not there ({hint})"
+    assert line == f"error: --report: the report needs jinja2, which is not installed ({hint})"
     with pytest.raises(ImportError, match="jinja2"):
         verify.write_report("page.html", nn.Conv1d(1, 1, 1), construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)))
 

@@ -25,8 +25,8 @@ from construct import MHSA, conv_to_mhsa, tokens
 from construct.attention import EXECUTIONS, smaller_blocks
 from truths import exact, exactly_differ, permuted
 from verify.argument.certification import certify
-from verify.experiment.sweep import exactly, position_faults, weight_faults
-from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults
+from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
@@ -68,10 +68,10 @@ def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]
 @pytest.mark.parametrize("name", ALL)
 def test_without_a_fault_all_is_well(name: str, seed: int):
     """Else the tests below would pass for the wrong reason.  Permuting whole heads is no fault either."""
-    conv, x = problem(name, seed, integers=True)
+    conv, x = convolution_and_inputs(name, seed, integers=True)
     assert torch.equal(conv_to_mhsa(conv)(x).double(), exact(conv, x))
     for integers in (True, False):
-        conv, x = problem(name, seed, integers)
+        conv, x = convolution_and_inputs(name, seed, integers)
         layer = conv_to_mhsa(conv)
         assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
         order = torch.randperm(layer.heads, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -80,7 +80,7 @@ def test_without_a_fault_all_is_well(name: str, seed: int):
 
 def test_flipping_a_symmetric_kernel_is_no_fault():
     """Judged by what it computes, not by how it was made."""
-    conv, x = problem("2-D", 0, integers=True)
+    conv, x = convolution_and_inputs("2-D", 0, integers=True)
     conv.weight.add_(conv.weight.flip(2, 3))
     layer = conv_to_mhsa(conv)
     weight_faults.flip_kernel(layer)
@@ -126,12 +126,12 @@ def shown() -> list[Any]:
 @pytest.mark.parametrize(("name", "geometry", "seed"), shown())
 def test_samples_show_a_fault(name: str, geometry: str, seed: int):
     """The layer with the fault in it is not what the definition says, and the verdict on samples is not CHECKED."""
-    conv, x = problem(geometry, seed, integers=True)
+    conv, x = convolution_and_inputs(geometry, seed, integers=True)
     with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
         assert layer(x).shape == conv(x).shape  # a wrong shape would be caught too easily
         assert not torch.equal(layer(x).double(), exact(conv, x)), "no fault: the function is the same"
         assert check_call(conv, layer, x, "integers").verdict.name in ("REFUTED", "UNDECIDED")
-    conv, x = problem(geometry, seed, integers=False)
+    conv, x = convolution_and_inputs(geometry, seed, integers=False)
     with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
         assert check_call(conv, layer, x, "noise").verdict.name in ("REFUTED", "UNDECIDED")
 
@@ -145,7 +145,7 @@ def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
     double = layer.double()
     for _ in range(3):
         x = rng.integers(-8, 9, (conv.in_channels, *grid))
-        expected = exactly.convolution(conv, x).astype(float)
+        expected = exact_layers.convolution(conv, x).astype(float)
         try:
             with torch.no_grad():
                 attended = double(torch.from_numpy(x).double()[None])[0].numpy()
@@ -212,7 +212,7 @@ def test_a_certificate_catches_a_fault(turn: int):
     fault, outcomes = list(FAULTS.values())[turn], []
     every = fault.shown_on or ALL
     for place in range(len(every)):
-        conv, x = problem(every[(turn + place) % len(every)], 0, integers=fault.in_code)
+        conv, x = convolution_and_inputs(every[(turn + place) % len(every)], 0, integers=fault.in_code)
         grid = (4, 3, 4) if x.dim() == 5 else tuple(x.shape[2:])
         outcomes.append(judged(fault, conv, grid, np.random.default_rng(turn)))
         if counts_as_caught(outcomes[-1]):

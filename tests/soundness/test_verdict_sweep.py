@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from verify.experiment.sweep import random_layers
-from verify.experiment.sweep.random_layers import judged, random_layer
+from verify.experiment.sweep.random_layers import certify_seed, random_layer
 from verify.verdict import Verdict
 
 
 def swept(seeds: range) -> Counter[str]:
     """How many layers have which verdict; a false one fails."""
     tally: Counter[str] = Counter()
-    for row in chain.from_iterable(map(judged, seeds)):
+    for row in chain.from_iterable(map(certify_seed, seeds)):
         assert not row.error, row
         tally[f"{'faulty' if row.fault else 'as built'}: {row.verdict}"] += 1
         tally[f"claim: {row.claim}"] += row.verdict == "PROVED"
@@ -49,7 +49,7 @@ def test_a_layer_follows_from_its_seed():
         ours, theirs = ((str(made.conv), made.grid, made.bound, made.alpha) for made in (one, other))
         assert ours == theirs
         assert all(bool((a == b).all()) for a, b in zip(one.layer.parameters(), other.layer.parameters(), strict=True))
-        first, second = ([replace(row, seconds=None) for row in judged(seed)] for _ in range(2))
+        first, second = ([replace(row, seconds=None) for row in certify_seed(seed)] for _ in range(2))
         assert first == second
 
 
@@ -75,6 +75,6 @@ def test_a_wrong_certifier_is_found_out(liar: str, monkeypatch: pytest.MonkeyPat
         return replace(certificate, **changes(certificate))
 
     monkeypatch.setattr(random_layers, "certified", certified)
-    errors = [row.error for seed in range(10) for row in judged(seed) if row.error]
+    errors = [row.error for seed in range(10) for row in certify_seed(seed) if row.error]
     assert sum(word in error for error in errors) > most
     assert all(any(other in error for error in errors) for other in others)

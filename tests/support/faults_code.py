@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from broken import break_execution
-from construct import MHSA, ConvGeometry, heads, tokens
+from construct import MHSA, ConvGeometry, builder, heads, tokens
 from construct import heads as shifts
 from construct.attention import Scores
-from construct.encoding import quadratic
-from construct.execution import chunked
+from construct.encoding import encodings, quadratic
+from construct.execution import chunked, sdpa
 from construct.tokens import TokenGrid
-from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code, with_heads
+from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code_fault, with_heads
 
 
 def function(name: str, where: Any, what: str, change: Callable[..., Any], **options: Any) -> None:
     """A fault in a function: in its place ``change`` is called, with the right one before the arguments."""
 
-    @code(name, **options)
+    @code_fault(name, **options)
     def _(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(where, what, partial(change, getattr(where, what)))
 
@@ -74,6 +74,25 @@ function(
     lambda right, taps, head_dim=None: (right(taps)[0] * 2, right(taps)[1]),
 )
 taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weight, g)[:-1], right(weight, g)[-1:] * 0]))
+
+
+@code_fault(
+    "builder: a radix that aliases", shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3]
+)
+def _(patch):
+    """The parabola numbers fewer shifts than there are, and what runs it does not refuse those that share a number."""
+
+    def too_small(g, alpha):
+        side = max(1, max(g.kernel_size) * max(g.dilation) // 2 * 2 - 1)
+        return tuple(side ** (g.dims - 1 - axis) for axis in range(g.dims))
+
+    right = builder.kernel_to_mhsa
+    patch.setattr(
+        builder, "kernel_to_mhsa", lambda *args, **options: right(*args, **options | {"encoding": "parabola"})
+    )
+    patch.setattr(builder, "balanced_radix", too_small)
+    for runs_it in (encodings, sdpa):
+        patch.setattr(runs_it, "require_distinct", lambda radix, box: None)
 
 
 # ---- the encoding ------------------------------------------------------------------------------------------------------------
@@ -133,7 +152,7 @@ def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[Co
     patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g))))
 
 
-@code("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
+@code_fault("tokens: the far pad in front", shown_on=("same",), more=2, paddings=["same"], transposed=[False])
 def _(patch):
     _patched_property(patch, "pads", lambda g, pads: tuple((after, before) for before, after in pads))
 
@@ -146,7 +165,7 @@ sources(
 )
 
 
-@code("tokens: output padding in front", more=2, transposed=[True])
+@code_fault("tokens: output padding in front", more=2, transposed=[True])
 def _(patch):
     def front(g, pads):
         if not g.transposed:
@@ -156,7 +175,7 @@ def _(patch):
     _patched_property(patch, "pads", front)
 
 
-@code("tokens: absent ones not masked", paddings=["numbers", "same"], padding_modes=["zeros"])
+@code_fault("tokens: absent ones not masked", paddings=["numbers", "same"], padding_modes=["zeros"])
 def _(patch):
     def unmasked(grid, x):
         for axis, source in enumerate(grid.sources, start=2):
@@ -169,7 +188,7 @@ def _(patch):
 def _patched_queries(name: str, change: Callable[[ConvGeometry, Any], Any], **options: Any) -> None:
     """A fault in the queries of an axis: ``change`` is given the grid's geometry and all axes."""
 
-    @code(f"tokens: {name}", **options)
+    @code_fault(f"tokens: {name}", **options)
     def _(patch: pytest.MonkeyPatch) -> None:
         right = TokenGrid.of.__func__  # type: ignore[attr-defined]
 
@@ -198,12 +217,12 @@ _patched_queries(
 )
 
 
-@code("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
+@code_fault("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)
 def _(patch):
     _patched_property(patch, "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1))
 
 
-@code(
+@code_fault(
     "geometry: one output more where inputs are left over",
     more=2,
     transposed=[False],
@@ -255,12 +274,12 @@ RUNS: dict[str, tuple[Callable[..., Tensor], dict]] = {
 }
 for _name, (_fault, (_wrong, _options)) in product(("dense", "chunked"), RUNS.items()):
 
-    @code(f"{_name}: {_fault}", **_options)
+    @code_fault(f"{_name}: {_fault}", **_options)
     def _(patch, name=_name, wrong=_wrong):
         break_execution(patch, name, wrong)
 
 
-@code("chunked: blocks overlap by one query")
+@code_fault("chunked: blocks overlap by one query")
 def _(patch):
     right = chunked.some_heads
 
@@ -271,13 +290,13 @@ def _(patch):
     patch.setattr(chunked, "some_heads", late)
 
 
-@code("scores: keys numbered from the end")
+@code_fault("scores: keys numbered from the end")
 def _(patch):
     right = Scores.__call__
     patch.setattr(Scores, "__call__", lambda self, *a: right(self, *a).flip(-1))
 
 
-@code("the output reshaped axes last to first", dims=[2, 3])
+@code_fault("the output reshaped axes last to first", dims=[2, 3])
 def _(patch):
     right = MHSA.forward
 

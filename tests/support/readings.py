@@ -18,7 +18,7 @@ from construct.files.pickle_records import KNOWN
 from construct.files.reading import read
 from construct.modules.convolutions import BASES
 from verify.layers.fields import stated_geometry
-from verify.recheck.arrays import BYTES, StoredLayer, layers_in
+from verify.recheck.weight_files import BYTES, StoredLayer, layers_in
 
 LAYERS = (*BASES, MHSA)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
-from verify.experiment.sweep import exactly
+from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
 from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, read_fields, size_of
@@ -67,10 +67,10 @@ def exactly_differ(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
     Both functions are affine, and one such input tells them apart.
     """
     x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
-    expected = exactly.convolution(conv, x)
+    expected = exact_layers.convolution(conv, x)
     try:
-        attended = exactly.attention(layer, x)
-    except exactly.NoValue:
+        attended = exact_layers.attention(layer, x)
+    except exact_layers.NoValue:
         return True
     return attended.shape != expected.shape or bool((attended != expected).any())
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from construct import MHSA
-from verify.checker import Fails, parts_of
+from verify.checker import StepFails, parts_of
 from verify.coq.building import NotBuilt, program
 from verify.coq.verified import export
 from verify.coq.verified.judging import Answer, Judge, Question, questions_of
 from verify.layers.fields import digest, stated_geometry
-from verify.recheck.arrays import TENSORS, Rejected, StoredLayer, layers_in
 from verify.recheck.certificate_file import PARTS, LayerCertificate
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.weight_files import TENSORS, Rejected, StoredLayer, layers_in
 
 
 def built() -> Any:
@@ -65,7 +65,7 @@ def proved(pair: LayerPair) -> bool:
     """Whether our checker confirms what a certificate claims of this pair."""
     try:
         parts, exact = parts_of(pair)
-    except (Fails, OverflowError, Rejected):
+    except (StepFails, OverflowError, Rejected):
         return False
     within = pair.stated.within
     return exact if within is None else bool(parts["bound"].max(initial=0.0) <= within)

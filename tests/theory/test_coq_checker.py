@@ -22,13 +22,13 @@ from construct import MHSA, conv_to_mhsa
 from truths import exactly_differ, permuted
 from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
-from verify.checker import Fails, parts_of
+from verify.checker import StepFails, parts_of
 from verify.coq.verified import export
-from verify.experiment.sweep import exactly, position_faults, weight_faults  # noqa: F401  the faults enter the table
-from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, problem, with_heads
-from verify.recheck.arrays import Rejected
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults  # noqa: F401  the faults enter the table
+from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.weight_files import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
 STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]
@@ -50,7 +50,7 @@ def grid_of(conv: Any) -> tuple[int, ...]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, dtype: torch.dtype, asked: Asked):
-    conv = problem(name, 0, integers=False)[0].to(dtype)
+    conv = convolution_and_inputs(name, 0, integers=False)[0].to(dtype)
     layer = conv_to_mhsa(conv)
     pair = pair_of(conv, layer, grid_of(conv))
     answer = asked.answer(pair)
@@ -73,7 +73,7 @@ def test_every_layer_of_the_demo_network_is_accepted(asked: Asked):
 
 @pytest.mark.parametrize("name", ["2-D", "depthwise", "transposed"])
 def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
-    conv, _ = problem(name, 0, integers=False)
+    conv, _ = convolution_and_inputs(name, 0, integers=False)
     layer = permuted(conv_to_mhsa(conv), torch.randperm(conv_to_mhsa(conv).heads).tolist())
     layer.w_val.data *= 4
     layer.w_out.data /= 4
@@ -93,7 +93,6 @@ def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
             layer = conv_to_mhsa(conv)
     else:
         layer = fault.plant(conv, conv_to_mhsa(conv), np.random.default_rng(turn))
-    vars(layer).pop("encoded", None)  # what runs, and not what is stored
     return layer, pair_of(conv, layer, grid_of(conv))
 
 
@@ -102,7 +101,7 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
     """On the first geometry that has it, and on none before is it accepted where it changes the limit."""
     fault, rejected = FAULTS[name], 0
     for turn, geometry in enumerate(ALL):
-        conv, _ = problem(geometry, 0, integers=False)
+        conv, _ = convolution_and_inputs(geometry, 0, integers=False)
         try:
             layer, pair = faulty(fault, conv, turn)
         except (Inapplicable, ValueError, IndexError):  # no room for the fault, or no pair that a checker would read
@@ -151,7 +150,7 @@ def test_heads_are_sharp_from_the_threshold_of_the_format_on(emin: int, precisio
 @pytest.mark.parametrize("name", ["2-D", "1-D", "transposed", "grouped"])
 def test_a_bound_one_ulp_too_small_is_rejected(name: str, asked: Asked):
     """One tap is off by 2^−20: over the reals the difference is that times B, and the leak of α = 1024, which no float holds."""
-    conv, _ = problem(name, 0, integers=True)
+    conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer = conv_to_mhsa(conv)
     faulty_tap = layer.w_val if (layer.w_val != 0).sum() >= (layer.w_out != 0).sum() else layer.w_out
     faulty_tap.data.view(-1)[0] += 2.0**-20
@@ -197,7 +196,7 @@ def rounding(conv: Any, layer: MHSA, bound: float) -> Fraction:
 @pytest.mark.parametrize("name", ALL)
 def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked):
     """Accepted from the rounding of the largest output channel on; with heads whose products are dense, too."""
-    conv, _ = problem(name, 0, integers=True)
+    conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer = conv_to_mhsa(conv)
     for dense in (False, True):
         if dense:
@@ -216,7 +215,7 @@ def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked
 
 def test_heads_that_cancel_at_one_shift_are_accepted(asked: Asked):
     """Their products are a hundred times the taps, which the bound counts for the layer alone, as ours does."""
-    conv, _ = problem("2-D", 0, integers=True)
+    conv, _ = convolution_and_inputs("2-D", 0, integers=True)
     layer = conv_to_mhsa(conv)
     order = [*range(layer.heads), 0, 0]
     w_val = layer.w_val.detach()[order].clone()
@@ -231,7 +230,7 @@ def test_heads_that_cancel_at_one_shift_are_accepted(asked: Asked):
     "name", ["values of two heads swapped", "a tap one ulp off", "a bias one ulp off", "one head soft"]
 )
 def test_no_bound_in_floats_covers_another_function(name: str, asked: Asked):
-    conv, _ = problem("2-D", 0, integers=False)
+    conv, _ = convolution_and_inputs("2-D", 0, integers=False)
     layer = FAULTS[name].plant(conv, conv_to_mhsa(conv), np.random.default_rng(0))
     assert not asked.answer(pair_of(conv, layer, grid_of(conv)), export.floats(-149, 24, 1.0, 1e30)).accepted
 
@@ -257,7 +256,7 @@ def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, a
 @pytest.mark.parametrize("name", ["1-D", "2-D", "transposed", "3-D"])
 def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
     """τ off by f: the head looks at the nearest shift, as sharp as α(1 − 2f)."""
-    conv, _ = problem(name, 0, integers=False)
+    conv, _ = convolution_and_inputs(name, 0, integers=False)
     for f, sharp in ((0.25, True), (-0.44, True), (0.46, False), (0.5, False)):
         layer = conv_to_mhsa(conv)
         layer.v.data[1, -1] += 2 * 1024.0 * f
@@ -275,13 +274,13 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
 @pytest.mark.parametrize("name", ALL)
 def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, tmp_path: Path):
     """On an image of integers, against both layers evaluated exactly; one entry of W_out is off in every head."""
-    conv, _ = problem(name, 0, integers=True)
+    conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer, rng = conv_to_mhsa(conv), np.random.default_rng(0)
     pair = pair_of(conv, layer, grid_of(conv))
     layer.w_out.data[:, 0, 0, 0] += 0.5
     wrong = pair_of(conv, layer, grid_of(conv))
     x = rng.integers(-3, 4, (conv.in_channels, *grid_of(conv))).astype(object)
-    expected, attended = exactly.convolution(conv, x), exactly.attention(layer, x)
+    expected, attended = exact_layers.convolution(conv, x), exact_layers.attention(layer, x)
     pixels: dict[Any, Fraction] = {index: Fraction(int(value), 4) for index, value in np.ndenumerate(x) if value}
     places = [tuple(rng.integers(0, n) for n in expected.shape[1:]) for _ in range(6)]
     outputs = [(channel, *place) for place in places for channel in (0, expected.shape[0] - 1)]
@@ -300,7 +299,7 @@ def answers_of(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]
 
 
 def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
-    conv, _ = problem("reflect", 0, integers=True)
+    conv, _ = convolution_and_inputs("reflect", 0, integers=True)
     layer = conv_to_mhsa(conv)
     layer.b_out.data += 1  # differs everywhere
     pair = pair_of(conv, layer, (7, 7))
@@ -318,7 +317,7 @@ def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
     confirmed: list[str] = []
     for name in STORED:
         for turn, geometry in enumerate(ALL):
-            conv, _ = problem(geometry, 0, integers=False)
+            conv, _ = convolution_and_inputs(geometry, 0, integers=False)
             try:
                 layer, pair = faulty(FAULTS[name], conv, turn)
                 ours = certify(conv, layer, grid=grid_of(conv)).counterexample
@@ -416,7 +415,7 @@ def agreement(examples: int) -> Counter:
                 if not within:
                     raise Inapplicable  # ours counts rounding too, the question is about the reals
                 pair = pair_of(conv, layer, grid_of(conv), within=within)
-        except (Inapplicable, Fails, OverflowError, Rejected):
+        except (Inapplicable, StepFails, OverflowError, Rejected):
             counts["inapplicable, or no pair for either"] += 1
             return
         off_lattice, off_taps = (False, False) if pair.radix is not None else elsewhere(pair)

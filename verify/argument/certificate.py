@@ -42,7 +42,7 @@ class Overrun:
             "input": _hex(self.input.ravel()) if self.input.size <= MOST_SHOWN else None,
             "output": list(self.output),
             "convolution": str(self.convolution),
-            "found": float(self.attention).hex(),
+            "attention": float(self.attention).hex(),
         }
 
 
@@ -80,7 +80,7 @@ class Certificate:
     >>> certificate.verdict.name, certificate.bound.shape, bool((certificate.observed <= certificate.bound).all())
     ('PROVED', (3,), True)
     >>> [step.name for step in certificate.steps if step.holds]
-    ['tokens', 'content', 'aim', 'leakage', 'taps', 'rounding', 'runs']
+    ['tokens', 'content', 'target', 'leakage', 'taps', 'rounding', 'runs']
     """
 
     verdict: Verdict

@@ -2,7 +2,7 @@
 
 JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they are read back exactly.
 
-    format, version      "conv-as-attention certificate", 3
+    format, version      "conv-as-attention certificate", 4
     torch_version        of the run that wrote it
     conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
     layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``
@@ -48,6 +48,13 @@ def write_document(
     Raises:
         ValueError: two layers have one name.
         OSError: a file cannot be read or written.
+
+    >>> import construct, tempfile, torch, verify
+    >>> conv = torch.nn.Conv1d(1, 1, kernel_size=3)
+    >>> path = tempfile.mkdtemp() + "/model.mhsa.json"
+    >>> write_document(path, [("conv", verify.certify(conv, construct.conv_to_mhsa(conv), grid=(8,)))])
+    >>> is_document(path)
+    True
     """
     replace_file(Path(path), document(layers, conv_file, mhsa_file))
 

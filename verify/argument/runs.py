@@ -18,11 +18,12 @@ from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
-from verify.samples.reference import Deviation, Outputs
+from verify.samples.reference import Deviation, OutputPair
 
-LABOUR, EXPONENTIAL = 2**33, 64
-"""Multiplications beyond which an execution is not run but noted, some ten seconds of one core; and as how many of them the
-softmax counts for each pair of a query and a key."""
+MOST_MULTIPLICATIONS = 2**33
+"""An execution that takes more is not run, which is noted (about ten seconds of one core)."""
+SOFTMAX_COST = 64
+"""Multiplications that the softmax counts as, for each pair of a query and a key."""
 PAIRWISE = ("dense", "chunked", "sdpa")
 """Executions that form a score for each pair of a query and a key."""
 CHEAP = 2**24
@@ -130,13 +131,12 @@ def run_executions(
         for name in EXECUTIONS:
             layer.execution = name
             try:
-                labour = layer.multiplications(x.shape, name)
-                if labour in (
-                    layer.multiplications(x.shape, other) for other in PAIRWISE
-                ):  # it is, or picks, one of these
-                    labour += EXPONENTIAL * pairs
-                if labour > LABOUR:
-                    raise MemoryError(f"{labour:.2g} multiplications are too many to run")
+                multiplications = layer.multiplications(x.shape, name)
+                # It is, or picks, one of these.
+                if multiplications in (layer.multiplications(x.shape, other) for other in PAIRWISE):
+                    multiplications += SOFTMAX_COST * pairs
+                if multiplications > MOST_MULTIPLICATIONS:
+                    raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
                 attended = layer(x).double().cpu().numpy()
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
@@ -158,7 +158,7 @@ def run_executions(
                 fields, numbers = Convolution.read(conv_module), x.double().cpu().numpy()
                 limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
                 explained = convolution_share(conv_module, x)
-                both = Outputs(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
+                both = OutputPair(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
                 over = both.deviation(~(_ratio(difference, bound) <= 1))
                 at = numbers[over.index[0]]
             probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))

@@ -2,7 +2,7 @@
 
 0 tokens      both layers have the same geometry; worked out afresh, every tap and its head read the same input position
 1 content     the scores depend on δ only
-2 aim         each head's score has one maximum, at an integer shift, with a gap that beats the scores' own rounding
+2 target      each head's score has one maximum, at an integer shift, with a gap that beats the scores' own rounding
 3 leakage     at that gap the softmax gives exactly 0 elsewhere (or, within a tolerance, leaks at most so much)
 4 taps        the heads at each shift sum to exactly the kernel's tap there, and b_out is the bias
 5 rounding    how far two evaluations of one exact function may be apart, and that nothing overflows
@@ -252,7 +252,7 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
     box = box_of([(int(row[0]), int(row[-1])) for row in places], lengths)
 
     def fails(sentence: str) -> tuple[Step, None]:
-        return Step(2, "aim", False, sentence), None
+        return Step(2, "target", False, sentence), None
 
     if a.radix is not None and not numbers_are_distinct(a.radix, box):
         return fails(f"the radix {a.radix} does not number the shifts {box} one by one")
@@ -271,14 +271,14 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
         return fails("the scores may overflow float64")
     targets, carrying = Targets(tuple(heads), box), [at for at in heads if at is not None]
     if not carrying:
-        return Step(2, "aim", True, "no head carries anything, and all scores are finite"), targets
+        return Step(2, "target", True, "no head carries anything, and all scores are finite"), targets
     rounding = max(score_rounding(a, at, box) for at in carrying)
     gap = min(at.gap for at in carrying)
     if not gap > 2 * rounding:
         return fails(f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}")
     idle = f", but {len(heads) - len(carrying)} that carry nothing," if len(carrying) < len(heads) else ""
     sentence = f"every head{idle} has one best shift, with a gap of at least {float(gap):.6g}; "
-    return Step(2, "aim", True, f"{sentence}scores round by {float(rounding):.2g}"), targets
+    return Step(2, "target", True, f"{sentence}scores round by {float(rounding):.2g}"), targets
 
 
 def _within_kernel(g: Geometry, shift: Shift) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified
-from verify.samples.network import Calls
+from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -67,14 +67,14 @@ def power_of_two_above(value: float) -> float:
 
 
 def same_expression(
-    calls: Calls, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
+    calls: CallComparison, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
 ) -> bool:
     """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
 
     By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was
     given, and all other calls agree.
     """
-    if calls.difference is not None or calls.unseen or calls.left:
+    if calls.difference is not None or calls.untraced or calls.left:
         return False
     return all(_same_function(certificates.get(path), checks.get(path)) for path in calls.layers)
 

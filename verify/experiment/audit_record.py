@@ -50,6 +50,11 @@ class Audit:
         tap_effective_ranks: exp of the entropy of the shares of its singular values, (*K): from 1 to min(D, C).
         attention_available: whether the layer gives its attention.
         heads: statistics of each head; None without attention, or where the keys do not lie on the grid.
+
+    >>> import torch, verify
+    >>> audit = verify.audit(torch.nn.Conv1d(1, 2, kernel_size=3), grid=(6,))
+    >>> audit.channels, audit.kernel.shape, audit.output, audit.heads
+    ((1, 2), (2, 1, 3), (4,), None)
     """
 
     grid: Vector

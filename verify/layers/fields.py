@@ -15,7 +15,7 @@ import torch
 
 from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
-from verify.oracle import Convolution
+from verify.oracle import PADDING_MODES, Convolution
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
@@ -66,7 +66,7 @@ class Geometry:
                 raise Unreadable(f"{name} is {stated[name]!r}")
         if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
             raise Unreadable(f"{stated['groups']} groups do not divide the channels")
-        if stated["padding_mode"] not in ("zeros", "reflect", "replicate", "circular"):
+        if stated["padding_mode"] not in PADDING_MODES:
             raise Unreadable(f"padding_mode is {stated['padding_mode']!r}")
         padding = stated["padding"]
         if stated["transposed"] and (isinstance(padding, str) or stated["padding_mode"] != "zeros"):

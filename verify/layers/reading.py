@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from verify.layers.fields import Geometry
-from verify.oracle import Convolution
+from verify.oracle import NUMPY_PAD, Convolution
 
 Index = tuple[int, ...]
 
@@ -95,8 +95,7 @@ def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
     row = np.arange(n)
     if g.padding_mode == "zeros":
         return np.concatenate([np.full(before, ZERO), row, np.full(after, ZERO)])
-    mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[g.padding_mode]
-    return np.pad(row, (before, after), mode=mode)  # type: ignore[call-overload]
+    return np.pad(row, (before, after), mode=NUMPY_PAD[g.padding_mode])  # type: ignore[call-overload]
 
 
 def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.argument.documents import replace_file
+from verify.verdict import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +73,7 @@ def require_matplotlib() -> Any:
         return import_module("matplotlib")
     except ImportError as error:
         hint = 'pip install ".[viz]" in the project\'s folder'
-        raise ImportError(f"plots take matplotlib, which is not there ({hint})") from error
+        raise ImportError(f"plots need matplotlib, which is not installed ({hint})") from error
 
 
 @contextmanager
@@ -139,5 +140,5 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 def plain(text: str, most: int = 40) -> str:
     """A drawable name: unprintable characters are escaped, and long names are cut in the middle."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    shown = escaped(text)
     return shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-(most // 2 - 1) :]}"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Figure, new_figure, plain, style
-from verify.recheck.arrays import strict_json
 from verify.recheck.certificate_file import read_document
+from verify.recheck.weight_files import strict_json
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from construct.attention import MHSA, ConvGeometry, MHSAWeights
-from verify.recheck.arrays import layers_in, numbers
-from verify.recheck.unwrapping import TENSORS
+from verify.recheck.checkpoints import TENSORS
+from verify.recheck.weight_files import layers_in, numbers
 
 
 def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:

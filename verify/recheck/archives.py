@@ -9,7 +9,7 @@ import struct
 import zlib
 from typing import BinaryIO, NamedTuple
 
-from verify.recheck.opcodes import Rejected
+from verify.recheck.pickles import Rejected
 
 RECORD, DESCRIPTOR, LONG_DESCRIPTOR = struct.Struct("<4s5H3L2H"), struct.Struct("<4s3L"), struct.Struct("<4sL2Q")
 ENTRY = struct.Struct("<4s6H3L5H2L")

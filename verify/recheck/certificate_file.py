@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.arrays import strict_json
-from verify.recheck.opcodes import Rejected
+from verify.recheck.pickles import Rejected
+from verify.recheck.weight_files import strict_json
 
-FORMAT, VERSION = "conv-as-attention certificate", 3
-STEPS = ("tokens", "content", "aim", "leakage", "taps", "rounding", "runs")
+FORMAT, VERSION = "conv-as-attention certificate", 4
+STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
 """The names of steps 0 to 6."""
 PARTS = ("rounding", "leakage", "taps", "bound")
 _DOCUMENT = {"format", "version", "torch_version", "conv_file", "mhsa_file", "layers", "network", "record_sha256"}
@@ -37,7 +37,7 @@ _OVERRUN = {
     "input": (list, type(None)),
     "output": list,
     "convolution": str,
-    "found": str,
+    "attention": str,
 }
 _FIGURE = (int, float, str, type(None))
 _NETWORK = {
@@ -93,7 +93,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        message = str(error) if isinstance(error, Rejected) else f"odd ({type(error).__name__}: {error})"
+        message = str(error) if isinstance(error, Rejected) else f"malformed ({type(error).__name__}: {error})"
         raise Rejected(f"{path}: {message}") from None
 
 
@@ -209,7 +209,7 @@ def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndar
     if not fits or len(_index(over["output"])) != len(over["grid"]) + 1 or record["verdict"] != "REFUTED":
         raise Rejected("the run over the bound is no run that the claim is about")
     _fraction(over["convolution"])
-    float.fromhex(over["found"])
+    float.fromhex(over["attention"])
     return plausible
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.arrays import GEOMETRY, Rejected
+from verify.recheck.weight_files import GEOMETRY, Rejected
 
 LONGEST, MOST = 2**26, 2**32  # tokens of one axis, and tokens times taps: at most about ten seconds of work
 MODES = ("zeros", "reflect", "replicate", "circular")

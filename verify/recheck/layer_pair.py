@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from verify.recheck.arrays import Rejected, StoredLayer, numbers
 from verify.recheck.certificate_file import LayerCertificate
+from verify.recheck.checkpoints import TENSORS
 from verify.recheck.grids import StatedGeometry, geometry_of
-from verify.recheck.unwrapping import TENSORS
+from verify.recheck.weight_files import Rejected, StoredLayer, numbers
 
 CONVOLUTION = ("weight", "bias")
 AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")

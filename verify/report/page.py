@@ -19,7 +19,7 @@ from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import Strip, strip
 from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
-from verify.verdict import exactly
+from verify.verdict import escaped, exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
 """Near the start of every page of this project."""
@@ -112,7 +112,7 @@ def require_jinja2() -> Any:
         import jinja2
     except ImportError as error:
         hint = 'pip install ".[report]" in the project\'s folder'
-        raise ImportError(f"the report takes jinja2, which is not there ({hint})") from error
+        raise ImportError(f"the report needs jinja2, which is not installed ({hint})") from error
     return jinja2
 
 
@@ -123,10 +123,8 @@ def in_script(value: Any) -> str:
 
 
 def plain(text: Any) -> Any:
-    """Text with unprintable characters escaped; names of layers and files may be anything."""
-    if type(text) is not str or text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    """Text with unprintable characters escaped; anything else as it is."""
+    return escaped(text) if type(text) is str else text
 
 
 def _template() -> Any:

@@ -22,6 +22,10 @@ class Discrepancy:
         expected: the convolution's value there.
         actual: the layer's value there.
         compared: how many outputs.
+
+    >>> import verify
+    >>> verify.compare(torch.nn.Conv1d(1, 1, 2), torch.nn.Conv1d(1, 1, 2), torch.ones(1, 1, 8)).compared
+    7
     """
 
     max_abs: float

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map
 
 from verify.samples.accuracy import Accuracy, accuracy
 from verify.samples.sampling import call_with, copies
-from verify.samples.trace import Activation, Call, Constant, Layer, Number, Trace, trace
+from verify.samples.trace import Activation, Call, Constant, Number, Trace, TracedLayer, trace
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallComparison:
     """The calls of two networks on the same inputs, compared.
 
     Attributes:
@@ -32,7 +32,7 @@ class Calls:
         executed: convolution operators that the original executed on the first input.
         left: the same of the converted network.
         difference: the first call that differs, in one clause; None if all are the same.
-        unseen: what a trace does not see of these networks, a clause each.
+        untraced: what a trace does not see of these networks, a clause each.
     """
 
     compared: int
@@ -41,7 +41,7 @@ class Calls:
     executed: int
     left: int
     difference: str | None
-    unseen: tuple[str, ...]
+    untraced: tuple[str, ...]
 
 
 def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module, str], seed: int = 0) -> list[Trace]:
@@ -69,19 +69,19 @@ def in_float64(inputs: Iterable[Any]) -> list[Any]:
     return [tree_map(widened, x) for x in inputs]
 
 
-def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> Calls:
+def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> CallComparison:
     """Compare the calls of two networks, which ran on the same inputs."""
-    compared = [compare(*pair) for pair in zip(original, converted, strict=True)]
-    called = [[call.function.path for call in run.calls if isinstance(call.function, Layer)] for run in original]
+    compared = [compare_traces(*pair) for pair in zip(original, converted, strict=True)]
+    called = [[call.function.path for call in run.calls if isinstance(call.function, TracedLayer)] for run in original]
     layers = [[path for path in paths if path in run.layers] for paths, run in zip(called, original, strict=True)]
-    return Calls(
+    return CallComparison(
         compared=compared[0][2] if compared else 0,
         converted=len(layers[0]) if layers else 0,
         layers=tuple(dict.fromkeys(path for paths in layers for path in paths)),
         executed=original[0].convolutions if original else 0,
         left=converted[0].convolutions if converted else 0,
         difference=next((difference for difference, *_ in compared if difference is not None), None),
-        unseen=tuple(dict.fromkeys(what for _, unseen, _ in compared for what in unseen)),
+        untraced=tuple(dict.fromkeys(what for _, untraced, _ in compared for what in untraced)),
     )
 
 
@@ -158,7 +158,7 @@ _PLAIN = frozenset(
 # ---- two traces compared ----------------------------------------------------------------------------------------------------
 
 
-def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
+def compare_traces(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
     """Compare two traces call by call.
 
     Args:
@@ -169,32 +169,34 @@ def compare(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
         The first call at which they differ, in one clause, or None if all calls and their arguments are the same; what cannot
         be seen of them, a clause each; and how many calls were compared.
     """
-    unseen, most = [*ours.unseen, *theirs.unseen], len(ours.calls)
+    untraced, most = [*ours.untraced, *theirs.untraced], len(ours.calls)
     for number, (a, b) in enumerate(zip(ours.calls, theirs.calls, strict=False), start=1):
         for x, y in zip(a.arguments, b.arguments, strict=False):
             if _is_unknown(x, y):
-                unseen.append(f"a tensor of unknown origin goes into {a.name}")
+                untraced.append(f"a tensor of unknown origin goes into {a.name}")
             if not (_is_plain(x) and _is_plain(y)):
-                unseen.append(f"an object of class {type(x).__name__} goes into {a.name}")
+                untraced.append(f"an object of class {type(x).__name__} goes into {a.name}")
         what = _call_difference(a, b)
-        if what is not None and a.past is not None:  # a method of the layer, held elsewhere, is no call of the layer
-            past = f"{a.name} runs {a.past or 'the layer'} past a call of it; what follows is not compared"
-            return None, [*unseen, past], number - 1
+        if what is not None and a.bypassed_layer is not None:
+            # A method of the layer, held elsewhere, is no call of the layer.
+            layer = a.bypassed_layer or "the layer"
+            untraced.append(f"{a.name} runs {layer} without calling it; what follows is not compared")
+            return None, untraced, number - 1
         if what is not None:
-            return f"call {number} of {most}, {a.name}: {what}", unseen, most
+            return f"call {number} of {most}, {a.name}: {what}", untraced, most
     if len(ours.calls) != len(theirs.calls):
         longer, who = (ours, "original") if len(ours.calls) > len(theirs.calls) else (theirs, "converted network")
         fewer = min(len(ours.calls), len(theirs.calls))
-        return f"after {fewer} calls, the {who} alone goes on, with {longer.calls[fewer].name}", unseen, most
+        return f"after {fewer} calls, the {who} alone goes on, with {longer.calls[fewer].name}", untraced, most
     if len(ours.returned) != len(theirs.returned):
         what = f"the original returns {len(ours.returned)} values, the converted network {len(theirs.returned)}"
-        return what, unseen, most
+        return what, untraced, most
     for place, (a, b) in enumerate(zip(ours.returned, theirs.returned, strict=True)):
         if _is_unknown(a, b):
-            unseen.append("a tensor of unknown origin is returned")
+            untraced.append("a tensor of unknown origin is returned")
         if (what := _argument_difference(a, b)) is not None:
-            return f"returned value {place}: {what}", unseen, most
-    return None, unseen, most
+            return f"returned value {place}: {what}", untraced, most
+    return None, untraced, most
 
 
 def _is_unknown(x: Any, y: Any) -> bool:

@@ -47,7 +47,7 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class OutputPair:
     """Outputs of both sides for the same inputs, float64 (N, D_out, *output) each, and how far they may be off.
 
     Attributes:

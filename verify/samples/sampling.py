@@ -20,7 +20,7 @@ from verify.oracle import Convolution, float64
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.comparison import Discrepancy, of_errors, subtracted
-from verify.samples.reference import Outputs
+from verify.samples.reference import OutputPair
 from verify.samples.trace import untraced
 from verify.verdict import Verdict, from_above
 
@@ -115,7 +115,7 @@ def check_outputs(
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that a NaN fails
         fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
-        both = Outputs(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
+        both = OutputPair(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
         worst = both.deviation(~(ratios <= 1))
         at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
         at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"

@@ -1,6 +1,6 @@
 """Traces a network's run with torch's function and dispatch modes: every call in order, and where each argument comes from.
 
-The function mode sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What goes past it (TorchScript,
+The function mode sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What bypasses it (TorchScript,
 an ``autograd.Function``, code that disables function modes) the dispatch mode sees as operators.  A convolution and the attention
 layer in its place are one call each, named by their path, whatever they do inside.
 
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from construct.attention import MHSA
-from verify.samples.calls import RELATIVES, DispatchMode
+from verify.samples.call_counter import CONVOLUTION_OPERATORS, DispatchMode
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Layer:
+class TracedLayer:
     """A convolution, or the attention layer in its place, as what is called."""
 
     path: str
@@ -73,11 +73,11 @@ class Call:
 
     Attributes:
         path: of the module in which it happens.
-        function: of torch, or an operator, or a :class:`Layer`.
+        function: of torch, or an operator, or a :class:`TracedLayer`.
         arguments: flattened; tensors as :class:`Activation` or :class:`Constant`.
         structure: of the arguments, as ``torch.utils._pytree`` has it.
         results: shape and dtype of every tensor that it returns.
-        past: the path of a layer whose weight goes in, so that the layer may be run past a call of it; None otherwise.
+        bypassed_layer: the path of a layer whose weight goes in, so that its work may be done without calling it; else None.
     """
 
     path: str
@@ -85,12 +85,12 @@ class Call:
     arguments: tuple[Any, ...]
     structure: Any
     results: tuple[tuple[torch.Size, torch.dtype], ...]
-    past: str | None = None
+    bypassed_layer: str | None = None
 
     @property
     def name(self) -> str:
         """What is called, and where: ``relu in block1``."""
-        if isinstance(self.function, Layer):
+        if isinstance(self.function, TracedLayer):
             return f"the layer {self.function.path or '(the model)'}"
         name = getattr(self.function, "__name__", str(self.function))
         if name == "__get__":  # an attribute
@@ -108,7 +108,7 @@ class Trace:
         returned: what the network returns, flattened: activations, constants and plain values.
         outputs: the tensors among these.
         convolutions: how many convolution operators were executed, in any way.
-        unseen: what went past the trace, a clause each.
+        untraced: what the trace does not see, a clause each.
     """
 
     layers: frozenset[str]
@@ -116,7 +116,7 @@ class Trace:
     returned: list[Any] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     convolutions: int = 0
-    unseen: list[str] = field(default_factory=list)
+    untraced: list[str] = field(default_factory=list)
 
 
 def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]) -> Trace:
@@ -136,7 +136,7 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
     leaves, incomplete = flattened(output)
     record.returned = [tracer.named(value) for value in leaves]
     record.outputs = _tensors(leaves)
-    record.unseen += [incomplete] if incomplete else []
+    record.untraced += [incomplete] if incomplete else []
     return record
 
 
@@ -196,7 +196,7 @@ class _Tracer(TorchFunctionMode):
         """Record and pass on."""
         for kind in types:
             if getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in OF_TORCH:
-                self.miss(f"{getattr(func, '__name__', func)} is worked out by the class {kind.__name__}")
+                self.note_untraced(f"{getattr(func, '__name__', func)} is worked out by the class {kind.__name__}")
         return self.called(func, args, kwargs or {})
 
     def called(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -242,7 +242,7 @@ class _Tracer(TorchFunctionMode):
     ) -> None:
         """Record a call; what it returns, and what it changes in place, are activations from now on."""
         returned = _tensors(results)
-        convolves = RELATIVES.search(getattr(function, "__name__", str(function)))
+        convolves = CONVOLUTION_OPERATORS.search(getattr(function, "__name__", str(function)))
         weights = [self._weights.get(id(c.tensor)) for c in arguments if convolves and isinstance(c, Constant)]
         call = Call(
             path=self.paths[-1],
@@ -250,7 +250,7 @@ class _Tracer(TorchFunctionMode):
             arguments=arguments,
             structure=structure,
             results=tuple((tensor.shape, tensor.dtype) for tensor in returned),
-            past=next((path for path in weights if path is not None), None),
+            bypassed_layer=next((path for path in weights if path is not None), None),
         )
         self.record.calls.append(call)
         number = len(self.record.calls)
@@ -260,14 +260,14 @@ class _Tracer(TorchFunctionMode):
             if type(value) in (int, float):
                 self._numbers.setdefault(repr(value), set()).add((number, part))
             elif not isinstance(value, _PLAIN):
-                self.miss(f"{call.name} hands out a {type(value).__name__}")
+                self.note_untraced(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
         """What stands for an argument: a tensor's origin, the call that gave a number (``.item()``), anything else as it is."""
         if isinstance(value, Tensor):
             origin, version = self._origins[value] if value in self._origins else (None, None)
             if version is not None and version != _version(value):
-                self.miss("a tensor is changed past the trace")
+                self.note_untraced("a tensor is changed without a traced call")
             if origin is not None:
                 return origin
             few, known = value.numel() <= SMALL, version is not None
@@ -276,10 +276,10 @@ class _Tracer(TorchFunctionMode):
             return Number(frozenset(self._numbers[repr(value)]), value)
         return value
 
-    def miss(self, what: str) -> None:
-        """Note something that goes past the trace."""
-        if what not in self.record.unseen:
-            self.record.unseen.append(what)
+    def note_untraced(self, what: str) -> None:
+        """Note something that the trace does not see."""
+        if what not in self.record.untraced:
+            self.record.untraced.append(what)
 
     @contextmanager
     def hooked(self, network: nn.Module) -> Iterator[None]:
@@ -305,7 +305,7 @@ class _Tracer(TorchFunctionMode):
             self.paths.append(path)
             if module in self.layers:
                 if own_code():
-                    self.miss(f"{path or 'the layer'} gets a hook, or a forward, while the network runs")
+                    self.note_untraced(f"{path or 'the layer'} gets a hook, or a forward, while the network runs")
                 self.inside += 1
                 if self.inside == 1:
                     leaves, structure = tree_flatten((args, kwargs))
@@ -316,7 +316,7 @@ class _Tracer(TorchFunctionMode):
             if module in self.layers:
                 self.inside -= 1
                 if not self.inside and output is not None:  # None after an error
-                    self._record(Layer(path), *self._entered, tree_flatten(output)[0])
+                    self._record(TracedLayer(path), *self._entered, tree_flatten(output)[0])
 
         handles = [
             module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -335,10 +335,10 @@ class _Operators(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""
-        if "conv" in str(func) and RELATIVES.search(str(func)):  # an FFT is none
+        if "conv" in str(func) and CONVOLUTION_OPERATORS.search(str(func)):  # an FFT is none
             self.tracer.record.convolutions += 1
         if func.namespace not in PLAIN_OPERATORS:
-            self.tracer.miss(f"{func} is an operator beyond torch's own")
+            self.tracer.note_untraced(f"{func} is an operator beyond torch's own")
         return self.tracer.called(func, args, kwargs or {})
 
 

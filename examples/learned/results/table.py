@@ -62,7 +62,7 @@ def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> d
     return {variant: runs for variant, runs in results.items() if runs}
 
 
-def spread(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
+def mean_and_deviation(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
     """Mean ± sample deviation; of one number, itself."""
     mean = scale * statistics.fmean(numbers)
     if len(numbers) < 2:
@@ -73,7 +73,7 @@ def spread(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str
 def interval(numbers: Sequence[float]) -> str:
     """Mean [bootstrap interval over the numbers]; of one number, itself."""
     if len(numbers) < 2:
-        return spread(numbers)
+        return mean_and_deviation(numbers)
     means = np.random.default_rng(0).choice(numbers, (10_000, len(numbers))).mean(1)
     least, most = np.quantile(means, (0.025, 0.975))
     return f"{statistics.fmean(numbers):.2f} [{least:.2f}, {most:.2f}]"
@@ -86,7 +86,7 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     rule = "|".join(["---", *["---:"] * layers])
     lines = ["| variant | parameters | test accuracy, % | seconds a run | seeds |", "|---|---:|---:|---:|---|"]
     for variant, runs in results.items():
-        accuracy = spread([run["test_accuracy"] for run in runs], scale=100)
+        accuracy = mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
         lines.append(
@@ -100,7 +100,7 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
             cells = []
             for layer in range(layers):
                 numbers = [run[when][layer].get(key) for run in runs]  # None: not measured
-                cells.append("–" if any(n is None for n in numbers) else spread(numbers))
+                cells.append("–" if any(n is None for n in numbers) else mean_and_deviation(numbers))
             lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
     for when, key, heading in BY_SIZE:
         lines += ["", heading, "", f"| variant | {' | '.join(str(size or 'all') for size in SIZES)} |"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from verify.coq.verified import export
 from verify.recheck.layer_pair import LayerPair
-from verify.verdict import from_above
+from verify.verdict import escaped, from_above
 
 ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """The format that sums are formed in, before a final rounding to half precision."""
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     refuted: bool = False
 
     def __str__(self) -> str:
-        shown = (self.name if self.name.isprintable() else ascii(self.name)) or "the layer"
+        shown = escaped(self.name) or "the layer"
         return f"{shown}: {'REFUTED' if self.refuted else 'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
 
 

@@ -39,7 +39,7 @@ QUIET = {
     # Left as the system has it.  Dask's own 64 KiB make every large tensor new memory, a third of the time of a large layer.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
-Receive = Callable[["Task", list[Any], str], Iterable["Task"]]
+Receive = Callable[["SweepTask", list[Any], str], Iterable["SweepTask"]]
 _one_at_a_time = threading.Lock()
 
 
@@ -47,7 +47,7 @@ class SchedulerLost(ValueError):
     """The scheduler of the cluster cannot be reached, or has gone."""
 
 
-class Task(Protocol):
+class SweepTask(Protocol):
     """What a worker does."""
 
     @property
@@ -55,7 +55,7 @@ class Task(Protocol):
         """Tasks of one group are done by one worker, where it can be: it has open what they need."""
         ...
 
-    def run(self) -> Iterable["Row | Task"]:
+    def run(self) -> Iterable["Row | SweepTask"]:
         """Rows, and further tasks that follow from it."""
         ...
 
@@ -69,7 +69,7 @@ def dask_setup(worker: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def execute(tasks: Sequence[Task], seconds: float) -> tuple[list[list[Any]], str, float]:
+def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]], str, float]:
     """Run a batch in a worker: the results of each task, the worker's name, and the seconds that it took.
 
     A task that takes longer than ``seconds`` ends its process; a thread of C does that, so that no code can hold it up.
@@ -125,11 +125,11 @@ def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False)
 
 
 def addresses_of(client: Any) -> set[str]:
-    """The workers."""
+    """Addresses of the cluster's workers."""
     return set(client.nthreads())
 
 
-def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
+def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
     """Run tasks, and those that follow from them, and hand over the results of each as they come.
 
     A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in a batch of its own;
@@ -144,14 +144,14 @@ def run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive)
         raise SchedulerLost("the scheduler has gone") from error
 
 
-def _run(client: Client, tasks: Iterable[Task], seconds: float, receive: Receive) -> None:
-    waiting, rest, numbers, done = list[tuple[Task, int]](), iter(tasks), count(), as_completed()
-    running: dict[Any, tuple[list[Task], int, str]] = {}
+def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
+    waiting, rest, numbers, done = list[tuple[SweepTask, int]](), iter(tasks), count(), as_completed()
+    running: dict[Any, tuple[list[SweepTask], int, str]] = {}
     workers, looked = addresses_of(client), time.monotonic()
     opened: dict[str, object] = {}  # worker → group of its last batch
     size = 1
 
-    def next_for(worker: str) -> tuple[list[Task], int]:
+    def next_for(worker: str) -> tuple[list[SweepTask], int]:
         """Tasks of the group that the worker has open, else of one that no worker has, else of any; and which try it is."""
         nonlocal waiting
         if len(waiting) < size:

@@ -81,7 +81,7 @@ def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[s
     FAULTS[name] = Fault(plant, in_code, **fields, options=options)
 
 
-def weights(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
+def weight_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
     """Decorator: enter a fault in a layer's numbers or geometry; a change that returns None was made in place."""
 
     def enter(change: Callable[..., Any]) -> None:
@@ -94,12 +94,12 @@ def weights(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
     return enter
 
 
-def code(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
+def code_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
     """Decorator: enter a fault in the code."""
     return lambda plant: _enter(name, plant, True, settings)
 
 
-def problem(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:
+def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:
     """A convolution of this geometry without gradients, float32, and two inputs; small integers, or normal numbers."""
     generator = torch.Generator().manual_seed(seed)
     conv: Any = GEOMETRIES[name]().requires_grad_(False)
@@ -115,7 +115,7 @@ def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
     return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix)
 
 
-def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
+def two_heads(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
     """Two of its heads."""
     if layer.heads < 2:
         raise Inapplicable
@@ -123,6 +123,6 @@ def two(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def one(layer: MHSA, rng: np.random.Generator) -> int:
+def one_head(layer: MHSA, rng: np.random.Generator) -> int:
     """One of its heads."""
     return int(rng.integers(layer.heads))

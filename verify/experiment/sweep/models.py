@@ -18,7 +18,7 @@ from torch import nn
 
 from construct.command.architecture import named_module
 from construct.command.arguments import parse
-from construct.command.opening import converted_layer, network_of, surveyed
+from construct.command.load_network import converted_layer, network_of, surveyed
 from construct.command.runs import inputs_for
 from construct.command.terminal import isolated
 from construct.errors import BadModelFile, one_line
@@ -110,7 +110,7 @@ class NetworkLayer:
 
     @property
     def key(self) -> str:
-        """By which an earlier row of the layer is known."""
+        """Primary key of the layer's row."""
         return key_of(*self.network.words, self.path, self.grid, self.bound, self.digest)
 
     def run(self) -> Iterator[Row]:

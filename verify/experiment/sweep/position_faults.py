@@ -7,9 +7,8 @@ import numpy as np
 import torch
 
 from construct import MHSA, conv_to_mhsa
-from construct import heads as shifts
-from construct.encoding import quadratic
-from verify.experiment.sweep.faults import ALL, SYMMETRIC, Inapplicable, one, two, weights
+from verify.experiment.sweep.faults import ALL, SYMMETRIC, Inapplicable, one_head, two_heads, weight_fault
+from verify.oracle import PADDING_MODES
 
 
 def geometry(layer: MHSA, **changes: Any) -> MHSA:
@@ -31,125 +30,115 @@ def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tup
 # ---- where heads look ----------------------------------------------------------------------------------------------------
 
 
-@weights("one head looks one further")
+@weight_fault("one head looks one further")
 def _(conv, layer, rng):
-    layer.v.data[one(layer, rng), 1 + int(rng.integers(layer.v.shape[1] - 1))] += 2 * 1024.0 * int(rng.choice([1, -1]))
+    layer.v.data[one_head(layer, rng), 1 + int(rng.integers(layer.v.shape[1] - 1))] += (
+        2 * 1024.0 * int(rng.choice([1, -1]))
+    )
 
 
-@weights("two heads at one shift", shown_on=ALL)
+@weight_fault("two heads at one shift", shown_on=ALL)
 def _(conv, layer, rng):
-    first, second = two(layer, rng)
+    first, second = two_heads(layer, rng)
     layer.v.data[first] = layer.v.data[second]
 
 
-@weights("all heads look one further")
+@weight_fault("all heads look one further")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] += 2 * 1024.0
 
 
-@weights("heads one anchor off")
+@weight_fault("heads one anchor off")
 def _(conv, layer, rng):
     """Every head looks one position further, as from another query; those of the last tap look off the kernel."""
     steps = 1.0 if layer.radix is None else float(layer.radix[-1])
     layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
 
 
-@weights("the dilation forgotten")
+@weight_fault("the dilation forgotten")
 def _(conv, layer, rng):
     layer.v.data[:, 1:] *= 2
 
 
-@weights("shifts negated", shown_on=SYMMETRIC)
+@weight_fault("shifts negated", shown_on=SYMMETRIC)
 def _(conv, layer, rng):
     layer.v.data[:, 1:] *= -1
 
 
-@weights("shifts mirrored on one axis", more=2)
+@weight_fault("shifts mirrored on one axis", more=2)
 def _(conv, layer, rng):
     layer.v.data[:, 1 + int(rng.integers(layer.v.shape[1] - 1))] *= -1
 
 
-@weights("axes of the shifts swapped", dims=[2, 3])
+@weight_fault("axes of the shifts swapped", dims=[2, 3])
 def _(conv, layer, rng):
     if layer.v.shape[1] < 3:
         raise Inapplicable
     layer.v.data[:, [1, 2]] = layer.v.data[:, [2, 1]]
 
 
-@weights("halfway between two keys", soft=True)
+@weight_fault("halfway between two keys", soft=True)
 def _(conv, layer, rng):
-    layer.v.data[one(layer, rng), 1] += 1024.0
+    layer.v.data[one_head(layer, rng), 1] += 1024.0
 
 
-@weights("softly off the lattice", soft=True)
+@weight_fault("softly off the lattice", soft=True)
 def _(conv, layer, rng):
-    layer.v.data[one(layer, rng), 1:] *= 1 + 0.3 / 1024
+    layer.v.data[one_head(layer, rng), 1:] *= 1 + 0.3 / 1024
     layer.v.data /= 64
-    layer.v.data[one(layer, rng), 1] += 2 * 16 * 0.4
+    layer.v.data[one_head(layer, rng), 1] += 2 * 16 * 0.4
 
 
-@weights("α negative", soft=True)
+@weight_fault("α negative", soft=True)
 def _(conv, layer, rng):
-    layer.v.data[one(layer, rng)] *= -1
+    layer.v.data[one_head(layer, rng)] *= -1
 
 
-@weights("α negative, τ kept", soft=True)
+@weight_fault("α negative, τ kept", soft=True)
 def _(conv, layer, rng):
     layer.v.data[:, 0] *= -1
 
 
-@weights("one head soft", soft=True)
+@weight_fault("one head soft", soft=True)
 def _(conv, layer, rng):
-    layer.v.data[one(layer, rng)] *= 2.0**-9
+    layer.v.data[one_head(layer, rng)] *= 2.0**-9
 
 
-@weights("all heads soft", soft=True, shown_on=ALL)
+@weight_fault("all heads soft", soft=True, shown_on=ALL)
 def _(conv, layer, rng):
     layer.v.data *= 2.0**-8
 
 
-@weights("α tiny", soft=True)
+@weight_fault("α tiny", soft=True)
 def _(conv, layer, rng):
     layer.v.data *= 1e-9
 
 
-@weights("no positions", soft=True)
+@weight_fault("no positions", soft=True)
 def _(conv, layer, rng):
     getattr(layer, str(rng.choice(["v", "w_key_pos"]))).data.zero_()
 
 
-@weights("encoding of the keys swapped", soft=True)
+@weight_fault("encoding of the keys swapped", soft=True)
 def _(conv, layer, rng):
     layer.w_key_pos.data = layer.w_key_pos.data.roll(1, 1)
 
 
-@weights("encoding of the keys negated", more=2, soft=True)
+@weight_fault("encoding of the keys negated", more=2, soft=True)
 def _(conv, layer, rng):
-    layer.w_key_pos.data[one(layer, rng), :, int(rng.integers(1, layer.v.shape[1]))] *= -1
+    layer.w_key_pos.data[one_head(layer, rng), :, int(rng.integers(1, layer.v.shape[1]))] *= -1
 
 
-@weights("positions of two heads swapped")
+@weight_fault("positions of two heads swapped")
 def _(conv, layer, rng):
-    first, second = two(layer, rng)
+    first, second = two_heads(layer, rng)
     layer.v.data[[first, second]] = layer.v.data[[second, first]]
 
 
-@weights("a radix that aliases", soft=True, more=2, dims=[2, 3])
-def _(conv, layer, rng):
-    layer = conv_to_mhsa(conv, encoding="parabola", alpha=32.0)
-    side = max(conv.kernel_size) * max(conv.dilation) // 2 * 2 - 1
-    layer.radix = tuple(max(1, side) ** (len(conv.kernel_size) - 1 - axis) for axis in range(len(conv.kernel_size)))
-    tau = [quadratic.number(shift, layer.radix) for shift in shifts.tap_shifts(layer.geometry)]
-    layer.v.data = torch.tensor([quadratic.v((t,), 32.0) for t in tau], dtype=layer.v.dtype)
-    layer.execution = "dense"
-    layer.encoded = lambda grid: (quadratic.number(grid.shifts(), layer.radix),)  # type: ignore[method-assign,arg-type]
-    return layer
-
-
-@weights("numbers of the parabola one off")
+@weight_fault("numbers of the parabola one off")
 def _(conv, layer, rng):
     layer = conv_to_mhsa(conv, encoding="parabola")
-    layer.v.data[one(layer, rng), 1] += 2 * 1024.0
+    layer.v.data[one_head(layer, rng), 1] += 2 * 1024.0
     return layer
 
 
@@ -163,17 +152,17 @@ def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> MHSA:
     return layer
 
 
-@weights("queries ask for keys", soft=True)
+@weight_fault("queries ask for keys", soft=True)
 def _(conv, layer, rng):
     return _content(layer, rng, "w_qry", "w_key")
 
 
-@weights("queries ask for positions", soft=True)
+@weight_fault("queries ask for positions", soft=True)
 def _(conv, layer, rng):
     return _content(layer, rng, "w_qry")
 
 
-@weights("heads prefer some keys", soft=True)
+@weight_fault("heads prefer some keys", soft=True)
 def _(conv, layer, rng):
     return _content(layer, rng, "u", "w_key")
 
@@ -181,50 +170,50 @@ def _(conv, layer, rng):
 # ---- the stated geometry -----------------------------------------------------------------------------------------------------
 
 
-@weights("another stride")
+@weight_fault("another stride")
 def _(conv, layer, rng):
     return geometry(layer, stride=bumped(layer.stride, rng, 1))
 
 
-@weights("another padding", paddings=["numbers"])
+@weight_fault("another padding", paddings=["numbers"])
 def _(conv, layer, rng):
     if isinstance(layer.padding, str):
         raise Inapplicable
     return geometry(layer, padding=bumped(layer.padding, rng, 0))
 
 
-@weights("padding 'same' for none", more=5, paddings=["none"], transposed=[False])
+@weight_fault("padding 'same' for none", more=5, paddings=["none"], transposed=[False])
 def _(conv, layer, rng):
     return geometry(layer, padding="same")
 
 
-@weights("another padding mode", transposed=[False], paddings=["numbers", "same"])
+@weight_fault("another padding mode", transposed=[False], paddings=["numbers", "same"])
 def _(conv, layer, rng):
-    modes = [mode for mode in ("zeros", "reflect", "replicate", "circular") if mode != layer.padding_mode]
+    modes = [mode for mode in PADDING_MODES if mode != layer.padding_mode]
     return geometry(layer, padding_mode=str(rng.choice(modes)))
 
 
-@weights("another dilation", more=2)
+@weight_fault("another dilation", more=2)
 def _(conv, layer, rng):
     return geometry(layer, dilation=bumped(layer.dilation, rng, 1))
 
 
-@weights("another output padding", more=2, transposed=[True])
+@weight_fault("another output padding", more=2, transposed=[True])
 def _(conv, layer, rng):
     return geometry(layer, output_padding=bumped(layer.output_padding, rng, 0))
 
 
-@weights("stride and padding of two axes swapped", more=4, dims=[2, 3])
+@weight_fault("stride and padding of two axes swapped", more=4, dims=[2, 3])
 def _(conv, layer, rng):
     padding = layer.padding if isinstance(layer.padding, str) else layer.padding[::-1]
     return geometry(layer, stride=layer.stride[::-1], padding=padding)
 
 
-@weights("transposed for plain", padding_modes=["zeros"], paddings=["none", "numbers"])
+@weight_fault("transposed for plain", padding_modes=["zeros"], paddings=["none", "numbers"])
 def _(conv, layer, rng):
     return geometry(layer, transposed=not layer.transposed, output_padding=(0,) * len(layer.kernel_size))
 
 
-@weights("a kernel one larger")
+@weight_fault("a kernel one larger")
 def _(conv, layer, rng):
     return geometry(layer, kernel_size=bumped(layer.kernel_size, rng, 1))

@@ -2,7 +2,7 @@
 
 Geometries, channels, number formats, encodings and grids are drawn at random; sharpness from the softest to the sharpest; weights
 and inputs from 1e−40 to 1e30.  A layer follows from its seed alone.  Verdicts are held against exact arithmetic on the layers'
-raw numbers (:mod:`verify.experiment.sweep.exactly`).
+raw numbers (:mod:`verify.experiment.sweep.exact_layers`).
 """
 
 import math
@@ -23,7 +23,7 @@ from construct.builder import conv_to_mhsa
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified, certify
 from verify.argument.verdicts import combined
-from verify.experiment.sweep import exactly, position_faults, weight_faults
+from verify.experiment.sweep import exact_layers, position_faults, weight_faults
 from verify.experiment.sweep.faults import FAULTS, Inapplicable
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
@@ -134,45 +134,45 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
             return conv, grid
 
 
-def judged(seed: int) -> list[Row]:
+def certify_seed(seed: int) -> list[Row]:
     """Certify the layer of a seed as it was built, then with a fault; rows that hold an error tell of false verdicts.
 
     There is no second row where no fault that was drawn changes the function, or where its bound overflows.
     """
-    one = random_layer(seed)
-    row, certificate = _certified(one, leaking=True)
+    case = random_layer(seed)
+    row, certificate = _certified(case, leaking=True)
     if certificate is None:
         return [row]
-    rows, sharp = [replace(row, error=_wrong(one, certificate))], not certificate.leakage.any()
-    if certificate.verdict.name == "PROVED" and one.rng.random() < 0.1:
-        return [*rows, _off_in_one_output(one, row, certificate)]
-    name = _plant(one, ON_SHARP_HEADS if sharp else ON_ANY_SHARPNESS)
+    rows, sharp = [replace(row, error=_error_of(case, certificate))], not certificate.leakage.any()
+    if certificate.verdict.name == "PROVED" and case.rng.random() < 0.1:
+        return [*rows, _off_in_one_output(case, row, certificate)]
+    name = _plant(case, ON_SHARP_HEADS if sharp else ON_ANY_SHARPNESS)
     if name is None:
         return rows
-    row, certificate = _certified(one, leaking=not sharp, fault=name)
+    row, certificate = _certified(case, leaking=not sharp, fault=name)
     error = ""
     if certificate is None:
         return rows
     if certificate.verdict.name == "PROVED":
         error = f"a false PROVED: {certificate.verdict.sentence}"
-    elif certificate.verdict.name == "REFUTED" and not _refuted_rightly(one, certificate):
+    elif certificate.verdict.name == "REFUTED" and not _refuted_rightly(case, certificate):
         error = f"REFUTED by evidence that is none: {certificate.verdict.sentence}"
     return [*rows, replace(row, error=error)]
 
 
-def _certified(one: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
+def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
     """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
     row = Row(
-        key=key_of("random", one.seed, fault),
+        key=key_of("random", case.seed, fault),
         model="random",
-        layer=f"seed {one.seed}",
+        layer=f"seed {case.seed}",
         fault=fault,
-        alpha=one.alpha,
-        **described(one.conv, one.grid),
+        alpha=case.alpha,
+        **described(case.conv, case.grid),
     )
     start = time.perf_counter()
     try:
-        certificate = certified(one.conv, one.layer, one.grid, one.bound, None, leaking)
+        certificate = certified(case.conv, case.layer, case.grid, case.bound, None, leaking)
     except ValueError as error:
         if not fault and "beyond the largest" not in str(error):
             raise
@@ -203,16 +203,16 @@ def facts_of(certificate: Certificate) -> dict[str, Any]:
 # ---- whether a verdict is true ---------------------------------------------------------------------------------------------
 
 
-def _wrong(one: RandomLayer, certificate: Certificate) -> str:
+def _error_of(case: RandomLayer, certificate: Certificate) -> str:
     """What is wrong with the certificate of a layer as it was built; "" if nothing is."""
-    verdict, x = certificate.verdict, _sample(one)
-    if verdict.name == "PROVED" and not _holds(one, certificate, x):
+    verdict, x = certificate.verdict, _sample(case)
+    if verdict.name == "PROVED" and not _holds(case, certificate, x):
         return f"a false PROVED: an execution is over the bound on an input: {verdict.sentence}"
     # torch's own convolution may be off, and nothing else can be
     own = "torch's own convolution"
     if verdict.name != "PROVED" and not (verdict.name == "UNDECIDED" and own in verdict.sentence):
         return f"as built, but {verdict}"
-    check = check_call(one.conv, one.layer, x, "x")
+    check = check_call(case.conv, case.layer, x, "x")
     both = combined(certificate, check)
     if both.name != verdict.name and own not in both.sentence:
         return f"PROVED, but a sample says {both}"
@@ -221,84 +221,84 @@ def _wrong(one: RandomLayer, certificate: Certificate) -> str:
     return ""
 
 
-def _sample(one: RandomLayer) -> torch.Tensor:
+def _sample(case: RandomLayer) -> torch.Tensor:
     """One input within the bound, with zeros and tiny numbers in it."""
-    rng = np.random.default_rng(one.rng.randrange(2**32))
-    shape = (1, one.conv.in_channels, *one.grid)
-    x = rng.uniform(-1, 1, shape) * rng.choice([1.0, 1.0, 0.0, 1e-38], shape) * one.bound
-    return torch.from_numpy(x).to(one.conv.weight.dtype).clamp(-one.bound, one.bound)
+    rng = np.random.default_rng(case.rng.randrange(2**32))
+    shape = (1, case.conv.in_channels, *case.grid)
+    x = rng.uniform(-1, 1, shape) * rng.choice([1.0, 1.0, 0.0, 1e-38], shape) * case.bound
+    return torch.from_numpy(x).to(case.conv.weight.dtype).clamp(-case.bound, case.bound)
 
 
-def _holds(one: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
+def _holds(case: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
     """Whether every execution is within the bound of the exact convolution on this input."""
-    truth = exactly.convolution(one.conv, x[0].double().numpy())
+    truth = exact_layers.convolution(case.conv, x[0].double().numpy())
     limits = [Fraction(float(limit)) for limit in certificate.bound]
     try:
-        for one.layer.execution in EXECUTIONS:
+        for case.layer.execution in EXECUTIONS:
             try:
                 with torch.no_grad():
-                    attended = one.layer(x)[0].double().numpy()
+                    attended = case.layer(x)[0].double().numpy()
             except NotImplementedError:  # too coarse for the fused kernel
                 continue
             for place in np.ndindex(truth.shape):
                 if not abs(Fraction(float(attended[place])) - truth[place]) <= limits[place[0]]:
                     return False
     finally:
-        one.layer.execution = "auto"
+        case.layer.execution = "auto"
     return True
 
 
-def _refuted_rightly(one: RandomLayer, certificate: Certificate) -> bool:
+def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
     """Whether the evidence of a REFUTED is one by exact arithmetic."""
     counter, over = certificate.counterexample, certificate.overrun
     if counter is not None:
         if counter.shapes is not None:
             return counter.shapes[0] != counter.shapes[1]
-        x, place = counter.input(one.conv.in_channels, one.grid), counter.output
-        theirs, ours = exactly.convolution(one.conv, x)[place], exactly.attention(one.layer, x)[place]
+        x, place = counter.input(case.conv.in_channels, case.grid), counter.output
+        theirs, ours = exact_layers.convolution(case.conv, x)[place], exact_layers.attention(case.layer, x)[place]
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
     if over is None:  # then a run on a grid within this one, whose outputs have another size
         grids = [tuple(probe["grid"]) for probe in certificate.probes if probe["note"] == "outputs differ in shape"]
-        return any(_sizes_differ(one, grid) for grid in grids)
-    truth = exactly.convolution(one.conv, over.input)[over.output]
+        return any(_sizes_differ(case, grid) for grid in grids)
+    truth = exact_layers.convolution(case.conv, over.input)[over.output]
     return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
 
 
-def _sizes_differ(one: RandomLayer, grid: tuple[int, ...]) -> bool:
-    expected = exactly.convolution(one.conv, np.zeros((one.conv.in_channels, *grid))).shape[1:]
-    return exactly.looks(one.layer, grid)[0] != expected
+def _sizes_differ(case: RandomLayer, grid: tuple[int, ...]) -> bool:
+    expected = exact_layers.convolution(case.conv, np.zeros((case.conv.in_channels, *grid))).shape[1:]
+    return exact_layers.attended_positions(case.layer, grid)[0] != expected
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------------
 
 
-def _plant(one: RandomLayer, names: tuple[str, ...]) -> str | None:
+def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
     """Plant one of these faults in the layer, and return its name; None if none of a few that are drawn changes the function."""
-    for name in one.rng.sample(names, min(5, len(names))):
+    for name in case.rng.sample(names, min(5, len(names))):
         try:
-            one.layer = FAULTS[name].plant(one.conv, one.built(), np.random.default_rng(one.seed))
+            case.layer = FAULTS[name].plant(case.conv, case.built(), np.random.default_rng(case.seed))
         except (Inapplicable, ValueError):
             continue
-        finite = all(tensor.isfinite().all() for tensor in one.layer.state_dict().values())
-        if finite and _is_fault(one):
+        finite = all(tensor.isfinite().all() for tensor in case.layer.state_dict().values())
+        if finite and _is_fault(case):
             return name
     return None
 
 
-def _is_fault(one: RandomLayer) -> bool:
+def _is_fault(case: RandomLayer) -> bool:
     """Whether the function is another, were the heads sharp: by large random integers, on which affine functions differ."""
-    x = np.random.default_rng(0).integers(-(2**45), 2**45, (one.conv.in_channels, *one.grid)).astype(object)
-    expected = exactly.convolution(one.conv, x)
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (case.conv.in_channels, *case.grid)).astype(object)
+    expected = exact_layers.convolution(case.conv, x)
     try:
-        attended = exactly.attention(one.layer, x)
-    except exactly.NoValue:
+        attended = exact_layers.attention(case.layer, x)
+    except exact_layers.NoValue:
         return True
     return attended.shape != expected.shape or bool((attended != expected).any())
 
 
-def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> Row:
+def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) -> Row:
     """The row of an execution that is off by a little more than both sides may be, in the last output of the last input."""
-    name = one.rng.choice(["dense", "axial", "auto"])
+    name = case.rng.choice(["dense", "axial", "auto"])
     right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
 
     def wrong(layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
@@ -307,11 +307,11 @@ def _off_in_one_output(one: RandomLayer, row: Row, certificate: Certificate) -> 
         return y.to(x.dtype)
 
     with patch.dict(EXECUTIONS, {name: replace(right, run=wrong)}):
-        faulty = certify(one.conv, one.layer, grid=one.grid, input_bound=one.bound, within=1e300)
+        faulty = certify(case.conv, case.layer, grid=case.grid, input_bound=case.bound, within=1e300)
     error = "" if faulty.verdict.name == "REFUTED" else f"not REFUTED: {faulty.verdict}"
     seconds = time.perf_counter() - start
     return replace(
-        row, key=key_of("random", one.seed, OFF), fault=OFF, **facts_of(faulty), seconds=seconds, error=error
+        row, key=key_of("random", case.seed, OFF), fault=OFF, **facts_of(faulty), seconds=seconds, error=error
     )
 
 
@@ -327,7 +327,7 @@ class SeededLayer:
 
     def run(self) -> list[Row]:
         """Its rows."""
-        return judged(self.seed)
+        return certify_seed(self.seed)
 
     def failed(self, why: str) -> list[Row]:
         """The row of a task that crashed, which is a result too, or did not come back."""

@@ -17,7 +17,7 @@ class Row:
     """One certificate, or the reason why there is none.
 
     Attributes:
-        key: digest of all that the certificate depends on; the same layer under the same options has the same key.
+        key: primary key: a digest of all that the certificate depends on, so that the same layer under the same options has it.
         model: the file or factory; "random" for random layers.
         layer: its path in the network; "seed N" for random layers.
         fault: the fault that was planted in it; "" for none.

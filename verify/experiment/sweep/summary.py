@@ -59,7 +59,7 @@ def summary(results: Results) -> str:
     if results.select("SELECT 1 FROM certificates WHERE fault != '' LIMIT 1"):
         parts.append(_verdicts(results, "kind", "layers with a fault", "fault != ''"))
         parts.append(_verdicts(results, "fault", "the faults", "fault != ''"))
-    parts += [_spread(results), _errors(results)]
+    parts += [_quantiles(results), _errors(results)]
     return "\n\n".join(parts)
 
 
@@ -83,7 +83,7 @@ def _verdicts(results: Results, column: str, name: str, which: str) -> str:
     return _table((name, *verdicts), [*rows, total])
 
 
-def _spread(results: Results) -> str:
+def _quantiles(results: Results) -> str:
     """Quantiles of bound over observed difference, and of the time of a certificate."""
     rows = []
     for claim in ("same sums", "within"):

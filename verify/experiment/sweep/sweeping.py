@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from verify.experiment.sweep.cluster import SchedulerLost, Task, addresses_of, cluster
+from verify.experiment.sweep.cluster import SchedulerLost, SweepTask, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
 from verify.experiment.sweep.models import Network
 from verify.experiment.sweep.random_layers import SeededLayer
@@ -52,11 +52,11 @@ class Sweep:
             SchedulerLost: there is none, or it has gone.
         """
         start, places, seeds = time.monotonic(), 0, left_of(self._seeds, self._done)
-        tasks: Iterable[Task] = chain(map(SeededLayer, seeds), self._networks)
+        tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
         try:
             with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(len(seeds)) as show:
 
-                def receive(task: Task, results: list[Any], worker: str) -> list[Task]:
+                def receive(task: SweepTask, results: list[Any], worker: str) -> list[SweepTask]:
                     rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
                     layers = [one for one in results if not isinstance(one, Row)]
                     self._results.add(rows)

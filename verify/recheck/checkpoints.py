@@ -7,7 +7,7 @@ afterwards in any case.
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from verify.recheck.opcodes import Pickled, Rejected, is_module
+from verify.recheck.pickles import Pickled, Rejected, is_module
 
 DEEPEST = 4
 """The depth of nested dicts to search for a network."""

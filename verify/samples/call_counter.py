@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-RELATIVES = re.compile(r"conv(?!ert)|fft")
+CONVOLUTION_OPERATORS = re.compile(r"conv(?!ert)|fft")
 """Names of operators that are a convolution, part of one, or a way around one (but not ``convert``)."""
 
 
@@ -30,7 +30,7 @@ class _ConvolutionCounter(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count and pass on."""
         name = str(func)
-        if RELATIVES.search(name):
+        if CONVOLUTION_OPERATORS.search(name):
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -20,7 +20,7 @@ class NoValue(Exception):
     """Two keys share the greatest score of some head and query, or there is no output at all."""
 
 
-def whole(array: Any) -> tuple[np.ndarray, int]:
+def as_integers(array: Any) -> tuple[np.ndarray, int]:
     """Floats, integers or dyadic fractions as integers over one denominator: (object array, denominator)."""
     array = np.asarray(array)
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
@@ -29,18 +29,18 @@ def whole(array: Any) -> tuple[np.ndarray, int]:
     return integers.reshape(array.shape), denominator
 
 
-def fractions(whole: np.ndarray, denominator: int) -> np.ndarray:
+def fractions(integers: np.ndarray, denominator: int) -> np.ndarray:
     """The numbers themselves."""
-    return np.array([Fraction(int(x), denominator) for x in whole.flat], dtype=object).reshape(whole.shape)
+    return np.array([Fraction(int(x), denominator) for x in integers.flat], dtype=object).reshape(integers.shape)
 
 
 def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
     """The convolution of x (D_in, *size), by the definition, as fractions (D_out, *output)."""
     fields = Convolution.read(conv)
-    (w, p), (xs, q) = whole(fields.weight), whole(x)
+    (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
     y = replace(fields, weight=w, bias=None)(xs[None])[0]
     bias = np.zeros(len(y)) if fields.bias is None else fields.bias
-    return fractions(y, p * q) + fractions(*whole(bias)).reshape(-1, *(1,) * (y.ndim - 1))
+    return fractions(y, p * q) + fractions(*as_integers(bias)).reshape(-1, *(1,) * (y.ndim - 1))
 
 
 def attention(layer: Any, x: np.ndarray) -> np.ndarray:
@@ -50,10 +50,10 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
         NoValue: some head has no best key, or there are no queries.
     """
     size = x.shape[1:]
-    output, sources = looks(layer, size)
-    tokens, q = whole(x)
+    output, sources = attended_positions(layer, size)
+    tokens, q = as_integers(x)
     tokens = np.concatenate([np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1)  # 0 is a zero
-    (w_val, r), (w_out, s) = whole(_numbers(layer.w_val)), whole(_numbers(layer.w_out))
+    (w_val, r), (w_out, s) = as_integers(_numbers(layer.w_val)), as_integers(_numbers(layer.w_out))
     d_in, d_out = w_val.shape[2], w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
     for head, source in enumerate(sources):
@@ -61,10 +61,10 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
         for g in range(layer.groups):
             total[g] = total[g] + (values[g].T @ w_val[head, g] @ w_out[head, g]).T
     y = fractions(total.reshape(-1, *output), q * r * s)
-    return y + fractions(*whole(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
+    return y + fractions(*as_integers(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
 
 
-def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
+def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     """Where every head looks for every output: the output's size, and int (heads, outputs), 0 a zero, i + 1 input position i.
 
     A head that carries nothing looks at a zero.
@@ -79,7 +79,7 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     output = tuple((len(row) - span - 1) // s + 1 for row, span, s in zip(rows, spans, steps, strict=True))
     if min(output) < 1:
         raise NoValue
-    positions = copied(layer, size)
+    positions = token_sources(layer, size)
     keys = np.array(list(product(*(range(len(row)) for row in rows))))
     queries = np.array(
         [[s * o + a for s, o, a in zip(steps, place, anchor, strict=True)] for place in np.ndindex(output)]
@@ -96,7 +96,7 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
         if nothing:  # whatever it attends to, it adds 0
             sources.append(np.zeros(len(queries), dtype=int))
             continue
-        (a, _), (b, _) = whole(v), whole(w_key_pos)
+        (a, _), (b, _) = as_integers(v), as_integers(w_key_pos)
         c = a @ b  # the score's vector, times a positive number
         small = max(abs(int(x)) for x in c) * int(np.abs(r).max(initial=1)) * len(c) < 2**62
         scores = r @ c.astype(np.int64) if small else r.astype(object) @ c
@@ -107,7 +107,7 @@ def looks(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     return output, np.array(sources).reshape(len(sources), len(queries))
 
 
-def copied(layer: Any, size: Size) -> np.ndarray:
+def token_sources(layer: Any, size: Size) -> np.ndarray:
     """What every token of the padded grid is: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
     copies = np.array(list(product(*(_tokens(layer, axis, n) for axis, n in enumerate(size)))))
     strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]

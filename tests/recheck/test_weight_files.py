@@ -28,10 +28,10 @@ from commands import python
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.layers.fields import stated_geometry
-from verify.recheck import arrays, opcodes
-from verify.recheck.arrays import BYTES, GEOMETRY, Pickled, Rejected, layers_in, numbers, strict_json
-from verify.recheck.opcodes import Walk
-from verify.recheck.unwrapping import TENSORS
+from verify.recheck import pickles, weight_files
+from verify.recheck.checkpoints import TENSORS
+from verify.recheck.pickles import Walk
+from verify.recheck.weight_files import BYTES, GEOMETRY, Pickled, Rejected, layers_in, numbers, strict_json
 
 CONVOLUTIONS = {
     "1-D": lambda: nn.Conv1d(2, 3, 4, stride=2, dilation=2, padding=3, padding_mode="reflect"),
@@ -177,7 +177,7 @@ def test_what_a_pickle_would_run_is_not_run(tmp_path):
 def test_nothing_that_a_pickle_names_is_imported(tmp_path):
     path = written(tmp_path / "f.pt", construct.convert(Net()))
     code = (
-        "import sys\nfrom verify.recheck.arrays import layers_in\n"
+        "import sys\nfrom verify.recheck.weight_files import layers_in\n"
         f"print(len(layers_in(open({str(path)!r}, 'rb'), 'f')))\n"
         "assert not {'torch', 'construct', 'safetensors', 'mpmath', 'sympy'} & set(sys.modules)"
     )
@@ -340,7 +340,7 @@ def test_a_geometry_that_does_more_than_its_fields_say_is_refused(change, words,
 
 def test_an_execution_that_nobody_knows_is_refused(tmp_path):
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3))
-    assert set(arrays.EXECUTIONS) == set(EXECUTIONS)
+    assert set(weight_files.EXECUTIONS) == set(EXECUTIONS)
     for name in EXECUTIONS:
         layer.execution = name
         assert read(written(tmp_path / "f.pt", layer))
@@ -403,7 +403,7 @@ def test_the_walk_refuses_what_torch_does_not_write():
 
 
 def test_a_long_pickle_is_refused(monkeypatch):
-    monkeypatch.setattr(opcodes, "MOST_OPCODES", 100)
+    monkeypatch.setattr(pickles, "MOST_OPCODES", 100)
     with pytest.raises(Rejected, match="more than 100 opcodes"):
         Walk(pickle.dumps(list(range(200)), 2))
 

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from verify.recheck.archives import Archive, archive_in
-from verify.recheck.opcodes import (
+from verify.recheck.checkpoints import TENSORS, geometry_records, may_be_a_kernel, network_in, tensors_of
+from verify.recheck.pickles import (
     CLASSES,
     PARAMETER,
     PLAIN,
@@ -31,7 +32,6 @@ from verify.recheck.opcodes import (
     counts,
     is_module,
 )
-from verify.recheck.unwrapping import TENSORS, geometry_records, may_be_a_kernel, network_in, tensors_of
 
 GEOMETRY = tuple("in_channels out_channels kernel_size stride padding padding_mode dilation groups".split())
 GEOMETRY += ("transposed", "output_padding")
@@ -126,7 +126,7 @@ def layers_in(file: BinaryIO, what: str) -> dict[str, StoredLayer]:
             )
         return _torch_layers(file) if start[:4] == b"PK\x03\x04" else _safetensors_layers(file)
     except Exception as error:  # whatever the standard library raises on a damaged file
-        message = str(error) if isinstance(error, Rejected) else f"damaged or odd ({type(error).__name__}: {error})"
+        message = str(error) if isinstance(error, Rejected) else f"malformed ({type(error).__name__}: {error})"
         raise Rejected(f"{what}: {' '.join(message.split())}") from None
 
 

@@ -9,6 +9,8 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verify.verdict import escaped
+
 MOST_OPCODES = 5_000_000
 CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
 CLASSES["construct.attention MHSA"] = "MHSA"
@@ -38,9 +40,7 @@ class Rejected(ValueError):
     """
 
     def __init__(self, message: str):
-        super().__init__(
-            "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
-        )
+        super().__init__(escaped(message))
 
 
 class NotConfirmed(Rejected):
@@ -199,7 +199,7 @@ class Walk:
         if location == "meta":
             raise Rejected("a storage is on the device meta, where torch.load gives it no numbers")
         if type(key) is not str or not (key.isascii() and key.isdigit()) or not counts((count,)):
-            raise Rejected(f"a storage has an odd name or size, {key!r:.60}")
+            raise Rejected(f"a storage has an unexpected name or size, {key!r:.60}")
         if self.storages.setdefault(key, (kind.args, count)) != (kind.args, count):
             raise Rejected(f"storage {key!r} is described in two ways, of which torch takes the first")
         return Pickled("storage", described)
