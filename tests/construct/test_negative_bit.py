@@ -93,15 +93,15 @@ def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
     conv = nn.Conv2d(3, 5, 3, stride=2, padding=1, dtype=dtype)
     layer = conv_to_mhsa(conv)
     layer.execution = name
-    found = []
+    gradients = []
     for kept in (negative, torch.clone):
         layer.zero_grad()
         x = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
         y = layer(x)
         y.backward(kept(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)))
-        found.append([x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
-    assert len(found[0]) > 1
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append([x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+    assert len(gradients[0]) > 1
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @settings(max_examples=EXAMPLES // 3)

@@ -84,7 +84,7 @@ def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: s
 def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
     """Of how long the gradients are, for the input and the bias: exact in integers."""
     conv, layer, x = whole_numbers(name, 6, 2, alone)
-    found = []
+    derivatives = []
     for run, kernels in (
         (layer, [p for p in (layer.w_val, layer.w_out) if p.requires_grad][:1]),
         (conv, [conv.weight]),
@@ -92,8 +92,8 @@ def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> Non
         given = x.double().requires_grad_()
         run.double()
         pulled = torch.autograd.grad(run(given).square().sum() / 2, [given, *kernels], create_graph=True)
-        found.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
-    assert torch.equal(*found)
+        derivatives.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
+    assert torch.equal(*derivatives)
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)

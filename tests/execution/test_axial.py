@@ -34,10 +34,10 @@ def without_content(layer: MHSA) -> MHSA:
 
 def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """By ``axial`` and by ``dense``."""
-    found = []
+    outputs = []
     for layer.execution in ("axial", "dense"):
-        found.append(layer(x))
-    return found[0], found[1]
+        outputs.append(layer(x))
+    return outputs[0], outputs[1]
 
 
 @settings(max_examples=EXAMPLES)
@@ -57,18 +57,18 @@ def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries:
         if not x.numel():
             return
         with smaller_blocks(queries) if queries else smaller_blocks(10**9):
-            found, expected = both(layer, x)
+            output, expected = both(layer, x)
     size = (layer.w_val.abs().sum() * layer.w_out.abs().amax() * x.abs().amax()).item() + 1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * size)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12 * size)
 
 
 def test_soft_heads_share_factors_and_are_right_on_long_grids():
     layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
     x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
     with torch.no_grad():
-        found, expected = both(layer, x)
+        output, expected = both(layer, x)
     assert not plan_for(layer, TokenGrid.of(layer.geometry, (40, 33))).sharp
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
@@ -105,9 +105,9 @@ def test_edits_that_leave_no_trace_are_seen(name: str):
     tensor.data[-1] *= -2
     tensor.detach().numpy()[0] += 1
     assert tensor._version == version
-    found, expected = both(layer, x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert (before - found).abs().max() > 0.1
+    output, expected = both(layer, x)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    assert (before - output).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
@@ -126,10 +126,10 @@ def test_training_is_that_of_dense(name: str):
     layer.w_key_pos.requires_grad_()
     x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
     names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
-    found, expected = both(layer, x)
-    pull = torch.randn_like(found)
+    output, expected = both(layer, x)
+    pull = torch.randn_like(output)
     wanted = [x, *(getattr(layer, n) for n in names)]
-    ours = torch.autograd.grad((found * pull).sum(), wanted)
+    ours = torch.autograd.grad((output * pull).sum(), wanted)
     theirs = torch.autograd.grad((expected * pull).sum(), wanted)
     for label, a, b in zip(("x", *names), ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, label=label: f"{label}: {text}")
@@ -233,11 +233,11 @@ def test_random_layers_without_content_equal_dense_too():
 
 def test_what_each_execution_takes_is_told_before_it_runs():
     layer = conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1))
-    told = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
-    assert {"dense", "chunked", "axial", "auto"} <= set(told)
-    assert f"{64 * 64 * 9 * 224 * 224:.2g} products" in told["axial"]
-    assert told["auto"].split()[1:5] == told["axial"].split()[1:5]
-    assert float(told["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
+    lines = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
+    assert {"dense", "chunked", "axial", "auto"} <= set(lines)
+    assert f"{64 * 64 * 9 * 224 * 224:.2g} products" in lines["axial"]
+    assert lines["auto"].split()[1:5] == lines["axial"].split()[1:5]
+    assert float(lines["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
     layer.w_qry.requires_grad_()
-    told = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
-    assert told["auto"].split()[1:5] == told["dense"].split()[1:5]
+    lines = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
+    assert lines["auto"].split()[1:5] == lines["dense"].split()[1:5]

@@ -145,14 +145,14 @@ def test_a_derivative_that_is_carried_along_is_not_lost(name: str) -> None:
     """Forward-mode: the identity's derivative, say, would drop out with the factor that nobody multiplies by."""
     layer, x = called("3x3")
     held = {key: p.detach() for key, p in layer.named_parameters()}
-    found = []
+    derivatives = []
     for layer.execution in ("auto", "dense"):
 
         def run(tensor: Tensor) -> Tensor:
             return torch.func.functional_call(layer, held | {name: tensor}, (x,))
 
-        found.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
-    for ours, theirs in zip(*found, strict=True):
+        derivatives.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
+    for ours, theirs in zip(*derivatives, strict=True):
         torch.testing.assert_close(ours, theirs)
     layer.execution = "auto"
     assert kept(layer, x) is not None
@@ -262,5 +262,5 @@ def test_layers_are_called_on_the_processor_whatever_the_default_device() -> Non
     for channels in (4, 260):
         layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
         with torch.device("meta"):
-            found = layer(x)
-        assert torch.equal(found, copy.deepcopy(layer)(x))
+            output = layer(x)
+        assert torch.equal(output, copy.deepcopy(layer)(x))

@@ -283,8 +283,8 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         r = np.array([Fraction(n) for n in (sum(n * n for n in delta), *delta)])
         if content is None:
             return v @ w_key_pos @ r
-        asked, seen = whole(content[0][0, 0, q]), whole(content[2][0, 0, k])
-        return (asked + v) @ w_key_pos @ r + (asked + whole(layer.u[0])) @ seen
+        query, key = whole(content[0][0, 0, q]), whole(content[2][0, 0, k])
+        return (query + v) @ w_key_pos @ r + (query + whole(layer.u[0])) @ key
 
     rng = np.random.default_rng(seed)
     for _ in range(4):

@@ -123,8 +123,8 @@ def test_the_walk_sees_the_house():
     code = (
         "def f():\n    from construct import geometry, MHSA\n    import verify.oracle\nimport_module('verify.checker')"
     )
-    found = [name for name, _ in imported(ast.parse(code))]
-    assert sorted(found) == ["construct", "construct.geometry", "verify.checker", "verify.oracle"]
+    names = [name for name, _ in imported(ast.parse(code))]
+    assert sorted(names) == ["construct", "construct.geometry", "verify.checker", "verify.oracle"]
 
 
 # ---- who imports whom --------------------------------------------------------------------------------------------------
@@ -341,20 +341,20 @@ def test_what_is_public_has_a_docstring(path):
 
 def forbidden(tree: ast.AST) -> list[str]:
     """Names, attributes, imported names and whole strings by which one would reach a convolution."""
-    found = []
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.append(node.id)
+            names.append(node.id)
         elif isinstance(node, ast.Attribute):
-            found.append(node.attr)
+            names.append(node.attr)
             owner = node.value.id if isinstance(node.value, ast.Name) else None
             if node.attr == "ops" or (owner == "torch" and node.attr == "convolution"):
-                found.append("aten")
+                names.append("aten")
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found += [part for alias in node.names for part in alias.name.split(".")]
+            names += [part for alias in node.names for part in alias.name.split(".")]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value.removeprefix("fold"))  # to rich, "fold" is a way to wrap lines
-    return [name for name in found if FORBIDDEN.fullmatch(name)]
+            names.append(node.value.removeprefix("fold"))  # to rich, "fold" is a way to wrap lines
+    return [name for name in names if FORBIDDEN.fullmatch(name)]
 
 
 VIEWS = {"construct/execution/kernels/problem.py", "construct/execution/kernels/depthwise.py"}
@@ -401,8 +401,8 @@ def test_the_page_on_certificates_counts_what_the_checker_loads():
     named = {Path(link).name for link in re.findall(r"\]\(\.\./(verify/[\w/]+\.py)\)", about)}
     assert named == {path.name for path in loaded} - {"__init__.py"}
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded)
-    (told,) = re.findall(r"([\d,]+) lines in all", about)
-    assert abs(int(told.replace(",", "")) - lines) <= 60, lines
+    (stated,) = re.findall(r"([\d,]+) lines in all", about)
+    assert abs(int(stated.replace(",", "")) - lines) <= 60, lines
     assert len((ROOT / "verify/checker.py").read_text(encoding="utf-8").splitlines()) < 300
 
 
