@@ -34,6 +34,9 @@ ORDER = {
 MOST_ENTRIES = 16
 """In a folder."""
 
+SAY_NOTHING = {"found", "told", "seen", "there", "todo", "some", "made"}
+"""Names for variables, parameters and functions that say nothing of what they name."""
+
 FORBIDDEN = re.compile(
     r"(_?conv(_transpose)?[123]d|_?conv_tbc|\w*conv_depthwise\w*|conv_transpose\w*|im2col|col2im|unfold|fold|as_strided"
     r"|correlate\w*|\w*fft\w*|aten|_VF|_nn|torch_function)"
@@ -309,6 +312,31 @@ def test_files_stay_short(path):
 @law_of([path for name in ("learned", "taught") for path in (ROOT / "examples" / name).rglob("*.py")])
 def test_files_of_the_experiments_stay_shorter(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 300
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """The names that variables, parameters and functions are given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+@law_of([path for path in SOURCES if not ids(path).startswith("construct/execution/")])
+def test_names_say_what_they_name(path):
+    assert not SAY_NOTHING & {*named(tree_of(path))}
+
+
+@pytest.mark.parametrize("code", [
+    "found = 1", "told, _ = x", "for seen in x: f(seen)", "[made for made in x]", "with x as there: f()", "(todo := f())",
+    "lambda some: 1", "def f(*, found=1): g()", "def told(): f()",
+])  # fmt: skip
+def test_that_look_at_names_sees(code):
+    assert SAY_NOTHING & {*named(ast.parse(code))}
+    assert not SAY_NOTHING & {*named(ast.parse("x.found = y(told=seen).made"))}
 
 
 @law_of([path for path in SOURCES if path.stem not in ("from_conv", "__main__")])
