@@ -12,6 +12,7 @@ import verify
 from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
+from runs import channels_last
 from verify.argument.certification import certify
 from verify.layers.fields import TENSORS, digest
 from verify.oracle import Convolution
@@ -58,7 +59,7 @@ def test_where_torch_would_drop_the_sign(make: Any, layout: str, dtype: torch.dt
     conv = make(dtype)
     layer, x = conv_to_mhsa(conv), torch.randn(2, conv.in_channels, *(7, 6, 4)[: conv.weight.dim() - 2]).to(dtype)
     if layout == "channels last":
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        x = channels_last(x)
     for layer.execution in EXECUTIONS:
         with torch.no_grad():
             assert torch.equal(layer(negative(x)), layer(x))

@@ -17,6 +17,7 @@ from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
+from runs import aim_anywhere
 from truths import random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
@@ -46,13 +47,8 @@ def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries:
     """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, and twice at one place."""
     rng = np.random.default_rng(seed)
     layer = without_content(conv_to_mhsa(case.conv))
+    aim_anywhere(layer, rng)
     with torch.no_grad():
-        d, heads = layer.geometry.dims, layer.heads
-        alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
-        tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
-        aimed = -alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1)
-        keep = rng.random(heads) < 0.5
-        layer.v.copy_(torch.where(torch.from_numpy(keep)[:, None], layer.v, torch.from_numpy(aimed)))
         x = case.x.double()
         if not x.numel():
             return

@@ -14,6 +14,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.execution import cache, head_matrices
 from construct.execution.head_matrices import AT_ONCE, is_identity
+from runs import channels_last
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
@@ -92,7 +93,7 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None]
 def test_the_short_call_is_the_same_call(name: str) -> None:
     """Bit for bit, laid out alike, for every way in which an input may lie."""
     layer, x = called(name)
-    ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), x.movedim(1, -1).contiguous().movedim(-1, 1), x[:0]]
+    ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), channels_last(x), x[:0]]
     for way in ways:
         first = copy.deepcopy(layer)(way)
         for _ in range(3):

@@ -21,7 +21,7 @@ from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked
 from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
-from runs import SMALL, normal, peak_bytes
+from runs import SMALL, channels_last, normal, peak_bytes
 from truths import exact, excess, paper, random_layer
 from verify.samples.calls import convolution_calls
 from verify.strategies import Case, cases
@@ -281,7 +281,7 @@ class TestContract:
         same(each(ours, x, layer)["b_out"], each(theirs, x, conv)["bias"])
         output = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
         same(output, torch.stack([conv(x[0]), 2 * conv(x[1])]))
-        last = x[0].movedim(1, -1).contiguous().movedim(-1, 1)
+        last = channels_last(x[0])
         output = vmap(lambda parameters: functional_call(layer, parameters, (last,)))(members)
         same(output, torch.stack([conv(last), 2 * conv(last)]))
         for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all

@@ -19,6 +19,7 @@ from construct.execution.kernels import constants, gemm
 from construct.execution.kernels.im2col_gemm import Outputs
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
+from runs import channels_last
 
 
 class Named(TorchDispatchMode):
@@ -135,7 +136,7 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
     conv, x = whole_numbers(name)
     last = lying != "channels first"
     if last:
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        x = channels_last(x)
     if "larger" in lying:
         x = nn.functional.pad(x, (0, 1) * (x.dim() - 2), value=torch.nan)[(..., *(slice(n) for n in x.shape[2:]))]
     layer = conv_to_mhsa(conv)
@@ -162,7 +163,7 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
 def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv)
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+    x = channels_last(x).requires_grad_()
     pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
     expected = torch.autograd.grad(conv(x), [x, conv.bias], pull)
     gradients = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
@@ -200,7 +201,7 @@ class Marked(torch.Tensor):
 def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv).requires_grad_(False)
-    for lying in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+    for lying in (x, channels_last(x)):
         for _ in range(2):
             output = layer(lying.as_subclass(Marked))
             assert type(output) is Marked
@@ -211,7 +212,7 @@ def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
     """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
     conv, x = whole_numbers("3x3")
     layer = conv_to_mhsa(conv).requires_grad_(False)
-    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    last = channels_last(x)
     layer(last)
     graph = make_fx(layer)(last)
     assert torch.uint8 not in {kept.dtype for kept in graph.buffers()}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, conv_to_mhsa
+from construct import conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import kernels
 from construct.execution.autograd import Shifted, Weights
@@ -22,7 +22,7 @@ from construct.execution.kernels.im2col_gemm import Outputs
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
-from runs import KERNELS, preferring
+from runs import KERNELS, channels_last, kernel_gradient, preferring
 
 EXAMPLES = settings().max_examples
 
@@ -44,7 +44,7 @@ def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
 def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
     """The same images, lying otherwise."""
     if layout == LAST:
-        return images.movedim(1, -1).contiguous().movedim(-1, 1)
+        return channels_last(images)
     return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
 
 
@@ -134,14 +134,6 @@ def whole_numbers(conv: Any) -> Any:
     return conv
 
 
-def kernel_of(layer: MHSA, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """What the gradients of the two factors say of the kernel: the one of the factor that carries it."""
-    moved = copy.deepcopy(layer)
-    with torch.no_grad():
-        (moved.w_val if is_identity(layer.w_out) else moved.w_out).copy_(value if is_identity(layer.w_out) else out)
-    return moved.weight
-
-
 CONVS = [
     lambda: nn.Conv1d(16, 24, 5, padding=3, dilation=2),
     lambda: nn.Conv1d(16, 16, 4, bias=False),
@@ -182,7 +174,7 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | No
             theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
             assert torch.equal(output, expected)
             assert torch.equal(ours[0], theirs[0])
-            assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+            assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
 def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
@@ -293,7 +285,7 @@ def test_nothing_reads_what_memory_held_before(make: Any, kernel: str | None, mo
             ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.w_val, layer.w_out])
             theirs = torch.autograd.grad(conv(x).square().sum(), [x, conv.weight])
         assert torch.equal(ours[0], theirs[0])
-        assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+        assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -26,6 +26,7 @@ from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
 from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from construct.files.writing import is_own_output
 from construct.from_conv import main
+from runs import channels_last
 from truths import excess, permuted
 from verify.strategies import Case, cases
 
@@ -198,7 +199,7 @@ def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool,
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, random.Random(0).sample(range(layer.heads), layer.heads))
     x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    x = channels_last(x) if last else x
     with torch.set_grad_enabled(learning):
         output = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
     assert output is not None
