@@ -221,9 +221,9 @@ def _squares(layers: Iterator[Layer]) -> Iterator[tuple[nn.Module, tuple[int, ..
 
 def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
     """Every convolution of a network, with the size of its input, in the order of its calls."""
-    seen: list[tuple[nn.Module, tuple[int, ...]]] = []
+    calls: list[tuple[nn.Module, tuple[int, ...]]] = []
     hooks = [
-        module.register_forward_pre_hook(lambda conv, given: seen.append((conv, tuple(given[0].shape))))
+        module.register_forward_pre_hook(lambda conv, given: calls.append((conv, tuple(given[0].shape))))
         for module in network.modules()
         if isinstance(module, nn.modules.conv._ConvNd)
     ]
@@ -231,7 +231,7 @@ def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[tuple[nn
         network(torch.zeros(size))
     for hook in hooks:
         hook.remove()
-    return iter(seen)
+    return iter(calls)
 
 
 NETWORKS: dict[str, Callable[[], Iterator[tuple[nn.Module, tuple[int, ...]]]]] = {

@@ -42,9 +42,9 @@ def clock_of(device: torch.device) -> tuple[Callable[[], float], str]:
 def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> list[Times]:
     """Every call once a round, in turn; two rounds to warm up are not counted."""
     clock, _ = clock_of(device)
-    seen: list[list[float]] = [[] for _ in calls]
+    measured: list[list[float]] = [[] for _ in calls]
     for number in range(rounds + 2):
-        for call, times in zip(calls, seen, strict=True):
+        for call, times in zip(calls, measured, strict=True):
             repeat = 1 if not times else max(1, min(50, int(AT_LEAST / max(times[-1], 1e-6))))
             wait(device)
             started = clock()
@@ -54,7 +54,7 @@ def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> lis
             times.append((clock() - started) / repeat)
             if number < 2:
                 times[:] = times[-1:] if number == 0 else []
-    return [Times(tuple(times)) for times in seen]
+    return [Times(tuple(times)) for times in measured]
 
 
 def wait(device: torch.device) -> None:

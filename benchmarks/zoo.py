@@ -186,8 +186,8 @@ _smp("Unet", "efficientnet-b0")
 def _transformers(config: str, model: str, *shape: int, call: str = "pixel_values", **options: Any) -> None:
     @entry(f"transformers {model}", "transformers")
     def _() -> Made:
-        made = made_by("transformers", model, made_by("transformers", config, **options))
-        return made, {call: noise(*shape), "return_dict": False}
+        network = made_by("transformers", model, made_by("transformers", config, **options))
+        return network, {call: noise(*shape), "return_dict": False}
 
 
 _transformers("ResNetConfig", "ResNetModel", 1, 3, 64, 64, embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])
@@ -319,9 +319,9 @@ def row(name: str, certify: bool = False) -> Result:
     rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
     substitutes, _ = layers_from_rules(net, rules, None)  # samples hold each rule against its module
     net = substitute(net, substitutes)
-    found = survey(net)
-    result = Result(name, converted=len(found.convertible), left=[str(refusal) for refusal in found.refused])
-    if not found.convertible:
+    convs = survey(net)
+    result = Result(name, converted=len(convs.convertible), left=[str(refusal) for refusal in convs.refused])
+    if not convs.convertible:
         return result if result.left else Result(name, "it has no convolution")
     try:
         with torch.no_grad():
@@ -330,7 +330,7 @@ def row(name: str, certify: bool = False) -> Result:
         return Result(name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     converted = construct.convert(net, strict=False)
     theirs: dict[str, Any] = dict(every_module(converted))
-    pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (conv, theirs[path]) for path, conv in found.convertible.items()}
+    pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (conv, theirs[path]) for path, conv in convs.convertible.items()}
     with phases() as progress:
         try:
             runs = run_both(net, converted, pairs, [x], "its input", parse(["net", "--input-size", "1"]), progress)

@@ -230,16 +230,16 @@ pairs: dict[str, tuple[nn.Module, nn.Module]] = {
 }
 checks = check_on_activations(detector, pairs, [photo], "the photograph")
 print("layer         heads  calls  difference    bound  for all |x| ≤      verdict")
-bounds, seen, verdicts = [], [], []
+bounds, differences, verdicts = [], [], []
 for name, (convolution, layer) in pairs.items():
     certificate, verdict = certify_layer(convolution, layer, checks[name])
     assert certificate is not None
     bounds.append(float(certificate.bound.max()))
-    seen.append(checks[name].discrepancy.max_abs)
+    differences.append(checks[name].discrepancy.max_abs)
     verdicts.append(verdict.name)
     heads, calls_of, side = len(layer.get_parameter("v")), checks[name].calls, checks[name].grid[0]
     domain = f"{certificate.input_bound:g} on {side} × {side}"
-    print(f"{name:14}{heads:5}{calls_of:7}{seen[-1]:12.1e}{bounds[-1]:9.1e}  {domain:17}  {verdict.name}")
+    print(f"{name:14}{heads:5}{calls_of:7}{differences[-1]:12.1e}{bounds[-1]:9.1e}  {domain:17}  {verdict.name}")
 
 # %% [markdown]
 # The faces.  Both networks must let the same boxes pass, for one that lies at a threshold would show.  What is left is rounding:
@@ -279,8 +279,8 @@ def picture() -> Any:
         rows, least = range(len(pairs)), 1e-8
         chart.hlines(rows, least, bounds, color=FAINT, lw=0.6)
         chart.plot(bounds, rows, "|", color=BLUE, ms=8, mew=2, label="PROVED bound")
-        chart.plot([max(x, least) for x in seen], rows, "o", color=ORANGE, ms=4, label="largest seen")
-        for row in (row for row in rows if not seen[row]):
+        chart.plot([max(x, least) for x in differences], rows, "o", color=ORANGE, ms=4, label="largest seen")
+        for row in (row for row in rows if not differences[row]):
             chart.annotate("0", (least, row), (4, 1), textcoords="offset points", fontsize=8, color=ORANGE)
         chart.set(xscale="log", xlim=(least, 1e-1), title="attention − convolution")
         chart.set_yticks(rows, list(pairs), fontsize=8)

@@ -74,11 +74,11 @@ def test_undecided_for_leakage_says_what_to_do(alpha: float, dtype: torch.dtype)
     """Either remedy that it names is one."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
-    told = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5)).verdict
-    assert told.name == "UNDECIDED"
-    assert told.sentence.startswith("step 3 (leakage)")
-    within = float(told.sentence.split("within=")[1].split(",")[0])
-    sharp = float(told.sentence.split("take α from ")[1].split(" ")[0])
+    verdict = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5)).verdict
+    assert verdict.name == "UNDECIDED"
+    assert verdict.sentence.startswith("step 3 (leakage)")
+    within = float(verdict.sentence.split("within=")[1].split(",")[0])
+    sharp = float(verdict.sentence.split("take α from ")[1].split(" ")[0])
     assert certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5), within=within).verdict.name == "PROVED"
     assert certify(conv, conv_to_mhsa(conv, alpha=sharp), grid=(6, 5)).verdict.name == "PROVED"
     assert sharp == (746 if dtype == torch.float64 else 104)

@@ -292,16 +292,16 @@ def test_the_record_is_json_is_stable_and_reads_back_exactly():
     assert {step["number"] for step in record["steps"]} == set(range(7))
     assert set(record) >= {f.name for f in fields(first)} - {"verdict", "tightness"}
     refuted = certify(CONV, altered(LAYER, b_out=LAYER.b_out * 2), grid=(4, 5))
-    told = json.loads(refuted.to_json(), parse_constant=pytest.fail)["counterexample"]
-    assert told["convolution"] != told["attention"]
-    assert told["output"] == [0, 0, 0]
+    counterexample = json.loads(refuted.to_json(), parse_constant=pytest.fail)["counterexample"]
+    assert counterexample["convolution"] != counterexample["attention"]
+    assert counterexample["output"] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: torch.dtype):
     conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
     certificate = certify(conv, conv_to_mhsa(conv), grid=(4, 5), input_bound=0.1)
-    names = [told.split(":")[0] for told in certificate.assumptions]
+    names = [assumption.split(":")[0] for assumption in certificate.assumptions]
     expected = [
         "finite inputs",
         "float64 scores",
@@ -313,7 +313,7 @@ def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: 
     half = ["float32 accumulation"] * (dtype in (torch.float16, torch.bfloat16))
     assert names == expected + half
     assert certificate.assumes == f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
-    assert all(f"assuming {told}" in str(certificate) for told in certificate.assumptions)
+    assert all(f"assuming {assumption}" in str(certificate) for assumption in certificate.assumptions)
     assert json.loads(certificate.to_json())["assumptions"] == [*certificate.assumptions]
     assert "|x| ≤ 0.1, of spatial size (4, 5) or smaller" in certificate.assumptions[0]
     counts = Counter[str]()
@@ -328,16 +328,16 @@ def test_how_products_were_made_exact_is_no_assumption():
     layer = conv_to_mhsa(conv, head_dim=2)
     certificate = certify(conv, layer, grid=(4, 5), within=100.0)
     assert "exact integer products at shift" in certificate.steps[4].sentence
-    assert not any("exact integer" in told for told in certificate.assumptions)
+    assert not any("exact integer" in assumption for assumption in certificate.assumptions)
 
 
 def test_a_certificate_reads_as_sentences():
-    told = str(certify(CONV, LAYER, grid=(4, 5))).splitlines()
-    assert told[0].startswith("PROVED: the same function for all |x| ≤ 1 up to (4, 5): difference ≤ ")
-    assert [line[:12] for line in told if line.startswith("step")] == [f"step {n} holds" for n in range(7)]
-    assert sum(line.startswith("assuming ") for line in told) >= 5
+    lines = str(certify(CONV, LAYER, grid=(4, 5))).splitlines()
+    assert lines[0].startswith("PROVED: the same function for all |x| ≤ 1 up to (4, 5): difference ≤ ")
+    assert [line[:12] for line in lines if line.startswith("step")] == [f"step {n} holds" for n in range(7)]
+    assert sum(line.startswith("assuming ") for line in lines) >= 5
     for said in ("finite", "TF32", "dense checked on", "chunked checked on", f"torch {torch.__version__}"):
-        assert any(said in line for line in told if line.startswith("assuming"))
+        assert any(said in line for line in lines if line.startswith("assuming"))
 
 
 def test_digests_change_with_every_bit_and_every_attribute():

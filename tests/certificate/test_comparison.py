@@ -326,14 +326,14 @@ def test_sums_in_float32_are_not_below_the_exact_ones(case: Case, small_weights:
     if not (bool(x.isfinite().all()) and bool(conv.weight.isfinite().all())):
         return
     fields = read_fields(conv, x)
-    found = float32_size(fields, x.abs().numpy())
+    size = float32_size(fields, x.abs().numpy())
 
     truth = replace(fields, weight=exact(fields.weight), bias=None)(exact(x.numpy()))
-    if found is None:
+    if size is None:
         assert max(truth.flat) > 2.0**126
         return
-    assert found.shape == truth.shape
-    for above, below in zip(found.flat, truth.flat, strict=True):
+    assert size.shape == truth.shape
+    for above, below in zip(size.flat, truth.flat, strict=True):
         assert below <= Fraction(float(above)) <= below * Fraction(1001, 1000) + Fraction(2) ** -130
 
 
@@ -346,8 +346,8 @@ def test_products_with_an_identity_are_the_other_factor(groups, rows, columns, s
         np.testing.assert_array_equal(scaled_permutation_product(first, second), a)
         place = tuple(rng.integers(0, n) for n in second.shape)
         second[place] = 0.5 if second[place] != 0.5 else 1.0  # no identity any more
-        found = scaled_permutation_product(first, second)
-        assert found is None or np.array_equal(found, np.matmul(first, second))
+        product = scaled_permutation_product(first, second)
+        assert product is None or np.array_equal(product, np.matmul(first, second))
 
 
 def test_verdicts_are_four_words():

@@ -233,10 +233,10 @@ def test_what_lies_beyond_the_last_term_is_counted(alpha: float, offset: Fractio
     truth = mp.fsum(mp.exp(-a * (n * n + sign * 2 * n * f)) for n in range(1, 4 * wide(alpha)) for sign in (1, -1))
     before, leakages.iv.prec = leakages.iv.prec, 500
     try:
-        found = mp.mpf(leakages.tail(alpha, offset).b)
+        bound = mp.mpf(leakages.tail(alpha, offset).b)
     finally:
         leakages.iv.prec = before
-    assert truth <= found <= truth * (1 + mp.mpf(10) ** -20)
+    assert truth <= bound <= truth * (1 + mp.mpf(10) ** -20)
 
 
 def test_interval_arithmetic_rounds_outwards():

@@ -97,12 +97,12 @@ def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
     weight = conv.weight.detach().view(-1).tolist()
     impulses = torch.eye(int(np.prod(grid))).view(-1, 1, *grid)
     with torch.no_grad():
-        seen = conv(impulses)[:, 0].numpy()  # (inputs, *outputs)
+        responses = conv(impulses)[:, 0].numpy()  # (inputs, *outputs)
     for place in np.ndindex(*outputs):
         expected = np.zeros(grid)
         for tap, read in taps_at(g, grid, place):
             expected[read] += weight[int(np.ravel_multi_index(tap, g.kernel_size))]
-        np.testing.assert_array_equal(seen[(slice(None), *place)].reshape(grid), expected)
+        np.testing.assert_array_equal(responses[(slice(None), *place)].reshape(grid), expected)
         theirs = np.zeros(grid)
         for tap, read in enumerate(grids.read_by_taps(other, axes, list(place))):
             if -1 not in read:
@@ -137,7 +137,7 @@ def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject
     name, wrong = faults[fault]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, name, wrong)
-        found = mismatched_tap(g, axis, n, outputs)
+        mismatch = mismatched_tap(g, axis, n, outputs)
         row, queries = reading.tokens_along(g, axis, n), reading.query_places(g, axis, outputs)
         odd = None
         for tap in range(g.kernel_size[axis]):
@@ -146,9 +146,9 @@ def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject
             if keys.min() < 0 or keys.max() >= len(row) or (row[keys] != reads).any():
                 odd = tap if odd is None else odd
     if fault == "tokens":
-        assert found == odd
+        assert mismatch == odd
     else:  # replicated tokens may be alike; then nothing is claimed of them
-        assert found is not None or odd is None
+        assert mismatch is not None or odd is None
 
 
 @given(convolutions(), st.data())

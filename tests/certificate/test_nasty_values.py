@@ -42,11 +42,11 @@ def test_row_43_an_output_that_is_not_a_number_never_passes(value: float) -> Non
     x = noise(1, 2, 6, 7)
     with torch.no_grad():
         expected = conv(x)
-    found = expected.clone()
-    found[0, 1, 2, 3] = value
-    assert check_outputs(conv, layer, x, expected, found, "noise").verdict.name == "REFUTED"
-    assert not discrepancy(conv, x, expected, found).max_abs <= 1e30
-    assert check_outputs(conv, layer, x, found, expected, "noise").verdict.name == "UNDECIDED"
+    output = expected.clone()
+    output[0, 1, 2, 3] = value
+    assert check_outputs(conv, layer, x, expected, output, "noise").verdict.name == "REFUTED"
+    assert not discrepancy(conv, x, expected, output).max_abs <= 1e30
+    assert check_outputs(conv, layer, x, output, expected, "noise").verdict.name == "UNDECIDED"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

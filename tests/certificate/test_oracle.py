@@ -34,9 +34,9 @@ def test_float64_as_torch_within_rounding(case: Case):
     with torch.no_grad():
         expected = case.conv(case.x)
     x, expected = batched(case.conv, case.x, expected)
-    found = Convolution.read(case.conv)(x.numpy())
-    assert found.dtype == np.float64
-    assert bool((np.abs(found - expected.numpy()) <= 2 * convolution_bound(case.conv, x)).all())
+    output = Convolution.read(case.conv)(x.numpy())
+    assert output.dtype == np.float64
+    assert bool((np.abs(output - expected.numpy()) <= 2 * convolution_bound(case.conv, x)).all())
 
 
 def by_loops(conv: Convolution, x: np.ndarray) -> np.ndarray:
@@ -109,9 +109,9 @@ def any_dimension(draw: st.DrawFn) -> tuple[Convolution, np.ndarray]:
 def test_any_dimension_as_the_definition_in_loops(problem: tuple[Convolution, np.ndarray]):
     """Up to five dimensions, where torch has no word."""
     conv, x = problem
-    found = conv(x)
-    assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, by_loops(conv, x))
+    output = conv(x)
+    assert output.dtype == np.int64
+    np.testing.assert_array_equal(output, by_loops(conv, x))
 
 
 @given(convolutions(transposed=[False], padding_modes=["zeros"], bias=[False], integers=[True]), st.data())
@@ -164,9 +164,9 @@ def test_reaching_an_output_size(output: tuple[int, int]):
     conv = nn.ConvTranspose2d(2, 2, (3, 2), stride=2, padding=1, bias=False, dtype=torch.float64)
     x = torch.arange(32.0).view(1, 2, 4, 4).double()
     fields = Convolution.read(conv).reaching((4, 4), output)
-    found = fields(x.numpy())
-    assert found.shape[2:] == output
-    np.testing.assert_allclose(found, conv(x, output_size=output).detach().numpy(), rtol=1e-12)
+    y = fields(x.numpy())
+    assert y.shape[2:] == output
+    np.testing.assert_allclose(y, conv(x, output_size=output).detach().numpy(), rtol=1e-12)
     plain = Convolution.read(nn.Conv1d(1, 1, 1))
     assert plain.reaching((4,), (4,)) is plain
 
@@ -174,25 +174,25 @@ def test_reaching_an_output_size(output: tuple[int, int]):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_are_in_full_precision_whatever_the_caller_has_set(dtype: type, monkeypatch: pytest.MonkeyPatch):
     """Bounds rest on them: switches of torch that round more are off, and as they were afterwards."""
-    a, seen = np.random.default_rng(0).uniform(0, 1, (8, 64)).astype(dtype), []
+    a, modes = np.random.default_rng(0).uniform(0, 1, (8, 64)).astype(dtype), []
     switch: Any = torch.backends.mkldnn
     before, right = switch.matmul.fp32_precision, torch.matmul
 
     def matmul_seen(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        seen.append((switch.matmul.fp32_precision, torch.is_autocast_enabled("cpu")))
+        modes.append((switch.matmul.fp32_precision, torch.is_autocast_enabled("cpu")))
         return right(x, y)
 
     monkeypatch.setattr(torch, "matmul", matmul_seen)
     switch.matmul.fp32_precision = "bf16"
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = matmul(a, a.T)
+            gram = matmul(a, a.T)
         assert switch.matmul.fp32_precision == "bf16"
     finally:
         switch.matmul.fp32_precision = before
-    assert seen == [("ieee", False)]
-    assert found.dtype == dtype
-    assert np.abs(found - a.astype(float) @ a.T.astype(float)).max() <= 64 * 64 * np.finfo(dtype).eps
+    assert modes == [("ieee", False)]
+    assert gram.dtype == dtype
+    assert np.abs(gram - a.astype(float) @ a.T.astype(float)).max() <= 64 * 64 * np.finfo(dtype).eps
 
 
 def test_products_take_what_numpy_takes():

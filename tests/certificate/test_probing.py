@@ -35,10 +35,10 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     channel = data.draw(st.integers(0, conv.out_channels - 1))
     signs = sign_pattern(fields, Geometry.read(conv), channel, grid)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
-    found = replace(fields, bias=None)(signs[None])[0, channel]
+    output = replace(fields, bias=None)(signs[None])[0, channel]
     most = fields.absolute(np.ones_like(signs)[None])[0, channel]
-    middle = tuple(n // 2 for n in found.shape)
-    np.testing.assert_allclose(found[middle], most[middle], rtol=1e-12)
+    middle = tuple(n // 2 for n in output.shape)
+    np.testing.assert_allclose(output[middle], most[middle], rtol=1e-12)
 
 
 @given(convolutions(), st.data())
@@ -72,12 +72,12 @@ def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st
         layer = permuted(layer, [*range(layer.heads), 0, 0])
         layer.w_val.data[-1] *= -1
     inputs = impulses(Convolution.read(conv), data.draw(sizes_for(conv, tokens=60)), 1.0)
-    found = allowed(conv, layer, inputs, as_stored=not cancels and data.draw(st.booleans()))
+    bounds = allowed(conv, layer, inputs, as_stored=not cancels and data.draw(st.booleans()))
     wanted = difference_bound(conv, layer, torch.from_numpy(inputs).to(conv.weight.dtype))
-    assert found is not None
-    assert found.shape == wanted.shape
-    assert (found >= wanted * (1 - 1e-5) - 1e-38).all()
-    assert (found <= wanted * (1 + 1e-3) + 1e-38).all()
+    assert bounds is not None
+    assert bounds.shape == wanted.shape
+    assert (bounds >= wanted * (1 - 1e-5) - 1e-38).all()
+    assert (bounds <= wanted * (1 + 1e-3) + 1e-38).all()
 
 
 @pytest.mark.parametrize("carries", [True, False])
@@ -88,8 +88,8 @@ def test_of_a_head_between_the_taps_no_impulse_is_judged_by_channel(carries: boo
     layer.v.data[3, 1] = -2 * layer.v.data[3, 0]
     if not carries:
         layer.w_out.data[3] = 0
-    found = allowed(conv, layer, impulses(Convolution.read(conv), (7,), 1.0))
-    assert (found is None) == carries
+    bounds = allowed(conv, layer, impulses(Convolution.read(conv), (7,), 1.0))
+    assert (bounds is None) == carries
 
 
 # Difference, bound, and whether the run is over it.
@@ -114,9 +114,9 @@ JUDGED = [
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_what_is_over_a_bound(difference: list[float], bound: list[float], over: bool, everywhere: bool):
     """One bound a channel, or one for every output of every input: whatever is not a number is over it."""
-    seen = np.array(difference).reshape(1, 2, 1)
+    differences = np.array(difference).reshape(1, 2, 1)
     limits = np.array(bound)
-    per_channel, worst = judged_by_channel(seen, limits.reshape(1, 2, 1) if everywhere else limits)
+    per_channel, worst = judged_by_channel(differences, limits.reshape(1, 2, 1) if everywhere else limits)
     np.testing.assert_array_equal(per_channel, difference)
     assert (not worst <= 1) == over
 
@@ -132,10 +132,10 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     assert [probe.execution for probe in probes] == list(EXECUTIONS)
     assert all(probe.over is None for probe in probes)
     break_execution(monkeypatch, name, lambda run, *args: run(*args) + value)
-    found = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
-    assert found[name].refutes
-    assert not found[name].worst <= 1
-    over, x = found[name].over, found[name].at
+    by_name = {probe.execution: probe for probe in run_executions(conv, layer, inputs, bound)}
+    assert by_name[name].refutes
+    assert not by_name[name].worst <= 1
+    over, x = by_name[name].over, by_name[name].at
     assert over is not None
     assert x is not None
     np.testing.assert_array_equal(x, inputs[0])
@@ -163,9 +163,9 @@ def without_head(number: int) -> Callable[..., Any]:
 
 def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
     """The last position gives what the one before it gives."""
-    found = right(layer, x, grid).clone()
-    found[..., -1, -1] = found[..., -1, -2]
-    return found
+    output = right(layer, x, grid).clone()
+    output[..., -1, -1] = output[..., -1, -2]
+    return output
 
 
 def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:

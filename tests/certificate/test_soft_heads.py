@@ -80,14 +80,14 @@ def test_a_head_that_looks_elsewhere_is_refuted_with_the_place(v: list[float]) -
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
         layer.v[4] = torch.tensor(v)
-    found = check_call(conv, layer, seeded(lambda: torch.randn(1, 3, 9, 9)), "noise")
-    assert found.verdict.name == "REFUTED"
-    told = (
+    check = check_call(conv, layer, seeded(lambda: torch.randn(1, 3, 9, 9)), "noise")
+    assert check.verdict.name == "REFUTED"
+    sentence = (
         r"head 4 has no single best shift, and at \(0, \d, \d, \d\) the convolution gives .* on noise: a difference of "
     )
-    assert re.match(told, found.verdict.sentence)
-    assert found.ratio > 1
-    assert found.discrepancy.max_abs > found.bound > 0
+    assert re.match(sentence, check.verdict.sentence)
+    assert check.ratio > 1
+    assert check.discrepancy.max_abs > check.bound > 0
 
 
 @given(convolutions(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 40.0, 1024.0]), st.booleans())

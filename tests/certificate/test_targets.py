@@ -77,14 +77,14 @@ def aimed(draw: st.DrawFn) -> MHSA:
 def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_one(layer: MHSA):
     """Every shift of a box as wide as the kernel or twice: the best is unique and is the target, and the next is a gap below."""
     attention = Attention.read(layer)
-    found = target(attention, 0)
+    goal = target(attention, 0)
     dims = len(layer.kernel_size)
     # With the parabola, the box that the radix can number; the first axis may go on.
     side = REACH if layer.radix or dims == 3 else 2 * REACH
     sides = [range(-side, side + 1)] * dims
     scores = {delta: exact_score(layer, delta) for delta in product(*sides)}
     best, second = sorted(scores.values())[:-3:-1]
-    if found is None:
+    if goal is None:
         v = [Fraction(float(x)) for x in layer.v[0]]
         c = [
             sum((Fraction(float(w)) * x for w, x in zip(column, v, strict=True)), Fraction(0))
@@ -94,13 +94,13 @@ def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_on
         ties = any(x.denominator == 2 for x in tied)
         assert c[0] >= 0 or ties
         return
-    assert found.gap > 0
-    if found.shift not in scores:
+    assert goal.gap > 0
+    if goal.shift not in scores:
         return  # it looks past the box
-    assert scores[found.shift] == best
-    assert best - second >= found.gap
-    if not any(found.offset):
-        assert found.gap == found.sharpness
+    assert scores[goal.shift] == best
+    assert best - second >= goal.gap
+    if not any(goal.offset):
+        assert goal.gap == goal.sharpness
 
 
 @given(aimed(), st.integers(4, 9), st.sampled_from([0, 0, 520, 537]))
@@ -110,9 +110,9 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     for part in (layer.v, layer.w_key_pos):
         part.data *= 2.0**-small
     attention = Attention.read(layer)
-    found = target(attention, 0)
-    assume(found is not None)
-    assert found is not None
+    goal = target(attention, 0)
+    assume(goal is not None)
+    assert goal is not None
     grid = TokenGrid.of(layer.geometry, (n,) * len(layer.kernel_size))
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = box_of_size(layer, n)
@@ -123,7 +123,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     assert Fraction(float(table.abs().max())) <= largest_score(attention, 0, box)
     top = int(np.argmax(table.detach().numpy()))
-    allowed = 2 * score_rounding(attention, found, box)
+    allowed = 2 * score_rounding(attention, goal, box)
     relative = (table - table[top]).tolist()
     for i in {0, len(deltas) - 1, *range(top % 7, len(deltas), 1 + len(deltas) // 60)}:
         truth = exact_score(layer, deltas[i]) - exact_score(layer, deltas[top])
@@ -141,9 +141,9 @@ def test_the_largest_encoding_is_that_of_the_farthest_shift(box: list[tuple[int,
         (radix, [(number * number, number) for number in numbers]),
     ):
         farthest = [max(map(abs, component)) for component in zip(*encoded, strict=True)]
-        found = largest_encoding(of, tuple(box))
-        assert all(f >= t for f, t in zip(found, farthest, strict=True))
-        assert of is not None or list(found) == farthest
+        largest = largest_encoding(of, tuple(box))
+        assert all(f >= t for f, t in zip(largest, farthest, strict=True))
+        assert of is not None or list(largest) == farthest
 
 
 @given(aimed(), st.integers(0, 3))
@@ -172,15 +172,15 @@ def test_rounding_is_not_far_above_what_happens():
         v = torch.from_numpy(np.append(-rng.uniform(1, 2), rng.uniform(-9, 9, 3)))[None]
         layer = layer_of(v, torch.from_numpy(np.eye(4) + rng.integers(-1, 2, (4, 4)) * 0.3)[None], 3)
         attention = Attention.read(layer)
-        found = target(attention, 0)
-        if found is None:
+        goal = target(attention, 0)
+        if goal is None:
             continue
         box = ((-40, 40),) * 3
         deltas = rng.integers(-40, 41, (50, 3))
         r = torch.from_numpy(np.concatenate([(deltas**2).sum(1, keepdims=True), deltas], axis=1).astype(float))
-        seen = (r @ layer.position_vector()[0]).tolist()
-        off = max(abs(Fraction(s) - exact_score(layer, tuple(map(int, d)))) for s, d in zip(seen, deltas, strict=True))
-        worst = max(worst, float(off / score_rounding(attention, found, box)))
+        sums = (r @ layer.position_vector()[0]).tolist()
+        off = max(abs(Fraction(s) - exact_score(layer, tuple(map(int, d)))) for s, d in zip(sums, deltas, strict=True))
+        worst = max(worst, float(off / score_rounding(attention, goal, box)))
     assert 0.01 < worst <= 1
 
 
@@ -210,5 +210,5 @@ def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
 
 
 def test_an_aim_says_how_far_off_it_is():
-    found = target(Attention.read(layer_of(torch.tensor([[-4.0, 10.0]]), torch.eye(2)[None], 1)), 0)
-    assert found == Target((1,), Fraction(4), (Fraction(1, 4),), Fraction(2), (Fraction(4), Fraction(10)))
+    goal = target(Attention.read(layer_of(torch.tensor([[-4.0, 10.0]]), torch.eye(2)[None], 1)), 0)
+    assert goal == Target((1,), Fraction(4), (Fraction(1, 4),), Fraction(2), (Fraction(4), Fraction(10)))

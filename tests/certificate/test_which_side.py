@@ -59,10 +59,10 @@ def test_a_convolution_that_flushes_refutes_nothing(scale: float, bound: float):
     certificate = certify(conv, layer, grid=(6, 5), input_bound=bound)
     assert certificate.verdict.name == "UNDECIDED"
     assert certificate.overrun is None
-    told = certificate.verdict.sentence
-    assert told.startswith("step 6 (runs)")
-    assert "torch's own convolution does not compute its definition" in told
-    assert "subnormal numbers are flushed to zero" in told
+    sentence = certificate.verdict.sentence
+    assert sentence.startswith("step 6 (runs)")
+    assert "torch's own convolution does not compute its definition" in sentence
+    assert "subnormal numbers are flushed to zero" in sentence
     x = bound * (2 * torch.rand(1, 2, 6, 5) - 1)
     check = check_call(conv, layer, x, "samples")
     assert check.verdict.name == "UNDECIDED"
@@ -87,9 +87,9 @@ def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPa
     conv, layer = small(1e-40)
 
     def wrong(run: Any, *args: Any) -> Tensor:
-        found = run(*args).clone()
-        found[:, 1, 2, 2] *= 1.25
-        return found
+        output = run(*args).clone()
+        output[:, 1, 2, 2] *= 1.25
+        return output
 
     break_execution(monkeypatch, name, wrong)
     certificate = certify(conv, layer, grid=(6, 5))
@@ -124,10 +124,10 @@ def test_a_refutation_on_samples_names_the_side():
         theirs = conv(x)
     wrong = theirs.clone()
     wrong[0, 1, 2, 3] += 1
-    told = check_outputs(conv, layer, x, theirs, wrong, "samples").verdict
-    assert told.name == "REFUTED"
-    assert "at (0, 1, 2, 3)" in told.sentence
-    assert "and the attention by 1" in told.sentence
+    verdict = check_outputs(conv, layer, x, theirs, wrong, "samples").verdict
+    assert verdict.name == "REFUTED"
+    assert "at (0, 1, 2, 3)" in verdict.sentence
+    assert "and the attention by 1" in verdict.sentence
     check = check_outputs(conv, layer, x, wrong, theirs, "samples")
     assert check.verdict.name == "UNDECIDED"
     assert check.convolution_off
@@ -158,12 +158,12 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
     over = ~(np.abs(ours - theirs) <= allowed)
     assert over.sum() == 1
-    found = OutputPair(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
-    assert found.index == place
-    assert found.refutes == (ours is moved)
-    assert found.convolution_off == (theirs is moved)
-    assert found.exact == exact_layers.convolution(conv, numbers[place[0]])[place[1:]]
-    assert "\n" not in found.sentence
+    deviation = OutputPair(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
+    assert deviation.index == place
+    assert deviation.refutes == (ours is moved)
+    assert deviation.convolution_off == (theirs is moved)
+    assert deviation.exact == exact_layers.convolution(conv, numbers[place[0]])[place[1:]]
+    assert "\n" not in deviation.sentence
 
 
 @settings(max_examples=EXAMPLES // 4)

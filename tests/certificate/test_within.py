@@ -78,9 +78,9 @@ def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObjec
     supremum, inputs = worst_input(layer, grid, bound)
     assert (supremum <= certificate.leakage * (1 + 1e-9) + certificate.rounding).all()
     with torch.no_grad():
-        seen = (layer(inputs) - conv(inputs)).abs().flatten(2).amax(2).diagonal().numpy()
-    assert (seen >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input is no theory
-    assert (seen <= certificate.bound).all()
+        differences = (layer(inputs) - conv(inputs)).abs().flatten(2).amax(2).diagonal().numpy()
+    assert (differences >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input is no theory
+    assert (differences <= certificate.bound).all()
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2, 8, 20])
@@ -113,8 +113,8 @@ def test_without_within_leakage_is_undecided_with_an_honest_bound(conv: Any, dat
     double, soft = copy.deepcopy(conv).double(), copy.deepcopy(layer).double()
     x = torch.rand(8, conv.in_channels, *grid, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
     with torch.no_grad():
-        seen = (soft(x) - double(x)).abs().flatten(2).amax(2).amax(0).numpy()
-    assert (seen <= certificate.bound).all()
+        differences = (soft(x) - double(x)).abs().flatten(2).amax(2).amax(0).numpy()
+    assert (differences <= certificate.bound).all()
 
 
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-5])
@@ -168,8 +168,8 @@ def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
     x = (torch.rand(8, conv.in_channels, *grid, generator=torch.Generator().manual_seed(0)) * 2 - 1) * bound
     with torch.no_grad():
         x = x.to(conv.weight.dtype)
-        seen = (layer(x).double() - conv(x).double()).abs().flatten(2).amax(2).amax(0).numpy()
-    assert (seen <= certificate.bound).all()
+        differences = (layer(x).double() - conv(x).double()).abs().flatten(2).amax(2).amax(0).numpy()
+    assert (differences <= certificate.bound).all()
 
 
 def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:

@@ -144,8 +144,8 @@ def test_sources_of_a_stuffed_axis(n: int, stuffing: int, before: int, after: in
     """s − 1 holes between neighbours, zeros outside; a negative pad crops."""
     line = [-1] * 4 + [i // stuffing if i % stuffing == 0 else -1 for i in range(stuffing * (n - 1) + 1)] + [-1] * 4
     assume(len(line) - 8 + before + after > 0)
-    found = sources_along_axis(n, stuffing, (before, after), "zeros")
-    assert found.tolist() == line[4 - before : len(line) - 4 + after]
+    sources = sources_along_axis(n, stuffing, (before, after), "zeros")
+    assert sources.tolist() == line[4 - before : len(line) - 4 + after]
 
 
 def test_an_unknown_padding_mode_is_refused():

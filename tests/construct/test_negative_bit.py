@@ -12,6 +12,7 @@ import verify
 from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
+from runs import channels_last
 from verify.argument.certification import certify
 from verify.layers.fields import TENSORS, digest
 from verify.oracle import Convolution
@@ -58,7 +59,7 @@ def test_where_torch_would_drop_the_sign(make: Any, layout: str, dtype: torch.dt
     conv = make(dtype)
     layer, x = conv_to_mhsa(conv), torch.randn(2, conv.in_channels, *(7, 6, 4)[: conv.weight.dim() - 2]).to(dtype)
     if layout == "channels last":
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        x = channels_last(x)
     for layer.execution in EXECUTIONS:
         with torch.no_grad():
             assert torch.equal(layer(negative(x)), layer(x))
@@ -93,15 +94,15 @@ def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
     conv = nn.Conv2d(3, 5, 3, stride=2, padding=1, dtype=dtype)
     layer = conv_to_mhsa(conv)
     layer.execution = name
-    found = []
+    gradients = []
     for kept in (negative, torch.clone):
         layer.zero_grad()
         x = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
         y = layer(x)
         y.backward(kept(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)))
-        found.append([x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
-    assert len(found[0]) > 1
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append([x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+    assert len(gradients[0]) > 1
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @settings(max_examples=EXAMPLES // 3)

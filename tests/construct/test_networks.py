@@ -64,10 +64,10 @@ def judge(name):
         assert check.verdict.name == "CHECKED", f"{path}: {check.verdict}"
         assert check.discrepancy.compared > 0
         assert 0 <= check.ratio <= 1
-    expected, found = outputs["original"], outputs["converted"]
-    assert found.shape == expected.shape
+    expected, output = outputs["original"], outputs["converted"]
+    assert output.shape == expected.shape
     scale = expected.abs().max()
-    assert (found - expected).abs().max() <= 1e-5 * scale
+    assert (output - expected).abs().max() <= 1e-5 * scale
     assert (turned - expected).abs().max() > 1e-3 * scale  # so that agreeing logits mean something
 
 

@@ -32,13 +32,13 @@ def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
     def same_function(case: Case) -> None:
         layer = conv_to_mhsa(case.conv)
         with torch.no_grad():
-            expected, found = case.conv(case.x), layer(case.x)
-        assert found.shape == expected.shape
-        assert found.dtype == expected.dtype
-        x, expected, found = batched(case.conv, case.x, expected, found)
+            expected, output = case.conv(case.x), layer(case.x)
+        assert output.shape == expected.shape
+        assert output.dtype == expected.dtype
+        x, expected, output = batched(case.conv, case.x, expected, output)
         bound = torch.from_numpy(difference_bound(case.conv, layer, x))
-        assert bool(((found.double() - expected.double()).abs() <= bound).all())
-        occurred.update({name: int(there) for name, there in traits(case).items()})
+        assert bool(((output.double() - expected.double()).abs() <= bound).all())
+        occurred.update({name: int(present) for name, present in traits(case).items()})
 
     for d, transposed in product((1, 2, 3), (False, True)):
         enough = max(32, settings().max_examples)
@@ -68,9 +68,9 @@ def test_bit_for_bit_on_small_integers(case: Case):
     """No tolerance to hide in: equal to torch's convolution and to the definition in exact integers, two truths apart."""
     layer = conv_to_mhsa(case.conv)
     with torch.no_grad():
-        found = layer(case.x)
-        assert torch.equal(found, case.conv(case.x))
-    assert torch.equal(found.double(), exact(case.conv, case.x))
+        output = layer(case.x)
+        assert torch.equal(output, case.conv(case.x))
+    assert torch.equal(output.double(), exact(case.conv, case.x))
 
 
 @given(cases(integers=[True], batches=[2]))
@@ -91,10 +91,10 @@ def test_every_encoding_and_head_dimension_gives_the_same_function(case: Case, e
     layer = conv_to_mhsa(case.conv, encoding=encoding, head_dim=head_dim)
     assert layer.v.shape[1] == (len(layer.kernel_size) + 1 if encoding == "quadratic" else 2)
     with torch.no_grad():
-        found = layer(case.x)
+        output = layer(case.x)
     if case.integers and head_dim != "rank":
-        assert torch.equal(found.double(), exact(case.conv, case.x))
-    assert excess(case.conv, layer, case.x, found) <= 1
+        assert torch.equal(output.double(), exact(case.conv, case.x))
+    assert excess(case.conv, layer, case.x, output) <= 1
     assert head_dim == "rank" or torch.equal(layer.weight, case.conv.weight)
 
 
@@ -110,10 +110,10 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
     assert torch.equal(built.v, layer.v[list(order)])
     for other in (permuted(layer, list(order)), built):
         with torch.no_grad():
-            found = other(case.x)
+            output = other(case.x)
         if case.integers:
-            assert torch.equal(found.double(), exact(case.conv, case.x))
-        assert excess(case.conv, other, case.x, found) <= 1
+            assert torch.equal(output.double(), exact(case.conv, case.x))
+        assert excess(case.conv, other, case.x, output) <= 1
         assert layer.weight.dtype == case.conv.weight.dtype
         assert torch.equal(other.weight, case.conv.weight)  # put together from where the heads look
         bias = case.conv.bias
@@ -129,7 +129,7 @@ def test_translating_the_input_translates_the_output(circular: bool):
     compared = Counter[str]()
     options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
 
-    @settings(max_examples=3 * EXAMPLES // 2)
+    @settings(max_examples=2 * EXAMPLES)
     @given(convolutions(integers=[True], **options), st.data())
     def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
         d = len(conv.kernel_size)
@@ -151,10 +151,10 @@ def test_translating_the_input_translates_the_output(circular: bool):
             # The output at ``place`` is what was at ``place − step``; with circular padding outputs repeat after n/s.
             source = torch.arange(y.shape[2 + axis]) - step
             source = source % (n // s) if circular else source
-            there = (source >= 0) & (source < y.shape[2 + axis])
+            in_range = (source >= 0) & (source < y.shape[2 + axis])
             source = source.clamp(0, y.shape[2 + axis] - 1)
             y, inside = y.index_select(2 + axis, source), inside.index_select(axis, source)
-            valid = valid & there.view(-1, *(1,) * (d - axis - 1))
+            valid = valid & in_range.view(-1, *(1,) * (d - axis - 1))
         valid = valid & inside
         assert torch.equal(moved[..., valid], y[..., valid])
         compared.update({f"{d}-D": int(valid.sum()), "moved": int(valid.any() and any(moves))})

@@ -46,8 +46,8 @@ def databases() -> tuple[Any, Any]:
 
 
 def operator(name):
-    (found,) = (op for op in databases()[0] if op.name == name)
-    return found
+    (entry,) = (op for op in databases()[0] if op.name == name)
+    return entry
 
 
 def arguments_of(name, sample) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
@@ -97,26 +97,26 @@ def judged(conv: nn.Module, x: Tensor, **call: Any) -> LayerCheck:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_sample_of_the_operator(name, dtype):
-    seen = Counter()
+    counts = Counter()
     for sample in operator(name).sample_inputs("cpu", dtype, requires_grad=False):
         weight, bias, options = arguments_of(name, sample)
         if has_no_channels(weight):
             with pytest.raises(UnsupportedLayer):
                 construct.convert(as_module(name, weight, bias, options))
-            seen["refused, no channels"] += 1
+            counts["refused, no channels"] += 1
             continue
         conv = as_module(name, weight, bias, options)
         # The module computes what the sample does: else the comparison would be about something else.
         assert torch.equal(conv(sample.input), operator(name).op(sample.input, *sample.args, **sample.kwargs))
-        seen["outputs"] += judged(conv, sample.input).discrepancy.compared
-        seen["compared"] += 1
-        seen["unbatched"] += sample.input.dim() == weight.dim() - 1
-    print(name, dtype, dict(seen))
+        counts["outputs"] += judged(conv, sample.input).discrepancy.compared
+        counts["compared"] += 1
+        counts["unbatched"] += sample.input.dim() == weight.dim() - 1
+    print(name, dtype, dict(counts))
     _, cases = OPERATORS[name]
-    assert seen["compared"] + seen["refused, no channels"] >= cases
-    assert seen["compared"] >= cases - 2
-    assert seen["unbatched"] >= seen["compared"] // 3 > 0
-    assert seen["outputs"] > seen["compared"]
+    assert counts["compared"] + counts["refused, no channels"] >= cases
+    assert counts["compared"] >= cases - 2
+    assert counts["unbatched"] >= counts["compared"] // 3 > 0
+    assert counts["outputs"] > counts["compared"]
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "transpose" not in name])
@@ -144,12 +144,12 @@ def test_every_sample_of_the_module(cls, lazy, dtype):
     (info,) = (info for info in databases()[1] if info.module_cls is cls)
     count = unbatched = 0
     for sample in info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=False):
-        made, called = sample.constructor_input, sample.forward_input
-        conv = cls(*made.args, **made.kwargs).to(dtype).eval()
-        conv(*called.args, **called.kwargs)  # a lazy one becomes an ordinary one here
-        judged(conv, *called.args, **called.kwargs)
+        constructor, forward = sample.constructor_input, sample.forward_input
+        conv = cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
+        conv(*forward.args, **forward.kwargs)  # a lazy one becomes an ordinary one here
+        judged(conv, *forward.args, **forward.kwargs)
         count += 1
-        unbatched += called.args[0].dim() == conv.weight.dim() - 1
+        unbatched += forward.args[0].dim() == conv.weight.dim() - 1
     assert count >= MODULE_CASES["ConvTranspose" if "Transpose" in cls.__name__ else "Conv"]
     assert unbatched > 0
 

@@ -1,6 +1,5 @@
 """What a call for autograd computes and leaves: gradients of the convolution, laid out as what they belong to, in one node."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from construct.execution.head_matrices import is_identity
+from runs import kernel_gradient
 
 LAYERS: dict[str, Any] = {
     "1x1": lambda: nn.Conv2d(24, 40, 1),
@@ -52,14 +51,6 @@ def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Ten
     return [y, *torch.autograd.grad(y, [x, *learned], given)]
 
 
-def kernel(layer: MHSA, whole: Tensor) -> Tensor:
-    """The gradient of the factor that carries the kernel, as one of the kernel."""
-    moved = copy.deepcopy(layer)
-    with torch.no_grad():
-        (moved.w_val if is_identity(layer.w_out) else moved.w_out).copy_(whole)
-    return moved.weight
-
-
 @pytest.mark.parametrize("pull", LAYOUTS)
 @pytest.mark.parametrize("lying", LAYOUTS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -70,10 +61,9 @@ def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: s
         given, learned = LAYOUTS[lying](x), [layer.w_val, layer.w_out, layer.b_out]
         ours = gradients(layer, given, learned, LAYOUTS[pull])
         theirs = gradients(conv, given, list(conv.parameters()), LAYOUTS[pull])
-        whole = ours[2] if is_identity(layer.w_out) else ours[3]
         value, out = layer.w_val.detach(), layer.w_out.detach()
         assert torch.equal(value.mT @ ours[2], ours[3] @ out.mT)  # both are W's, through the other factor
-        for a, b in zip((*ours[:2], kernel(layer, whole)), theirs, strict=False):
+        for a, b in zip((*ours[:2], kernel_gradient(layer, *ours[2:4])), theirs, strict=False):
             assert torch.equal(a, b)
         if conv.bias is not None:
             assert torch.equal(ours[4], theirs[3])
@@ -84,7 +74,7 @@ def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: s
 def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
     """Of how long the gradients are, for the input and the bias: exact in integers."""
     conv, layer, x = whole_numbers(name, 6, 2, alone)
-    found = []
+    derivatives = []
     for run, kernels in (
         (layer, [p for p in (layer.w_val, layer.w_out) if p.requires_grad][:1]),
         (conv, [conv.weight]),
@@ -92,8 +82,8 @@ def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> Non
         given = x.double().requires_grad_()
         run.double()
         pulled = torch.autograd.grad(run(given).square().sum() / 2, [given, *kernels], create_graph=True)
-        found.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
-    assert torch.equal(*found)
+        derivatives.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
+    assert torch.equal(*derivatives)
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)

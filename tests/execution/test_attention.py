@@ -154,9 +154,9 @@ def test_autocast_gives_the_type_that_a_convolution_gives(dtype: torch.dtype):
         x = torch.arange(50).remainder(5).sub(2).view(1, 2, 5, 5).to(dtype)
         layer = conv_to_mhsa(conv)
         with torch.autocast("cpu", torch.bfloat16):
-            expected, found = conv(x), layer(x)
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+            expected, output = conv(x), layer(x)
+    assert output.dtype == expected.dtype
+    assert torch.equal(output, expected)
 
 
 # ---- wrong input ---------------------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
         "wraps more",
         "needs more",
     )
-    seen = {reason: sum(n for text, n in outcomes.items() if reason in text) for reason in reasons}
-    assert min(seen.values()) > 0, seen
-    assert sum(seen.values()) + outcomes["accepted"] + outcomes["slip"] == outcomes.total()
+    refusals = {reason: sum(n for text, n in outcomes.items() if reason in text) for reason in reasons}
+    assert min(refusals.values()) > 0, refusals
+    assert sum(refusals.values()) + outcomes["accepted"] + outcomes["slip"] == outcomes.total()
     assert outcomes["accepted"] > EXAMPLES
 
 

@@ -17,6 +17,7 @@ from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
+from runs import aim_anywhere
 from truths import random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
@@ -34,10 +35,10 @@ def without_content(layer: MHSA) -> MHSA:
 
 def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """By ``axial`` and by ``dense``."""
-    found = []
+    outputs = []
     for layer.execution in ("axial", "dense"):
-        found.append(layer(x))
-    return found[0], found[1]
+        outputs.append(layer(x))
+    return outputs[0], outputs[1]
 
 
 @settings(max_examples=EXAMPLES)
@@ -46,29 +47,24 @@ def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries:
     """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, and twice at one place."""
     rng = np.random.default_rng(seed)
     layer = without_content(conv_to_mhsa(case.conv))
+    aim_anywhere(layer, rng)
     with torch.no_grad():
-        d, heads = layer.geometry.dims, layer.heads
-        alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
-        tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
-        aimed = -alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1)
-        keep = rng.random(heads) < 0.5
-        layer.v.copy_(torch.where(torch.from_numpy(keep)[:, None], layer.v, torch.from_numpy(aimed)))
         x = case.x.double()
         if not x.numel():
             return
         with smaller_blocks(queries) if queries else smaller_blocks(10**9):
-            found, expected = both(layer, x)
+            output, expected = both(layer, x)
     size = (layer.w_val.abs().sum() * layer.w_out.abs().amax() * x.abs().amax()).item() + 1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * size)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12 * size)
 
 
 def test_soft_heads_share_factors_and_are_right_on_long_grids():
     layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
     x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
     with torch.no_grad():
-        found, expected = both(layer, x)
+        output, expected = both(layer, x)
     assert not plan_for(layer, TokenGrid.of(layer.geometry, (40, 33))).sharp
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
@@ -105,9 +101,9 @@ def test_edits_that_leave_no_trace_are_seen(name: str):
     tensor.data[-1] *= -2
     tensor.detach().numpy()[0] += 1
     assert tensor._version == version
-    found, expected = both(layer, x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert (before - found).abs().max() > 0.1
+    output, expected = both(layer, x)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    assert (before - output).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
@@ -126,10 +122,10 @@ def test_training_is_that_of_dense(name: str):
     layer.w_key_pos.requires_grad_()
     x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
     names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
-    found, expected = both(layer, x)
-    pull = torch.randn_like(found)
+    output, expected = both(layer, x)
+    pull = torch.randn_like(output)
     wanted = [x, *(getattr(layer, n) for n in names)]
-    ours = torch.autograd.grad((found * pull).sum(), wanted)
+    ours = torch.autograd.grad((output * pull).sum(), wanted)
     theirs = torch.autograd.grad((expected * pull).sum(), wanted)
     for label, a, b in zip(("x", *names), ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, label=label: f"{label}: {text}")
@@ -245,11 +241,11 @@ def test_random_layers_without_content_equal_dense_too():
 
 def test_what_each_execution_takes_is_told_before_it_runs():
     layer = conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1))
-    told = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
-    assert {"dense", "chunked", "axial", "auto"} <= set(told)
-    assert f"{64 * 64 * 9 * 224 * 224:.2g} multiplications" in told["axial"]
-    assert told["auto"].split()[1:5] == told["axial"].split()[1:5]
-    assert float(told["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
+    lines = {line.split()[0]: line for line in layer.explain((1, 64, 224, 224)).splitlines()}
+    assert {"dense", "chunked", "axial", "auto"} <= set(lines)
+    assert f"{64 * 64 * 9 * 224 * 224:.2g} multiplications" in lines["axial"]
+    assert lines["auto"].split()[1:5] == lines["axial"].split()[1:5]
+    assert float(lines["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
     layer.w_qry.requires_grad_()
-    told = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
-    assert told["auto"].split()[1:5] == told["dense"].split()[1:5]
+    lines = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
+    assert lines["auto"].split()[1:5] == lines["dense"].split()[1:5]

@@ -14,6 +14,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.execution import cache, head_matrices
 from construct.execution.head_matrices import AT_ONCE, is_identity
+from runs import channels_last
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
@@ -92,7 +93,7 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None]
 def test_the_short_call_is_the_same_call(name: str) -> None:
     """Bit for bit, laid out alike, for every way in which an input may lie."""
     layer, x = called(name)
-    ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), x.movedim(1, -1).contiguous().movedim(-1, 1), x[:0]]
+    ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), channels_last(x), x[:0]]
     for way in ways:
         first = copy.deepcopy(layer)(way)
         for _ in range(3):
@@ -145,14 +146,14 @@ def test_a_derivative_that_is_carried_along_is_not_lost(name: str) -> None:
     """Forward-mode: the identity's derivative, say, would drop out with the factor that nobody multiplies by."""
     layer, x = called("3x3")
     held = {key: p.detach() for key, p in layer.named_parameters()}
-    found = []
+    derivatives = []
     for layer.execution in ("auto", "dense"):
 
         def run(tensor: Tensor) -> Tensor:
             return torch.func.functional_call(layer, held | {name: tensor}, (x,))
 
-        found.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
-    for ours, theirs in zip(*found, strict=True):
+        derivatives.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
+    for ours, theirs in zip(*derivatives, strict=True):
         torch.testing.assert_close(ours, theirs)
     layer.execution = "auto"
     assert kept(layer, x) is not None
@@ -262,5 +263,5 @@ def test_layers_are_called_on_the_processor_whatever_the_default_device() -> Non
     for channels in (4, 260):
         layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
         with torch.device("meta"):
-            found = layer(x)
-        assert torch.equal(found, copy.deepcopy(layer)(x))
+            output = layer(x)
+        assert torch.equal(output, copy.deepcopy(layer)(x))

@@ -161,10 +161,10 @@ def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable)
     for mode in (torch.enable_grad, torch.inference_mode, torch.no_grad, torch.enable_grad):
         with mode():
             for _ in range(2):
-                found = layer(x)
-                assert found.requires_grad == torch.is_grad_enabled()
-                assert found.is_inference() == torch.is_inference_mode_enabled()
-                torch.testing.assert_close(found, conv(x))
+                output = layer(x)
+                assert output.requires_grad == torch.is_grad_enabled()
+                assert output.is_inference() == torch.is_inference_mode_enabled()
+                torch.testing.assert_close(output, conv(x))
     layer(x).sum().backward()
     assert layer.w_val.grad is not None
 

@@ -21,7 +21,7 @@ from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked
 from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
-from runs import SMALL, normal, peak_bytes
+from runs import SMALL, channels_last, normal, peak_bytes
 from truths import exact, excess, paper, random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
@@ -47,8 +47,8 @@ CALLED: dict[str, tuple[Any, tuple[int, ...]]] = {
 """Convolutions and the channels and sizes of an image, for transforms of a call."""
 
 
-def same(found: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+def same(output: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
 
 
 def called_with(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -64,8 +64,8 @@ def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor)
     y = torch.func.functional_call(layer, parameters, (x,))
     wanted = {"input": x, **parameters}
     pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
-    found = torch.autograd.grad((y * pull).sum(), list(wanted.values()))
-    return dict(zip(wanted, found, strict=True))
+    derivatives = torch.autograd.grad((y * pull).sum(), list(wanted.values()))
+    return dict(zip(wanted, derivatives, strict=True))
 
 
 @pytest.fixture(params=["usual blocks", "tiny blocks"])
@@ -109,10 +109,10 @@ class TestContract:
         assert layer.w_key_pos.shape[1] > layer.w_key_pos.shape[2]
         x = normal(2, geometry.in_channels, *size)
         with torch.no_grad():
-            found = layer(x)
+            output = layer(x)
         expected = paper(layer, x)
         # Scores are below 100, so their rounding moves a weight by 1e-14 of itself; a term left out moves it by its whole.
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-11, atol=1e-11)
 
     @pytest.mark.parametrize("silent", ["w_qry", "w_key", "w_key_pos", "u", "v"])
     def test_no_term_of_the_scores_is_lost_when_others_are_zero(self, execution: str, silent: str):
@@ -142,14 +142,14 @@ class TestContract:
             layer.v.copy_(aim @ torch.linalg.inv(basis))
             layer.w_key_pos.copy_(basis.expand(5, 3, 3))
             assert torch.equal(layer.position_vector(), aim)
-            found = layer(x)
+            output = layer(x)
         padded = nn.functional.pad(x, (4, 4, 4, 4))  # queries are its rows 1 … 9 and columns 1 … 12
-        expected = torch.zeros_like(found)
+        expected = torch.zeros_like(output)
         for h, (down, right) in enumerate(tau.int().tolist()):
             rows, columns = (torch.arange(1, n - 1) + t for n, t in ((11, down), (14, right)))
-            seen = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
-            expected += torch.einsum("bihw,ie,eo->bohw", seen, layer.w_val[h, 0], layer.w_out[h, 0])
-        assert torch.equal(found, expected + layer.b_out[:, None, None])
+            attended = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
+            expected += torch.einsum("bihw,ie,eo->bohw", attended, layer.w_val[h, 0], layer.w_out[h, 0])
+        assert torch.equal(output, expected + layer.b_out[:, None, None])
 
     @pytest.mark.usefixtures("blocks")
     @pytest.mark.parametrize("name", list(SMALL))
@@ -279,17 +279,17 @@ class TestContract:
         same(vmap(vmap(layer))(x[:, :, None]), vmap(vmap(conv))(x[:, :, None]))
         each = vmap(grad(loss), in_dims=(None, 0, None))
         same(each(ours, x, layer)["b_out"], each(theirs, x, conv)["bias"])
-        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
-        same(found, torch.stack([conv(x[0]), 2 * conv(x[1])]))
-        last = x[0].movedim(1, -1).contiguous().movedim(-1, 1)
-        found = vmap(lambda parameters: functional_call(layer, parameters, (last,)))(members)
-        same(found, torch.stack([conv(last), 2 * conv(last)]))
+        output = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(members, x)
+        same(output, torch.stack([conv(x[0]), 2 * conv(x[1])]))
+        last = channels_last(x[0])
+        output = vmap(lambda parameters: functional_call(layer, parameters, (last,)))(members)
+        same(output, torch.stack([conv(last), 2 * conv(last)]))
         for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all
             members[key] = torch.stack([ours[key], ours[key].flip(0)])
-        found = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(
+        output = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(
             members | {"b_out": torch.stack([layer.b_out] * 2)}, x
         )
-        same(found, torch.stack([conv(x[0]), conv(x[1])]))
+        same(output, torch.stack([conv(x[0]), conv(x[1])]))
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_it_can_be_traced(self, execution: str, name: str):
@@ -313,13 +313,13 @@ class TestContract:
         for form in (torch.contiguous_format, torch.channels_last):
             given = x.contiguous(memory_format=form) if x.dim() == 4 else x
             expected = conv(given)
-            for y, seen, whole in (
+            for y, image, whole in (
                 called_with(layer, fakes, mode.from_tensor(given)),
                 called_with(layer, {k: p.to("meta") for k, p in layer.named_parameters()}, given.to("meta")),
             ):
                 assert (y.shape, y.dtype, y.stride()) == (expected.shape, expected.dtype, expected.stride())
-                found = torch.autograd.grad(y.sum(), [seen, whole])
-                assert [g.shape for g in found] == [seen.shape, whole.shape]
+                derivatives = torch.autograd.grad(y.sum(), [image, whole])
+                assert [g.shape for g in derivatives] == [image.shape, whole.shape]
         with pytest.raises(RuntimeError, match=r"^MHSA: "):
             layer.to("meta")(torch.ones(1, shape[0] + 1, *shape[1:], device="meta"))
         layer = conv_to_mhsa(conv, execution=execution)

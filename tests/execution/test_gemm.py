@@ -19,6 +19,7 @@ from construct.execution.kernels import constants, gemm
 from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
+from runs import channels_last
 
 
 class Named(TorchDispatchMode):
@@ -135,7 +136,7 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
     conv, x = whole_numbers(name)
     last = lying != "channels first"
     if last:
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        x = channels_last(x)
     if "larger" in lying:
         x = nn.functional.pad(x, (0, 1) * (x.dim() - 2), value=torch.nan)[(..., *(slice(n) for n in x.shape[2:]))]
     layer = conv_to_mhsa(conv)
@@ -143,8 +144,8 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         for _ in range(2):
             with mode(), Named() as named:
-                found = layer(x)
-            assert torch.equal(found, expected)
+                output = layer(x)
+            assert torch.equal(output, expected)
             taken = [operator for operator in named.calls if "conv" in operator]
             assert not taken
             if lying == "channels last":
@@ -162,11 +163,11 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
 def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv)
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+    x = channels_last(x).requires_grad_()
     pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
     expected = torch.autograd.grad(conv(x), [x, conv.bias], pull)
-    found = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
-    for one, other in zip(found, expected, strict=True):
+    gradients = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
+    for one, other in zip(gradients, expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -179,14 +180,14 @@ def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) ->
     x = torch.randn(shape)
     terms = conv.weight.numel() // conv.out_channels + 1
     with torch.no_grad():
-        found = conv_to_mhsa(conv)(x).double()
+        output = conv_to_mhsa(conv)(x).double()
         both = type(conv)(**{key: getattr(conv, key) for key in GIVEN}).double()
         both.load_state_dict(conv.state_dict())
         right = both(x.double())
         for p in both.parameters():
             p.abs_()
         sizes = both(x.double().abs())
-    assert ((found - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
+    assert ((output - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
 
 
 GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
@@ -200,18 +201,18 @@ class Marked(torch.Tensor):
 def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv).requires_grad_(False)
-    for lying in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+    for lying in (x, channels_last(x)):
         for _ in range(2):
-            found = layer(lying.as_subclass(Marked))
-            assert type(found) is Marked
-            assert torch.equal(found.as_subclass(torch.Tensor), conv(x))
+            output = layer(lying.as_subclass(Marked))
+            assert type(output) is Marked
+            assert torch.equal(output.as_subclass(torch.Tensor), conv(x))
 
 
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
     """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
     conv, x = whole_numbers("3x3")
     layer = conv_to_mhsa(conv).requires_grad_(False)
-    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    last = channels_last(x)
     layer(last)
     graph = make_fx(layer)(last)
     assert torch.uint8 not in {kept.dtype for kept in graph.buffers()}

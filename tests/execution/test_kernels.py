@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, conv_to_mhsa
+from construct import conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import kernels
 from construct.execution.autograd import ShiftedSum, WeightGradient
@@ -22,7 +22,7 @@ from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
-from runs import KERNELS, preferring
+from runs import KERNELS, channels_last, kernel_gradient, preferring
 
 EXAMPLES = settings().max_examples
 
@@ -44,7 +44,7 @@ def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
 def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
     """The same images, lying otherwise."""
     if layout == LAST:
-        return images.movedim(1, -1).contiguous().movedim(-1, 1)
+        return channels_last(images)
     return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
 
 
@@ -76,11 +76,11 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
         for head, offset in enumerate(shifts.offsets):
             t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
             if all(0 <= p < n for p, n in zip(t, shifts.size, strict=True)):
-                here, there = (slice(None), slice(None), *o), (slice(None), slice(None), *t)
-                seen, pulled = tokens[(..., *t)], outputs[(..., *o)]
-                forward[here] += torch.einsum("bgc,gcd->bgd", seen, w[head]).flatten(1)
-                backward[there] += torch.einsum("bgd,gcd->bgc", pulled, w[head]).flatten(1)
-                weights[head] += torch.einsum("bgc,bgd->gcd", seen, pulled)
+                query, key = (slice(None), slice(None), *o), (slice(None), slice(None), *t)
+                token, pulled = tokens[(..., *t)], outputs[(..., *o)]
+                forward[query] += torch.einsum("bgc,gcd->bgd", token, w[head]).flatten(1)
+                backward[key] += torch.einsum("bgd,gcd->bgc", pulled, w[head]).flatten(1)
+                weights[head] += torch.einsum("bgc,bgd->gcd", token, pulled)
     layout, last = st.sampled_from([FIRST, LAST, OTHER]), data.draw(st.booleans())
     x, y = in_layout(x, data.draw(layout)), in_layout(y, data.draw(layout))
     stored = data.draw(st.sampled_from([dtype, torch.float64, torch.float16]))
@@ -88,13 +88,13 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     if data.draw(st.booleans()):  # matrices that lie the other way round
         w = w.mT.contiguous().mT
     with preferring(kernel), smaller_blocks(blocks):
-        found_y = kernels.prepare(kernels.FORWARD, x, w, shifts, stored, last)(x, bias)
-        found_x = kernels.prepare(kernels.ADJOINT, y, w, shifts, stored, last)(y, back)
-        found_w = kernels.weights(x, y, shifts, groups, dtype)
-    assert torch.equal(found_y, forward.to(stored))
-    assert torch.equal(found_x, backward.to(stored))
-    assert torch.equal(found_w, weights)
-    assert {layout_of(found_y, stored), layout_of(found_x, stored)} <= {FIRST, LAST}
+        output = kernels.prepare(kernels.FORWARD, x, w, shifts, stored, last)(x, bias)
+        adjoint = kernels.prepare(kernels.ADJOINT, y, w, shifts, stored, last)(y, back)
+        gradient = kernels.weights(x, y, shifts, groups, dtype)
+    assert torch.equal(output, forward.to(stored))
+    assert torch.equal(adjoint, backward.to(stored))
+    assert torch.equal(gradient, weights)
+    assert {layout_of(output, stored), layout_of(adjoint, stored)} <= {FIRST, LAST}
 
 
 GRIDS = {
@@ -117,8 +117,8 @@ def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str
     x, w = (torch.from_numpy(rng.integers(-4, 5, n)).double() for n in ((2, 3, 12, 9), (len(offsets), 1, 3, 4)))
     padded, expected = nn.functional.pad(x, (30,) * 4), torch.zeros(2, 4, *output, dtype=x.dtype)
     for (row, column), matrix in zip(offsets, w, strict=True):
-        seen = padded[:, :, 30 + row :, 30 + column :][..., : output[0], : output[1]]
-        expected += torch.einsum("bcij,cd->bdij", seen, matrix[0])
+        shifted = padded[:, :, 30 + row :, 30 + column :][..., : output[0], : output[1]]
+        expected += torch.einsum("bcij,cd->bdij", shifted, matrix[0])
     problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
     with preferring("im2col_gemm"):
         task = kernels.select(problem)
@@ -132,14 +132,6 @@ def whole_numbers(conv: Any) -> Any:
         for p in conv.parameters():
             p.copy_((8 * p).round())
     return conv
-
-
-def kernel_of(layer: MHSA, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """What the gradients of the two factors say of the kernel: the one of the factor that carries it."""
-    moved = copy.deepcopy(layer)
-    with torch.no_grad():
-        (moved.w_val if is_identity(layer.w_out) else moved.w_out).copy_(value if is_identity(layer.w_out) else out)
-    return moved.weight
 
 
 CONVS = [
@@ -175,14 +167,14 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | No
             expected = conv(given)
             pull = in_layout(torch.arange(expected.numel()).view_as(expected).remainder(7).float() - 3, layout)
             with preferring(kernel), smaller_blocks(queries):
-                found = layer(given)
-                ours = torch.autograd.grad(found, [given, layer.w_val, layer.w_out], pull)
+                output = layer(given)
+                ours = torch.autograd.grad(output, [given, layer.w_val, layer.w_out], pull)
                 with torch.no_grad():
                     assert torch.equal(layer(given), expected)
             theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
-            assert torch.equal(found, expected)
+            assert torch.equal(output, expected)
             assert torch.equal(ours[0], theirs[0])
-            assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+            assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
 def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
@@ -190,8 +182,8 @@ def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
     problem = Problem(kernels.FORWARD, shifts, (0, 1), 1, 1, 16, 32, torch.float32, LAST, LAST, True, None)
     task = kernels.select(problem)
     device = torch.device("cpu")
-    told = kernels.workspace_of(kernels.FORWARD, shifts, (2, 1, 16, 32), 1, torch.float32, torch.float32, device, None)
-    assert told >= task.workspace > 0
+    size = kernels.workspace_of(kernels.FORWARD, shifts, (2, 1, 16, 32), 1, torch.float32, torch.float32, device, None)
+    assert size >= task.workspace > 0
     names = [kernel.name for kernel in kernels.KERNELS]
     assert names == ["pointwise", "depthwise", "gemm_scatter", "im2col_gemm"]
 
@@ -224,14 +216,14 @@ def test_clip_keeps_what_lies_inside(start: int, step: int, count: int, size: in
 @given(st.data(), st.booleans())
 def test_runs_are_all_heads_in_order(data: st.DataObject, whole: bool):
     offsets = data.draw(aims(data.draw(st.integers(1, 3))))
-    found = []
+    covered = []
     for run in runs_of(offsets, whole):
         places = [
             tuple(o + n * s for o, n, s in zip(run.offset, at, run.steps, strict=True)) for at in np.ndindex(run.counts)
         ]
-        assert run.head == len(found)
-        found += places
-    assert found == sorted(offsets)
+        assert run.head == len(covered)
+        covered += places
+    assert covered == sorted(offsets)
 
 
 def test_a_buffer_in_use_is_lent_to_nobody_else():
@@ -246,16 +238,16 @@ def test_a_buffer_in_use_is_lent_to_nobody_else():
             raise KeyError
     with Workspace(like, 2, 4) as third:
         assert third[0].data_ptr() == first[0].data_ptr()
-        seen: list[int] = []
+        addresses: list[int] = []
 
         def elsewhere() -> None:
             with Workspace(like, 2, 4) as other:
-                seen.append(other[0].data_ptr())
+                addresses.append(other[0].data_ptr())
 
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert seen != [third[0].data_ptr()]
+    assert addresses != [third[0].data_ptr()]
 
 
 def test_a_buffer_of_one_mode_is_good_in_every_other():
@@ -293,7 +285,7 @@ def test_nothing_reads_what_memory_held_before(make: Any, kernel: str | None, mo
             ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.w_val, layer.w_out])
             theirs = torch.autograd.grad(conv(x).square().sum(), [x, conv.weight])
         assert torch.equal(ours[0], theirs[0])
-        assert torch.equal(kernel_of(layer, *ours[1:]), theirs[1])
+        assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -313,23 +305,23 @@ def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float)
                 factor.abs_().add_(0.1)
         counted = copy.deepcopy(conv).double()
         counted.bias = None
-        seen = counted(marked) > 0
+        reached = counted(marked) > 0
         for kernel in KERNELS:
             fresh = copy.deepcopy(layer)  # without the calls that another kernel prepared
             with preferring(kernel):
                 for given in (x, in_layout(x, LAST)):
-                    assert torch.equal(~fresh(given).isfinite(), seen)
+                    assert torch.equal(~fresh(given).isfinite(), reached)
 
 
 def test_a_bias_of_halves_is_added_in_single_precision():
     shifts = Shifts(((-1,), (0,), (50,)), (2,), (7,), (4,))
     y, w = torch.randint(-3, 4, (2, 32, 4)).half(), torch.randint(-3, 4, (3, 1, 40, 32)).float()
     bias = torch.randint(-3, 4, (40,)).float()
-    found = ShiftedSum.apply(y, w, bias, shifts, True, torch.float16, False)
+    output = ShiftedSum.apply(y, w, bias, shifts, True, torch.float16, False)
     expected = bias.view(1, 40, 1).repeat(2, 1, 7)
     for (offset,), matrix in zip(shifts.offsets, w[:, 0], strict=True):
         for query in range(4):
             if 0 <= 2 * query + offset < 7:
                 expected[:, :, 2 * query + offset] += y[:, :, query].float() @ matrix.mT
-    assert torch.equal(found, expected.half())
+    assert torch.equal(output, expected.half())
     assert WeightGradient.apply(y.new_zeros(2, 3, 7), y, 1, shifts, torch.float32).shape == (3, 1, 3, 32)

@@ -8,7 +8,7 @@ from construct import conv_to_mhsa
 from construct.execution import axial
 from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
-from runs import peak_bytes
+from runs import channels_last, peak_bytes
 
 SHARP = {
     "gathered, wide outputs": (lambda: nn.Conv2d(64, 512, 3, padding=1), (9, 64, 14, 14)),
@@ -76,7 +76,7 @@ def test_the_estimate_is_above_what_is_taken(
     conv = make().to(dtype)
     layer = conv_to_mhsa(conv, alpha=0.7) if name in SOFT else conv_to_mhsa(conv)
     grid = TokenGrid.of(layer.geometry, shape[2:])
-    for x in (torch.randn(shape).to(dtype), torch.randn(shape).to(dtype).movedim(1, -1).contiguous().movedim(-1, 1)):
+    for x in (torch.randn(shape).to(dtype), channels_last(torch.randn(shape).to(dtype))):
         with torch.set_grad_enabled(grad):
             estimate = axial.memory(layer, len(x), grid)
             axial.run(layer, x, grid)  # what stays from call to call is there already

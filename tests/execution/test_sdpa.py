@@ -18,7 +18,7 @@ from construct.attention import EXECUTIONS
 from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
-from runs import SMALL, normal, peak_bytes
+from runs import SMALL, aim_anywhere, normal, peak_bytes
 from truths import random_layer
 from verify import certify
 from verify.layers.fields import Attention
@@ -136,12 +136,8 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(case: Cas
     rng = np.random.default_rng(seed)
     layer = conv_to_mhsa(case.conv).requires_grad_(False)
     switch_content_on(layer, content, seed)
-    d, heads = layer.geometry.dims, layer.heads
-    alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
-    tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
-    aimed = -alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1)
-    layer.v.copy_(torch.where(torch.from_numpy(rng.random(heads) < 0.5)[:, None], layer.v, torch.from_numpy(aimed)))
-    x = case.x if case.x.dim() == d + 2 else case.x[None]
+    aim_anywhere(layer, rng)
+    x = case.x if case.x.dim() == layer.geometry.dims + 2 else case.x[None]
     if not x.numel():
         return
     x = x / x.abs().amax().clamp(min=1)  # content of 10⁶ would be refused
@@ -283,8 +279,8 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         r = np.array([Fraction(n) for n in (sum(n * n for n in delta), *delta)])
         if content is None:
             return v @ w_key_pos @ r
-        asked, seen = whole(content[0][0, 0, q]), whole(content[2][0, 0, k])
-        return (asked + v) @ w_key_pos @ r + (asked + whole(layer.u[0])) @ seen
+        query, key = whole(content[0][0, 0, q]), whole(content[2][0, 0, k])
+        return (query + v) @ w_key_pos @ r + (query + whole(layer.u[0])) @ key
 
     rng = np.random.default_rng(seed)
     for _ in range(4):

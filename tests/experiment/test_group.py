@@ -78,8 +78,8 @@ def test_two_processes_have_the_numbers_of_one_and_go_on_for_each_other(tmp_path
         stopped(variant, tmp_path / "one first")
     (tmp_path / "worker.py").write_text(WORKER)
     process = torchrun(str(tmp_path / "worker.py"), str(tmp_path))
-    told, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, told
+    log, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log
     for variant in VARIANTS:
         run_of(variant, tmp_path / "both first").train(quiet)
         one = checkpoints.read(tmp_path / "one" / variant / CHECKPOINT)
@@ -110,10 +110,10 @@ def test_a_killed_process_ends_all_in_one_line_and_leaves_a_checkpoint(killed: i
     workers = {rank_of(int(number)): int(number) for number in listed.split()}
     assert sorted(workers) == [0, 1]
     os.kill(workers[killed], signal.SIGKILL)
-    told, _ = process.communicate(timeout=120)
+    log, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    errors = re.findall("^error: .*", told, re.MULTILINE)
-    assert [line.partition(" (")[0] for line in errors] == ["error: a process of this run was killed or stopped"], told
+    errors = re.findall("^error: .*", log, re.MULTILINE)
+    assert [line.partition(" (")[0] for line in errors] == ["error: a process of this run was killed or stopped"], log
     assert not any(Path(f"/proc/{number}").exists() for number in workers.values())
     state = checkpoints.read(file)
     assert state is not None

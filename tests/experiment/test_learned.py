@@ -96,11 +96,11 @@ def cifar(tmp_path: Path) -> Path:
 
 
 def test_cifar_is_read_as_its_format_says(cifar: Path):
-    found = cifar10(cifar, records=4)
-    assert found.train.shape == (20, 3, 32, 32)
-    assert found.test.shape == (4, 3, 32, 32)
+    dataset = cifar10(cifar, records=4)
+    assert dataset.train.shape == (20, 3, 32, 32)
+    assert dataset.test.shape == (4, 3, 32, 32)
     content = (cifar / "data_batch_2.bin").read_bytes()
-    assert found.train_labels[5] == content[RECORD_BYTES]
+    assert dataset.train_labels[5] == content[RECORD_BYTES]
     mean, deviation = [], []
     for channel in range(3):
         bytes_ = [
@@ -113,8 +113,8 @@ def test_cifar_is_read_as_its_format_says(cifar: Path):
         deviation.append(values.std(ddof=1))
     # Record 1 of the second file, green, row 7, column 30.
     byte = content[RECORD_BYTES + 1 + 1024 + 7 * 32 + 30]
-    assert found.train[5, 1, 7, 30].item() == pytest.approx((byte - mean[1]) / deviation[1], rel=1e-5)
-    assert set(found.digests) == set(FILES)
+    assert dataset.train[5, 1, 7, 30].item() == pytest.approx((byte - mean[1]) / deviation[1], rel=1e-5)
+    assert set(dataset.digests) == set(FILES)
 
 
 def damaged(cifar: Path, name: str, edit: Any) -> None:
@@ -138,9 +138,9 @@ def relabelled(content: bytearray) -> bytearray:
 )
 def test_a_damaged_file_is_told_in_a_line(cifar: Path, edit: Any, words: str):
     damaged(cifar, "test_batch.bin", edit)
-    with pytest.raises(BadInput, match=f"^test_batch.bin: .*{words}") as told:
+    with pytest.raises(BadInput, match=f"^test_batch.bin: .*{words}") as error:
         cifar10(cifar, records=4)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_one_file_in_the_place_of_another_is_told_in_a_line(cifar: Path):
@@ -177,9 +177,9 @@ def test_augmented_pictures_are_shifted_and_mirrored():
     x = torch.arange(1.0, 1 + 3 * 2 * 8 * 8).view(3, 2, 8, 8)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        found = torch.cat([augmented(x, len(x)) for _ in range(20)])
+        drawn = torch.cat([augmented(x, len(x)) for _ in range(20)])
     padded, kinds = nn.functional.pad(x, (4, 4, 4, 4)), set()
-    for number, picture in enumerate(found):
+    for number, picture in enumerate(drawn):
         source = padded[number % 3]
         fits = [
             (down, right, mirrored)
@@ -244,9 +244,9 @@ def test_sizes_that_do_not_go_together_are_told_in_a_line():
         ("from-conv", shape, PICTURE, r"5 heads are no square kernel"),
         ("absolute", shape, PICTURE, r"5 heads do not divide the width 8"),
     ]
-    for name, some, picture, words in refused:
+    for name, shape, picture, words in refused:
         with pytest.raises(BadInput, match=words):
-            AttentionNet(VARIANTS[name], some, picture, 3)
+            AttentionNet(VARIANTS[name], shape, picture, 3)
     network = AttentionNet(VARIANTS["quadratic"], SMALL, PICTURE, 3)
     with pytest.raises(BadInput, match="pictures of 1 × 6 × 6, where the network takes 1 × 4 × 6"):
         network(torch.zeros(1, 1, 6, 6))
@@ -442,9 +442,9 @@ def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(one_epoch: Path, tmp
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
     path = tmp_path / CHECKPOINT
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=r"damaged, or no checkpoint: .*\(remove it") as told:
+    with pytest.raises(BadInput, match=r"damaged, or no checkpoint: .*\(remove it") as error:
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     torch.save({"network": {}}, path)
     with pytest.raises(BadInput, match="no checkpoint of a run"):
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
@@ -462,9 +462,9 @@ def test_a_checkpoint_that_says_nonsense_is_told_in_a_line(edit: dict[str, Any],
     shutil.copytree(one_epoch, tmp_path, dirs_exist_ok=True)
     state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     torch.save(state | edit, tmp_path / CHECKPOINT)
-    with pytest.raises(BadInput, match=r"(damaged|no checkpoint of a run).*\(remove it") as told:
+    with pytest.raises(BadInput, match=r"(damaged|no checkpoint of a run).*\(remove it") as error:
         Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]\n", b"{}\n", b"\xff"])
@@ -499,11 +499,11 @@ def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
 
 def test_an_audit_tells_a_convolution_from_other_attention():
     sharp = AttentionNet(VARIANTS["from-conv"], replace(SMALL, alpha=1024.0, heads=9), (1, 10, 8), 3)
-    for found in distances(sharp, 2):
-        assert found["distance"] < 1e-6
-        assert found["content"] == 0
+    for row in distances(sharp, 2):
+        assert row["distance"] < 1e-6
+        assert row["content"] == 0
     content = AttentionNet(VARIANTS["absolute"], SMALL, PICTURE, 3)
-    assert all(found["distance"] > 0.1 and found["content"] > 0 for found in distances(content, 2))
+    assert all(row["distance"] > 0.1 and row["content"] > 0 for row in distances(content, 2))
 
 
 def test_centres_are_those_of_the_attention():
@@ -597,7 +597,7 @@ def test_the_command_trains_measures_draws_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
         (["--rate", "nan"], 2, "error: --rate is nan, not a positive number"),
@@ -631,14 +631,14 @@ def test_the_command_trains_measures_draws_and_goes_on(
 def test_bad_input_is_one_line(
     words: list[str],
     code: int,
-    told: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
-    ends_in_one_line(lambda: main(words), code, told, capsys)
+    ends_in_one_line(lambda: main(words), code, message, capsys)
     assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
 
 
@@ -663,8 +663,8 @@ def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path,
     )
     for jobs in ("1", "2"):
         assert main([*sizes, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
-        told = capsys.readouterr()
-        assert ("2 runs at once" in told.out) == (jobs == "2")
+        printed = capsys.readouterr()
+        assert ("2 runs at once" in printed.out) == (jobs == "2")
     for seed in range(3):
         folder = Path("quadratic") / f"seed-{seed}"
         one, other = (
@@ -692,14 +692,14 @@ def squares() -> Callable[[int, Tell], None]:
 
 
 def test_every_thing_is_done_once_and_told():
-    told: list[tuple[int, int, int]] = []
+    reports: list[tuple[int, int, int]] = []
 
     def tell(thing: int, done: int, steps: int, word: str, ended: bool) -> None:
         if ended:
-            told.append((thing, done, steps))
+            reports.append((thing, done, steps))
 
     run_in_processes(range(5), squares, 2, tell)
-    assert sorted(told) == [(n, n, n**2) for n in range(5)]
+    assert sorted(reports) == [(n, n, n**2) for n in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -723,14 +723,14 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
         while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
-        _, told = process.communicate(timeout=240)  # on a machine that does much else
+        _, printed = process.communicate(timeout=240)  # on a machine that does much else
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    assert process.returncode == 130, told
-    assert b"the same command goes on from the last checkpoint" in told
-    assert b"Traceback" not in told
+    assert process.returncode == 130, printed
+    assert b"the same command goes on from the last checkpoint" in printed
+    assert b"Traceback" not in printed
     written = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))]
     time.sleep(2)  # many checkpoints long
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))] == written
@@ -763,5 +763,5 @@ def test_an_experiment_runs_as_a_module_and_as_a_folder(
 
 
 def test_a_preset_takes_what_the_user_gives():
-    found = changed(PRESETS["paper"], epochs=3, heads=16, width=None)
-    assert (found.epochs, found.shape.heads, found.shape.width, found.rate) == (3, 16, 400, 0.1)
+    preset = changed(PRESETS["paper"], epochs=3, heads=16, width=None)
+    assert (preset.epochs, preset.shape.heads, preset.shape.width, preset.rate) == (3, 16, 400, 0.1)

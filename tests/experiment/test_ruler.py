@@ -90,8 +90,8 @@ def test_where_heads_look_is_counted_in_tokens():
     p = np.zeros((2, 81, 9, 9))
     p[0, 40, 7, 0] = 1
     p[1, 40, [2, 6, 4, 4], [4, 4, 2, 6]] = 0.25
-    found = ruler.where_heads_look(p)
-    assert found == pytest.approx({"reach": (5 + 0) / 2, "width": (0 + 2) / 2, "peak": (1 + 0.25) / 2})
+    measures = ruler.where_heads_look(p)
+    assert measures == pytest.approx({"reach": (5 + 0) / 2, "width": (0 + 2) / 2, "peak": (1 + 0.25) / 2})
 
 
 def test_equivariance_is_lost_with_positions_of_the_image_alone():

@@ -50,9 +50,9 @@ OFFSETS = st.floats(-NEAR, NEAR)
 def test_any_order_of_the_shifts_within_the_tolerance_is_a_bijection(kernel: int, random: object, data: st.DataObject):
     shifts = data.draw(st.permutations(shifts_of(kernel)))
     centres = [[t + data.draw(OFFSETS) for t in shift] for shift in shifts]
-    found = count(centres, kernel)
-    assert (found.asked, found.found, found.covered) == ("bijection", True, kernel**2)
-    assert (found.shared, found.between, found.outside) == (0, 0, 0)
+    counts = count(centres, kernel)
+    assert (counts.asked, counts.found, counts.covered) == ("bijection", True, kernel**2)
+    assert (counts.shared, counts.between, counts.outside) == (0, 0, 0)
     fewer = count(centres[1:], kernel)
     if kernel > 1:
         assert (fewer.asked, fewer.found) == ("injective", True)
@@ -63,23 +63,23 @@ def test_any_order_of_the_shifts_within_the_tolerance_is_a_bijection(kernel: int
 @given(st.lists(st.tuples(*[st.floats(-4, 4)] * 2), min_size=1, max_size=20), st.sampled_from((1, 3)))
 def test_every_head_is_counted_once(centres: list[tuple[float, float]], kernel: int):
     """Against a count written the other way round: from shifts to heads."""
-    found = count(centres, kernel)
+    counts = count(centres, kernel)
     on = {
         shift: sum(all(abs(t - s) <= NEAR for t, s in zip(tau, shift, strict=True)) for tau in centres)
         for shift in shifts_of(kernel)
     }
-    assert found.covered == sum(n > 0 for n in on.values())
-    assert found.shared == sum(n > 1 for n in on.values())
-    assert sum(on.values()) + found.between + found.outside == len(centres)
+    assert counts.covered == sum(n > 0 for n in on.values())
+    assert counts.shared == sum(n > 1 for n in on.values())
+    assert sum(on.values()) + counts.between + counts.outside == len(centres)
 
 
 @pytest.mark.parametrize(("at", "kind"), [((0.0, -1.0), "shared"), ((-1.0, -0.7), "between"), ((2.0, -1.0), "outside")])
 def test_one_head_gone_astray_is_no_bijection(at: tuple[float, float], kind: str):
     centres: list[tuple[float, float]] = [(float(row), float(column)) for row, column in shifts_of(3)]
     centres[0] = at
-    found = count(centres, 3)
-    assert not found.found
-    assert {name: getattr(found, name) for name in ("shared", "between", "outside")} == {
+    counts = count(centres, 3)
+    assert not counts.found
+    assert {name: getattr(counts, name) for name in ("shared", "between", "outside")} == {
         "shared": 0,
         "between": 0,
         "outside": 0,
@@ -97,12 +97,12 @@ def test_a_centre_that_is_nowhere_is_between(nothing: float):
 
 
 def test_held_out_patches_share_no_pixel_with_the_others():
-    found = patches("images", 7)
-    columns = [image.shape[2] for image in (*found.learn, *found.held)]
+    dataset = patches("images", 7)
+    columns = [image.shape[2] for image in (*dataset.learn, *dataset.held)]
     assert columns == [round(LEARNED * 640)] * 2 + [640 - round(LEARNED * 640)] * 2
-    drawn = found.draw(5, torch.Generator().manual_seed(0), held_out=True)
+    drawn = dataset.draw(5, torch.Generator().manual_seed(0), held_out=True)
     assert drawn.shape == (5, 3, 7, 7)
-    windows = [image.unfold(1, 7, 1).unfold(2, 7, 1) for image in found.held]  # (3, rows, columns, 7, 7)
+    windows = [image.unfold(1, 7, 1).unfold(2, 7, 1) for image in dataset.held]  # (3, rows, columns, 7, 7)
     for patch in drawn:
         fits = [(w == patch[:, None, None]).all(-1).all(-1).all(0).any() for w in windows]
         assert sum(map(bool, fits)) == 1
@@ -239,12 +239,12 @@ def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[t
     x = parts[1]
     network = network_for(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
     with torch.no_grad():
-        right, seen = cnn(x), network(x)
-        assert (seen - right).abs().max() < 1e-5 * right.abs().max()
-        assert torch.equal(seen.argmax(1), right.argmax(1))
+        right, output = cnn(x), network(x)
+        assert (output - right).abs().max() < 1e-5 * right.abs().max()
+        assert torch.equal(output.argmax(1), right.argmax(1))
         if way == "content":
             soft = [
-                network_for(cnn, WAYS[some], 4.0, 5, 0, COURSE.content_layers)(x) for some in ("positions", "content")
+                network_for(cnn, WAYS[name], 4.0, 5, 0, COURSE.content_layers)(x) for name in ("positions", "content")
             ]
             torch.testing.assert_close(*soft, atol=1e-4, rtol=1e-4)
             assert (soft[0] - right).abs().max() > 0.1  # lowering α is what changes something
@@ -294,11 +294,11 @@ def test_content_learns_and_the_first_network_is_not_changed(task: str, cnn: nn.
         gated = name in ("shrink.conv", "mix.conv")
         assert layer.has_content() == gated, name
         assert layer.centres()[0].ne(4.0).all()
-    seen = {row["layer"]: row for row in layers_of(network, parts[1][:8])}
-    assert [*seen] == ["stem", "context", "shrink", "depthwise", "mix", "head"]
-    assert seen["shrink"]["swayed"] > 0
-    assert seen["stem"]["swayed"] == seen["stem"]["content"] == 0
-    assert all(0 <= row["distance"] < 0.2 for row in seen.values())
+    by_layer = {row["layer"]: row for row in layers_of(network, parts[1][:8])}
+    assert [*by_layer] == ["stem", "context", "shrink", "depthwise", "mix", "head"]
+    assert by_layer["shrink"]["swayed"] > 0
+    assert by_layer["stem"]["swayed"] == by_layer["stem"]["content"] == 0
+    assert all(0 <= row["distance"] < 0.2 for row in by_layer.values())
 
 
 def test_sharp_layers_are_measured_as_convolutions(cnn: nn.Sequential, parts: list[torch.Tensor]):
@@ -311,9 +311,9 @@ def test_sharp_layers_are_measured_as_convolutions(cnn: nn.Sequential, parts: li
 
 def test_shifted_digits_are_digits_shifted(parts: list[torch.Tensor]):
     x = parts[0]
-    found = shifted(x, torch.Generator().manual_seed(0))
+    moved = shifted(x, torch.Generator().manual_seed(0))
     padded, kinds = nn.functional.pad(x, (2,) * 4), set()
-    for picture, source in zip(found, padded, strict=True):
+    for picture, source in zip(moved, padded, strict=True):
         fits = [(r, c) for r, c in product(range(5), repeat=2) if torch.equal(source[:, r : r + 8, c : c + 8], picture)]
         assert fits
         kinds.update(fits)
@@ -449,11 +449,11 @@ def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "stopped; the same command does what is left" in capsys.readouterr().err
 
 
-def without_times(found: object) -> object:
+def without_times(record: object) -> object:
     """What a command found, but for how long it took, where and when."""
-    if isinstance(found, dict):
-        return {k: without_times(v) for k, v in found.items() if k not in {"seconds", "command", "machine", "started"}}
-    return [without_times(value) for value in found] if isinstance(found, list) else found
+    if isinstance(record, dict):
+        return {k: without_times(v) for k, v in record.items() if k not in {"seconds", "command", "machine", "started"}}
+    return [without_times(value) for value in record] if isinstance(record, list) else record
 
 
 def found_in(folder: Path) -> tuple[object, object]:

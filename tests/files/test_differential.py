@@ -93,13 +93,13 @@ def test_a_mutant_is_refused_or_read_as_torch_reads_it(
         for index in range(count):
             family, data = mutant(rng)
             content = reading(lambda data=data: by_torch(data))
-            found = {
+            results = {
                 "command": wrong_in_command(content, data, Path("mutant.bin")),
                 "checker": wrong_in_checker(content, data),
                 "torch": None if isinstance(content, Exception) else [],
             }
-            families[family].update(["mutants", *(reader for reader, odd in found.items() if odd is not None)])
-            wrong += [f"{index} ({family}): {odd[0]}" for odd in found.values() if odd]
+            families[family].update(["mutants", *(reader for reader, odd in results.items() if odd is not None)])
+            wrong += [f"{index} ({family}): {odd[0]}" for odd in results.values() if odd]
     print(families)
     assert not wrong
     assert names() == {"mutant.bin"}, "a payload ran"

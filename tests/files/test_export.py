@@ -26,6 +26,7 @@ from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
 from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from construct.files.writing import is_own_output
 from construct.from_conv import main
+from runs import channels_last
 from truths import excess, permuted
 from verify.strategies import Case, cases
 
@@ -49,8 +50,8 @@ def fixed() -> nn.Module:
     return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 7, 2)).eval()
 
 
-def within_rounding(found: Any, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=2e-6)
+def within_rounding(output: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(output), expected, rtol=1e-5, atol=2e-6)
 
 
 def same_at_any_size(run: Any, model: nn.Module) -> None:
@@ -74,11 +75,11 @@ def given_back(tensors: dict[str, torch.Tensor], metadata: str) -> nn.Module:
 def test_pt2_computes_the_network_at_any_size(whole: bool):
     converted = convert(network(whole))
     converted[0].frozen = True  # type: ignore[index, assignment]  an attribute of the user does not stand in the way
-    made = to_pt2(converted, (3, 16, 20))
-    assert made.fixed == ()
-    assert made.difference is not None
-    assert made.difference < 1e-5
-    program = torch.export.load(io.BytesIO(made.content))
+    exported = to_pt2(converted, (3, 16, 20))
+    assert exported.fixed == ()
+    assert exported.difference is not None
+    assert exported.difference < 1e-5
+    program = torch.export.load(io.BytesIO(exported.content))
     assert not [name for name in program.state_dict if "frozen" in name]
     same_at_any_size(program.module(), network(whole))
 
@@ -115,9 +116,9 @@ def test_onnx_computes_the_network_at_any_size():
 
 
 def test_axes_that_the_network_fixes_are_named():
-    made = to_pt2(convert(fixed()), (2, 7))
-    assert made.fixed == ("axis 1",)
-    program = torch.export.load(io.BytesIO(made.content)).module()
+    exported = to_pt2(convert(fixed()), (2, 7))
+    assert exported.fixed == ("axis 1",)
+    program = torch.export.load(io.BytesIO(exported.content)).module()
     x = torch.randn(5, 2, 7)
     with torch.no_grad():
         within_rounding(program(x), fixed()(x))
@@ -151,14 +152,14 @@ def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, 
     layer = permuted(layer, order.sample(range(layer.heads), layer.heads))
     x = case.x.clone(memory_format=form).requires_grad_(learning)
     with torch.set_grad_enabled(learning):
-        found = traced.run_traced(layer, x, layer.geometry)
-    assert found is not None
-    assert excess(case.conv, layer, case.x, found.detach()) <= 1
+        output = traced.run_traced(layer, x, layer.geometry)
+    assert output is not None
+    assert excess(case.conv, layer, case.x, output.detach()) <= 1
     if case.integers:
-        assert torch.equal(found, case.conv(case.x))
+        assert torch.equal(output, case.conv(case.x))
     if case.integers and learning:
         again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
-        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((found, x), (wide(again), again)))
+        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((output, x), (wide(again), again)))
         assert torch.equal(ours, theirs.to(x.dtype))
 
 
@@ -168,10 +169,10 @@ def test_traced_layers_keep_channels_last():
     few = nn.Conv2d(4, 2, 3, padding=1)
     for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2), few):
         layer = conv_to_mhsa(conv)
-        for seen in (x, x.clone().requires_grad_()):
-            found = traced.run_traced(layer, seen, layer.geometry)
-            assert found is not None
-            assert found.is_contiguous(memory_format=torch.channels_last)
+        for image in (x, x.clone().requires_grad_()):
+            output = traced.run_traced(layer, image, layer.geometry)
+            assert output is not None
+            assert output.is_contiguous(memory_format=torch.channels_last)
 
 
 FEW_OUTPUTS: dict[str, Any] = {
@@ -198,13 +199,13 @@ def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool,
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, random.Random(0).sample(range(layer.heads), layer.heads))
     x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    x = channels_last(x) if last else x
     with torch.set_grad_enabled(learning):
-        found = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
-    assert found is not None
-    assert torch.equal(found, conv(x))
+        output = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
+    assert output is not None
+    assert torch.equal(output, conv(x))
     if learning:
-        ours, theirs = (torch.autograd.grad((y * y.detach()).sum(), x)[0] for y in (found, conv(x)))
+        ours, theirs = (torch.autograd.grad((y * y.detach()).sum(), x)[0] for y in (output, conv(x)))
         assert torch.equal(ours, theirs)
 
 
@@ -215,12 +216,12 @@ def test_every_geometry_can_be_exported(case: Case):
     if case.x.dim() != case.conv.weight.dim() or not len(case.x):
         return  # unbatched calls and empty batches are not what is exported
     layer = conv_to_mhsa(case.conv)
-    made = to_pt2(layer, tuple(case.x.shape[1:]))
+    exported = to_pt2(layer, tuple(case.x.shape[1:]))
     with torch.no_grad():
-        found = torch.export.load(io.BytesIO(made.content)).module()(case.x)
-    assert excess(case.conv, layer, case.x, found) <= 1
+        output = torch.export.load(io.BytesIO(exported.content)).module()(case.x)
+    assert excess(case.conv, layer, case.x, output) <= 1
     if case.integers:
-        assert torch.equal(found, case.conv(case.x))
+        assert torch.equal(output, case.conv(case.x))
 
 
 def test_a_pt2_file_needs_torch_alone(tmp_path):
@@ -248,7 +249,7 @@ def test_a_pt2_file_keeps_all_eight_tensors():
     program = torch.export.load(io.BytesIO(to_pt2(layer, (2, 8, 8)).content))
     again = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
     again.load_state_dict(program.state_dict)
-    ours, theirs = (verify.certify(conv, found, grid=(8, 8)) for found in (again, layer))
+    ours, theirs = (verify.certify(conv, attention, grid=(8, 8)) for attention in (again, layer))
     assert ours.verdict.name == "PROVED"
     assert ours.mhsa_sha256 == theirs.mhsa_sha256
 
@@ -261,7 +262,7 @@ def test_safetensors_give_the_layer_back(tmp_path, encoding: str):
     assert isinstance(again, MHSA)
     x = torch.randn(1, 4, 9, 9).bfloat16()
     assert torch.equal(again(x), layer(x))
-    ours, theirs = (verify.certify(conv, found, grid=(9, 9)) for found in (again, layer))
+    ours, theirs = (verify.certify(conv, attention, grid=(9, 9)) for attention in (again, layer))
     assert ours.mhsa_sha256 == theirs.mhsa_sha256
 
 
@@ -334,10 +335,10 @@ RETURNED = {
 def test_networks_that_return_several_tensors_are_exported(wrap: Any):
     torch.manual_seed(0)
     model = Returning(wrap).eval()
-    made = to_pt2(convert(model), (1, 6, 6))
-    assert made.difference is not None
-    assert made.difference < 1e-5
-    again, x = torch.export.load(io.BytesIO(made.content)).module(), torch.randn(3, 1, 8, 7)
+    exported = to_pt2(convert(model), (1, 6, 6))
+    assert exported.difference is not None
+    assert exported.difference < 1e-5
+    again, x = torch.export.load(io.BytesIO(exported.content)).module(), torch.randn(3, 1, 8, 7)
     with torch.no_grad():
         torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=2e-6)
 
@@ -345,9 +346,9 @@ def test_networks_that_return_several_tensors_are_exported(wrap: Any):
 @pytest.mark.deep
 def test_several_tensors_in_onnx():
     torch.manual_seed(0)
-    made = to_onnx(convert(Returning(RETURNED["tuple"])), (1, 6, 6))
-    assert made.difference is not None
-    assert made.difference < 1e-5
+    exported = to_onnx(convert(Returning(RETURNED["tuple"])), (1, 6, 6))
+    assert exported.difference is not None
+    assert exported.difference < 1e-5
 
 
 @pytest.mark.deep
@@ -401,12 +402,12 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize(("net", "fixed"), [(Sized(), {"axis 1", "axis 2"}), (Counting(), {"batch"})])
 def test_what_cannot_be_free_is_as_in_the_example_and_it_is_said(net: nn.Module, fixed: set[str]):
-    made = to_pt2(convert(net), (1, 6, 7))
-    assert fixed <= set(made.fixed)
-    assert any("takes only inputs of the size" in note for note in made.notes())
+    exported = to_pt2(convert(net), (1, 6, 7))
+    assert fixed <= set(exported.fixed)
+    assert any("takes only inputs of the size" in note for note in exported.notes())
     x = torch.randn(1, 1, 6, 7)
     with torch.no_grad():
-        within_rounding(torch.export.load(io.BytesIO(made.content)).module()(x), net(x))
+        within_rounding(torch.export.load(io.BytesIO(exported.content)).module()(x), net(x))
 
 
 class Printing(nn.Conv1d):
@@ -504,8 +505,8 @@ def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPat
     program = torch.export.load("m.pt2").module()
     session = onnxruntime.InferenceSession("o.onnx")
     with torch.no_grad():
-        for found in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
-            within_rounding(found, conv(x))
+        for output in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
+            within_rounding(output, conv(x))
     assert verify.check("m.mhsa.safetensors.json", "m.pt", "m.mhsa.safetensors").verdict.name == "PROVED"
 
 

@@ -709,11 +709,11 @@ def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory
 
 @given(x=st.fractions(0, 800, max_denominator=10**6), bits=st.integers(64, 1400))
 def test_exponentials_are_above_and_close(x, bits):
-    found = exponential(x, bits)
+    enclosure = exponential(x, bits)
     with mpmath.workprec(bits + 2000):
         true = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** bits
-        assert found >= true
-        assert found <= true * (1 + mpmath.mpf(2) ** -50) + 2
+        assert enclosure >= true
+        assert enclosure <= true * (1 + mpmath.mpf(2) ** -50) + 2
 
 
 @settings(max_examples=20)
@@ -721,7 +721,7 @@ def test_exponentials_are_above_and_close(x, bits):
 @given(alpha=st.floats(1e-9, 700), offset=st.fractions(0, Fraction(49, 100), max_denominator=1000))
 def test_tails_are_above_and_close(alpha, offset):
     a = Fraction(alpha)
-    found = tail(a, offset, 1300)
+    bound = tail(a, offset, 1300)
     with mpmath.workprec(1600):
         x, f = mpmath.mpf(alpha), mpmath.mpf(offset.numerator) / offset.denominator
         if alpha > 0.5:
@@ -729,9 +729,9 @@ def test_tails_are_above_and_close(alpha, offset):
         else:  # Poisson's formula turns the slow sum over all n into a fast one: Jacobi's theta function
             theta = mpmath.jtheta(3, mpmath.pi * f, mpmath.exp(-(mpmath.pi**2) / x))
             true = mpmath.exp(x * f * f) * mpmath.sqrt(mpmath.pi / x) * theta - 1
-        found = mpmath.mpf(found.numerator) / found.denominator
-        assert found >= true
-        assert found / (1 + found) <= true / (1 + true) * (1 + mpmath.mpf(2) ** -21)
+        bound = mpmath.mpf(bound.numerator) / bound.denominator
+        assert bound >= true
+        assert bound / (1 + bound) <= true / (1 + true) * (1 + mpmath.mpf(2) ** -21)
 
 
 @settings(max_examples=30)
@@ -760,10 +760,10 @@ def test_products_are_judged_exactly(data):
     if product is not None:
         assert all(Fraction(float(p)) == x for p, x in zip(product.flat, exact.flat, strict=True))
     gap = product_gap([(a, b)], tap)
-    for found, x, t in zip(gap.flat, exact.flat, tap.flat, strict=True):
+    for difference, x, t in zip(gap.flat, exact.flat, tap.flat, strict=True):
         true = abs(x - Fraction(float(t)))
-        assert (found == 0) == (true == 0)
-        assert true <= Fraction(float(found)) <= true * (1 + Fraction(1, 2**51)) + Fraction(1, 2**1073)
+        assert (difference == 0) == (true == 0)
+        assert true <= Fraction(float(difference)) <= true * (1 + Fraction(1, 2**51)) + Fraction(1, 2**1073)
 
 
 def test_a_head_is_read_back():

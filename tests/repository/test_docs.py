@@ -34,22 +34,22 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def executed(code: str, where: str, names: dict[str, Any]) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(code, where, "exec"), names)
-    return told.getvalue()
+    return printed.getvalue()
 
 
 def shell(lines: str) -> str:
     """Commands of Python, one a line, in the folder at hand."""
-    told = ""
+    printed = ""
     for line in lines.splitlines():
         first, *words = shlex.split(line)
         assert first == "python"
         words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         done = python(*words, cwd=None)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
-        told += done.stdout
-    return told
+        printed += done.stdout
+    return printed
 
 
 def test_the_pages_are_there():
@@ -67,28 +67,28 @@ SLOW = {"formats", "numerics", "finetune"}
 def test_every_block_runs_and_prints_what_stands_there(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
-    told = None
+    printed = None
     with torch.random.fork_rng(devices=[]):
         for number, (language, code) in enumerate(blocks(page), start=1):
             where = f"{page.name}, block {number}"
             if language == "python":
-                told = executed(code, where, names)
+                printed = executed(code, where, names)
             elif language == "sh":
-                told = shell(code)
+                printed = shell(code)
             else:
                 assert language == "text", f"{where}: a block of {language!r} is run by nobody"
                 if page.name == "README.md":  # a command of another project
                     continue
-                assert told is not None, f"{where} stands under no code"
-                assert told == code, where
-                told = None
+                assert printed is not None, f"{where} stands under no code"
+                assert printed == code, where
+                printed = None
 
 
 def test_every_python_block_of_the_readme_runs_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = [code for language, code in blocks(README) if language == "python"]
-    assert found, "the README shows no Python"
-    for number, code in enumerate(found, start=1):
+    codes = [code for language, code in blocks(README) if language == "python"]
+    assert codes, "the README shows no Python"
+    for number, code in enumerate(codes, start=1):
         exec(compile(code, f"README.md, python block {number}", "exec"), {"__name__": f"readme_{number}"})
 
 

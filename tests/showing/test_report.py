@@ -137,11 +137,11 @@ def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_de
     assert "a handwritten digit" in text
     assert str(Path.cwd()) not in text
     assert "--conv construct/command/demo/digits_cnn.pt" in text
-    kept, made = read(kept_demo), read(demo_page)
-    assert kept.texts["style"] == made.texts["style"]
-    assert kept.texts["script"][-1] == made.texts["script"][-1]
-    same_data(kept.data(), made.data())
-    assert [tag for tag, _ in kept.elements] == [tag for tag, _ in made.elements]
+    kept, drawn = read(kept_demo), read(demo_page)
+    assert kept.texts["style"] == drawn.texts["style"]
+    assert kept.texts["script"][-1] == drawn.texts["script"][-1]
+    same_data(kept.data(), drawn.data())
+    assert [tag for tag, _ in kept.elements] == [tag for tag, _ in drawn.elements]
 
 
 def same_data(one: Any, other: Any) -> None:

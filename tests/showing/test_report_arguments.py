@@ -68,7 +68,7 @@ def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ({"x": "hello"}, TypeError, "x is a str, no tensor"),
         ({"x": [1.0]}, TypeError, "x is a list, no tensor"),
@@ -83,10 +83,10 @@ def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_one_error_says_what_is_wrong(
-    arguments: dict[str, Any], error: type[Exception], told: str, tmp_path: Path
+    arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     conv, layer = seeded(pair)
-    with pytest.raises(error, match=told) as raised:
+    with pytest.raises(error, match=message) as raised:
         verify.write_report(tmp_path / "page.html", **{"original": conv, "converted": layer} | arguments)
     assert "\n" not in str(raised.value).split(": ")[0]
     assert not list(tmp_path.iterdir())

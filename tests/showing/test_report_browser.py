@@ -151,11 +151,11 @@ def test_the_scripts_softmax_is_the_layers(opened: Opened, name: str) -> None:
         const queries = Array.from({ length: asked.reduce((a, b) => a * b, 1) }, (_, q) => placeOf(asked, q));
         return picture.centres.map((_, head) => queries.map((query) => Array.from(probabilities(picture, head, query))));
     }"""
-    found = opened.page.evaluate("(index) => pictures[index]", number_of(name))
+    shown = opened.page.evaluate("(index) => pictures[index]", number_of(name))
     rows = np.array(opened.page.evaluate(script, number_of(name)))
-    own = own_attention(layer, found)
+    own = own_attention(layer, shown)
     np.testing.assert_allclose(rows, own, rtol=1e-12, atol=1e-300)
-    middle = np.ravel_multi_index([n // 2 for n in map(len, found["queries"])], [*map(len, found["queries"])])
+    middle = np.ravel_multi_index([n // 2 for n in map(len, shown["queries"])], [*map(len, shown["queries"])])
     opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", number_of(name))
     opened.settle()
     labels = opened.heads(number_of(name)).evaluate_all("(all) => all.map((head) => head.ariaLabel)")
@@ -173,11 +173,11 @@ def test_the_scripts_output_is_the_layers_in_float64(opened: Opened, name: str) 
     part, _ = crop(generated_inputs(conv, 1, 0), opened.page.evaluate("(i) => pictures[i].input", index))
     softer = construct.conv_to_mhsa(conv, alpha=0.25, encoding="parabola" if name == "parabola" else "quadratic")
     for mhsa, stop in ((layer, "OWN"), (softer, "0"))[: 1 if name == "edited" else 2]:
-        found = opened.page.evaluate(f"(i) => Array.from(outputs(pictures[i], {stop}).output)", index)
+        output = opened.page.evaluate(f"(i) => Array.from(outputs(pictures[i], {stop}).output)", index)
         channel = opened.page.evaluate("(i) => pictures[i].live.channel", index)
         with torch.no_grad():
             expected = mhsa.double()(part.double())[0, channel].flatten().numpy()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * (1 + np.abs(expected).max()))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-12 * (1 + np.abs(expected).max()))
     with torch.no_grad():
         before = conv.double()(part.double())[0, channel].flatten().numpy()
     apart = opened.page.evaluate(f"(i) => outputs(pictures[i], {stop}).greatest", index)
@@ -190,19 +190,19 @@ def shades(canvas: Any, shape: list[int]) -> np.ndarray:
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")).astype(int)
     rows, columns = shape
     height, width = len(pixels) // rows, pixels.shape[1] // columns
-    seen = pixels[height // 4 :: height, width // 2 :: width]  # away from the strokes of padding tokens
-    return (seen[..., 0] - seen[..., 2]).ravel()
+    middles = pixels[height // 4 :: height, width // 2 :: width]  # away from the strokes of padding tokens
+    return (middles[..., 0] - middles[..., 2]).ravel()
 
 
 @pytest.mark.parametrize("name", ["plain", "strided-dilated"])
 def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: str) -> None:
     layer, index = drawn(name)[0], number_of(name)
-    found = opened.page.evaluate("(index) => pictures[index]", index)
-    own = own_attention(layer, found)
-    shape = [len(axis) for axis in found["queries"]]
+    shown = opened.page.evaluate("(index) => pictures[index]", index)
+    own = own_attention(layer, shown)
+    shape = [len(axis) for axis in shown["queries"]]
     opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", index)
     middle = np.ravel_multi_index([n // 2 for n in shape], shape)
-    query = np.ravel_multi_index([axis[len(axis) // 2] for axis in found["queries"]], found["shape"])
+    query = np.ravel_multi_index([axis[len(axis) // 2] for axis in shown["queries"]], shown["shape"])
     for head in range(layer.heads):
         opened.heads(index).nth(head).click(position={"x": 1, "y": 1}, force=True)
         opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", index)
@@ -210,7 +210,7 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
         opacity = np.sqrt(own[head, middle])
         expected = (232 - 10) * opacity - 10 * (1 - opacity)  # the image below is a little blue
         far = np.delete(
-            np.abs(shades(opened.page.locator("#large"), found["shape"]) - expected), query
+            np.abs(shades(opened.page.locator("#large"), shown["shape"]) - expected), query
         )  # there is a ring
         assert far.max() < 20
 
@@ -291,7 +291,7 @@ def test_keys_move_the_query(opened: Opened, name: str) -> None:
 
 
 def test_every_control_can_be_reached_and_seen_by_keyboard(opened: Opened) -> None:
-    seen = []
+    names = []
     for _ in range(60):
         opened.page.keyboard.press("Tab")
         name, outline = opened.page.evaluate(
@@ -301,9 +301,9 @@ def test_every_control_can_be_reached_and_seen_by_keyboard(opened: Opened) -> No
         if name == "BODY#":  # once round
             break
         assert outline != "none", name
-        seen.append(name)
-    assert seen[:5] == ["BUTTON#theme", "BUTTON#play", "INPUT#sharpness", "BUTTON#own", "CANVAS#large"]
-    assert seen[5 : 5 + len(SHOWN) + 2] == ["BUTTON#"] * (len(SHOWN) + 1) + [
+        names.append(name)
+    assert names[:5] == ["BUTTON#theme", "BUTTON#play", "INPUT#sharpness", "BUTTON#own", "CANVAS#large"]
+    assert names[5 : 5 + len(SHOWN) + 2] == ["BUTTON#"] * (len(SHOWN) + 1) + [
         "SUMMARY#"
     ]  # a stop for each layer's heads
 
@@ -314,12 +314,12 @@ def test_every_head_can_be_chosen_by_keys(opened: Opened, name: str) -> None:
     heads = opened.heads(number_of(name))
     count = heads.count()
     heads.nth(0).focus()
-    seen = []
+    numbers = []
     for _ in range(count + 1):  # there is nothing further at the end
-        seen.append(int(opened.page.evaluate("document.activeElement.dataset.head")))
-        assert f"Head {seen[-1]} gives" in opened.readout()
+        numbers.append(int(opened.page.evaluate("document.activeElement.dataset.head")))
+        assert f"Head {numbers[-1]} gives" in opened.readout()
         opened.page.keyboard.press("ArrowRight")
-    assert seen == [*range(count), count - 1]
+    assert numbers == [*range(count), count - 1]
     for key, head in (("Home", 0), ("End", count - 1)):
         opened.page.keyboard.press(key)
         assert f"Head {head} gives" in opened.readout()

@@ -110,8 +110,8 @@ def assert_honest(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, w
                     attended = layer(inputs).double()
                 except NotImplementedError:  # scores too coarse for the fused kernel, which says so
                     continue
-                seen = (attended - conv(inputs).double()).abs().flatten(2).amax((0, 2)).numpy()
-                assert (seen <= certificate.bound).all()
+                differences = (attended - conv(inputs).double()).abs().flatten(2).amax((0, 2)).numpy()
+                assert (differences <= certificate.bound).all()
     return word
 
 

@@ -29,9 +29,9 @@ def difference(conv: Any, layer: Any, x: torch.Tensor) -> np.ndarray:
     with torch.no_grad():
         expected = conv(x).double()
         for layer.execution in NAMES:
-            found = (layer(x).double() - expected).abs().flatten(2).amax(2).numpy()
-            assert np.isfinite(found).all()
-            worst = np.maximum(worst, found)
+            differences = (layer(x).double() - expected).abs().flatten(2).amax(2).numpy()
+            assert np.isfinite(differences).all()
+            worst = np.maximum(worst, differences)
     return worst
 
 
@@ -41,7 +41,7 @@ def climb(
     """The worst difference by channel that hill-climbing over patterns of ±B finds, so many at a step: (D_out,)."""
     shape, dtype = (conv.in_channels, *size), conv.weight.dtype
     fields = Convolution.read(conv)
-    found = np.zeros(conv.out_channels)
+    worst = np.zeros(conv.out_channels)
     for restart in range(restarts):
         signs = rng.choice([-1.0, 1.0], shape)
         if restart % 2:
@@ -53,11 +53,11 @@ def climb(
             tried = np.where(flips, -signs, signs)
             # Full mantissas round, powers of two may not: the same signs at B and a little below it.
             sizes = bound * (1 - rng.random((tries, *shape)) * rng.choice([0, 2.0**-3, 2.0**-10]))
-            seen = difference(conv, layer, torch.from_numpy(tried * sizes).to(dtype))
-            found = np.maximum(found, seen.max(axis=0))
-            if seen.max() >= best:
-                best, signs = seen.max(), tried[int(np.argmax(seen.max(axis=1)))]
-    return found
+            differences = difference(conv, layer, torch.from_numpy(tried * sizes).to(dtype))
+            worst = np.maximum(worst, differences.max(axis=0))
+            if differences.max() >= best:
+                best, signs = differences.max(), tried[int(np.argmax(differences.max(axis=1)))]
+    return worst
 
 
 def search(examples: int, restarts: int, steps: int, tries: int = 16) -> list[float]:
@@ -75,11 +75,11 @@ def search(examples: int, restarts: int, steps: int, tries: int = 16) -> list[fl
         assert certificate.verdict.name == "PROVED"
         rng = np.random.default_rng(seed)
         for size in {grid, smaller}:
-            found = climb(conv, layer, size, bound, rng, restarts, steps, tries)
-            assert (found <= certificate.bound).all(), (size, found, certificate.bound)
-            found = np.maximum(found, certificate.observed)
-            if found.any():
-                tightness.append(float((certificate.bound / np.where(found > 0, found, np.nan))[found > 0].min()))
+            worst = climb(conv, layer, size, bound, rng, restarts, steps, tries)
+            assert (worst <= certificate.bound).all(), (size, worst, certificate.bound)
+            worst = np.maximum(worst, certificate.observed)
+            if worst.any():
+                tightness.append(float((certificate.bound / np.where(worst > 0, worst, np.nan))[worst > 0].min()))
 
     stays_under()
     return tightness
@@ -115,10 +115,10 @@ def test_tightness_of_a_typical_layer(dtype: torch.dtype):
     conv = nn.Conv2d(8, 8, 3, padding=1, dtype=dtype)
     layer = conv_to_mhsa(conv)
     certificate = certify(conv, layer, grid=(6, 6))
-    found = climb(conv, layer, (6, 6), 1.0, np.random.default_rng(0), restarts=4, steps=10)
-    assert (found <= certificate.bound).all()
-    ratio = float((certificate.bound[found > 0] / found[found > 0]).min(initial=np.inf))
-    print(f"{dtype}: bound {certificate.bound.max():.3g}, worst found {found.max():.3g}, tightness {ratio:.3g}")
+    worst = climb(conv, layer, (6, 6), 1.0, np.random.default_rng(0), restarts=4, steps=10)
+    assert (worst <= certificate.bound).all()
+    ratio = float((certificate.bound[worst > 0] / worst[worst > 0]).min(initial=np.inf))
+    print(f"{dtype}: bound {certificate.bound.max():.3g}, worst found {worst.max():.3g}, tightness {ratio:.3g}")
     assert ratio < 100 or dtype in (torch.float16, torch.bfloat16)  # both round to the same half, mostly
 
 
@@ -200,5 +200,5 @@ def test_factors_whose_product_underflows_are_in_the_bound():
     certificate = certify(conv, layer, grid=(64,), input_bound=2.0**1000)
     assert certificate.verdict.name == "PROVED"
     x = torch.rand(1, 1, 64, dtype=torch.float64) * 2.0**1000
-    found = difference(conv, layer, x).max()
-    assert 1e-200 < found <= certificate.bound.max()
+    largest = difference(conv, layer, x).max()
+    assert 1e-200 < largest <= certificate.bound.max()

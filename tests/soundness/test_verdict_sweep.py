@@ -46,7 +46,7 @@ def test_five_thousand_layers(part: int):
 def test_a_layer_follows_from_its_seed():
     for seed in range(3):
         one, other = random_layer(seed), random_layer(seed)
-        ours, theirs = ((str(made.conv), made.grid, made.bound, made.alpha) for made in (one, other))
+        ours, theirs = ((str(layer.conv), layer.grid, layer.bound, layer.alpha) for layer in (one, other))
         assert ours == theirs
         assert all(bool((a == b).all()) for a, b in zip(one.layer.parameters(), other.layer.parameters(), strict=True))
         first, second = ([replace(row, seconds=None) for row in certify_seed(seed)] for _ in range(2))

@@ -92,45 +92,45 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 def differences(content: Any, layers: dict[str, StoredLayer]) -> list[str]:
     """Where the checker's layers are not what torch returned, path by path."""
     content = unwrapped(content)
-    found = []
+    messages = []
     if isinstance(content, nn.Module):
         paths = [path for path, module in content.named_modules() if type(module) in LAYERS]
-        found += [f"the checker has no {path!r}" for path in paths if path not in layers]
+        messages += [f"the checker has no {path!r}" for path in paths if path not in layers]
         for path, layer in layers.items():
             if not path.startswith("(not among the modules"):
                 module: Any = content
                 for name in path.split(".") if path else ():
                     module = module._modules[name]
                 held = {**module._parameters, **module._buffers}
-                found += [
+                messages += [
                     f"{path}: {word}" for word in _compared(layer, {n: t for n, t in held.items() if t is not None})
                 ]
                 if layer.geometry is not None and layer.geometry != stated_geometry(module):
-                    found.append(f"{path}: another geometry")
-        return found
+                    messages.append(f"{path}: another geometry")
+        return messages
     held = {
         f"{path}.{name}" if path else name: (path, name) for path, layer in layers.items() for name in layer.tensors
     }
     for key, tensor in content.items():
         if key.rpartition(".")[2] == "weight" and tensor.dim() > 2 and key not in held:
-            found.append(f"the checker has no {key!r}")
+            messages.append(f"the checker has no {key!r}")
     for path, layer in layers.items():
         under = {name: content[key] for key, (of, name) in held.items() if of == path and key in content}
-        found += [f"{path}: {word}" for word in _compared(layer, under)]
-    return found
+        messages += [f"{path}: {word}" for word in _compared(layer, under)]
+    return messages
 
 
 def _compared(layer: StoredLayer, tensors: dict[str, Tensor]) -> list[str]:
-    found = [f"other tensors: {[*layer.tensors]}, {[*tensors]}"] if {*layer.tensors} != {*tensors} else []
+    messages = [f"other tensors: {[*layer.tensors]}, {[*tensors]}"] if {*layer.tensors} != {*tensors} else []
     for name in {*layer.tensors} & {*tensors}:
         stored, (dtype, shape, data) = layer.tensors[name], bits(tensors[name])
         if stored.dtype in BYTES:
             numbers: np.ndarray = stored.read()
             if (stored.dtype, numbers.shape, numbers.tobytes()) != (dtype, shape, data):
-                found.append(f"{name} differs")
+                messages.append(f"{name} differs")
         elif dtype in BYTES:
-            found.append(f"{name} is {dtype}, not {stored.dtype}")
-    return found
+            messages.append(f"{name} is {dtype}, not {stored.dtype}")
+    return messages
 
 
 def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tensor]) -> bool:

@@ -62,10 +62,10 @@ def drawn(name: str) -> tuple[Any, dict[str, Any]]:
     return layer, picture(ReportLayer(name, conv, layer))
 
 
-def own_attention(layer: Any, found: dict[str, Any]) -> np.ndarray:
+def own_attention(layer: Any, shown: dict[str, Any]) -> np.ndarray:
     """(heads, queries, keys) on the picture's grid, from the layer itself."""
     with torch.no_grad():
-        return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *found["input"]))[0].numpy()
+        return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"]))[0].numpy()
 
 
 def network() -> nn.Sequential:

@@ -1,5 +1,6 @@
-"""What tests of executions share: small geometries, inputs, and the memory that a call takes."""
+"""What tests of executions share: small geometries, inputs, layers and their gradients, and the memory that a call takes."""
 
+import copy
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ import torch
 from hypothesis import settings
 from torch.profiler import ProfilerActivity, profile
 
-from construct import ConvGeometry
+from construct import MHSA, ConvGeometry
 from construct.execution import kernels
+from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, gemm
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, token_count
@@ -29,6 +31,29 @@ SMALL = {
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, the channels of each token side by side in memory; in any number of dimensions."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def aim_anywhere(layer: MHSA, rng: np.random.Generator) -> None:
+    """Let about half of its heads look sharply or softly, off the lattice, off the grid, with negative α, twice at one place."""
+    d, heads = layer.geometry.dims, layer.heads
+    alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
+    tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
+    v = torch.from_numpy(-alpha[:, None] * np.concatenate([np.ones((heads, 1)), -2 * tau], axis=1))
+    with torch.no_grad():
+        layer.v.copy_(torch.where(torch.from_numpy(rng.random(heads) < 0.5)[:, None], layer.v, v))
+
+
+def kernel_gradient(layer: MHSA, w_val: torch.Tensor, w_out: torch.Tensor) -> torch.Tensor:
+    """What the gradients of the two factors say of the kernel: the one of the factor that carries it."""
+    holder = copy.deepcopy(layer)
+    with torch.no_grad():
+        holder.w_val.copy_(w_val) if is_identity(layer.w_out) else holder.w_out.copy_(w_out)
+    return holder.weight
 
 
 ORDINARY = settings().max_examples <= 24

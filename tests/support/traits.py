@@ -14,7 +14,7 @@ def traits(case: Case) -> dict[str, bool]:
     d_in, d_out = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     given = not isinstance(conv.padding, str)
     batch = x.shape[0] if x.dim() == d + 2 else None
-    found = {
+    present = {
         "kernel even": any(k % 2 == 0 for k in conv.kernel_size),
         "kernel rectangular": len(set(conv.kernel_size)) > 1,
         "kernel of one tap": taps == 1,
@@ -57,11 +57,11 @@ def traits(case: Case) -> dict[str, bool]:
     padded = not given or any(conv.padding)
     for flip in (False, True):
         kind = "transposed" if flip else "plain"
-        found |= {f"{kind} {n}-D": d == n and conv.transposed == flip for n in (1, 2, 3)}
-        found |= {f"{kind} {dtype}": conv.weight.dtype == dtype and conv.transposed == flip for dtype in DTYPES}
+        present |= {f"{kind} {n}-D": d == n and conv.transposed == flip for n in (1, 2, 3)}
+        present |= {f"{kind} {dtype}": conv.weight.dtype == dtype and conv.transposed == flip for dtype in DTYPES}
     for n in (1, 2, 3):
-        found |= {f"{mode} {n}-D": padded and d == n and conv.padding_mode == mode for mode in PADDING_MODES}
-    return found
+        present |= {f"{mode} {n}-D": padded and d == n and conv.padding_mode == mode for mode in PADDING_MODES}
+    return present
 
 
 def _only(x: torch.Tensor, memory_format: torch.memory_format) -> bool:

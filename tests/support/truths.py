@@ -35,21 +35,21 @@ def exact(conv: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(y.astype(np.float64)).reshape(*x.shape[: x.dim() - conv.weight.dim() + 1], *y.shape[1:])
 
 
-def excess(conv: Any, layer: Any, x: torch.Tensor, found: torch.Tensor) -> float:
+def excess(conv: Any, layer: Any, x: torch.Tensor, output: torch.Tensor) -> float:
     """The greatest |layer − convolution|/bound, the convolution evaluated beyond float64 and its own error allowed for.
 
     At most 1 if the layer computes the convolution; infinite where a bound of zero is missed, not a number if an output is.
     """
     fields = Convolution.read(conv)
     bias = None if fields.bias is None else fields.bias.astype(np.longdouble)
-    x, found = batched(conv, x, found)
+    x, output = batched(conv, x, output)
     truth = replace(fields, weight=fields.weight.astype(np.longdouble), bias=bias)(
         x.double().numpy().astype(np.longdouble)
     )
     precision = float(np.finfo(np.longdouble).eps / np.finfo(np.float64).eps)
     own = convolution_bound(copy.deepcopy(conv).double(), x.double()) * precision
     bound = sharp_bound(layer, conv, x) + own
-    error = np.abs(found.detach().double().numpy() - truth).astype(np.float64)
+    error = np.abs(output.detach().double().numpy() - truth).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where(error == 0, 0.0, error / bound).max(initial=0.0))
 
@@ -149,8 +149,8 @@ def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
                     key = tokens[k] @ w["w_key"][h]
                     scores.append(query @ key + query @ place + w["u"][h] @ key + w["v"][h] @ place)
                 weights = [math.exp(score - max(scores)) for score in scores]
-                seen = np.sum([p * tokens[k] for p, k in zip(weights, keys, strict=True)], axis=0) / math.fsum(weights)
-                blocks = seen.reshape(layer.groups, -1)
+                mean = np.sum([p * tokens[k] for p, k in zip(weights, keys, strict=True)], axis=0) / math.fsum(weights)
+                blocks = mean.reshape(layer.groups, -1)
                 heads = [blocks[g] @ w["w_val"][h, g] @ w["w_out"][h, g] for g in range(layer.groups)]
                 total += np.concatenate(heads)
             out[(slice(None), *o)] = total

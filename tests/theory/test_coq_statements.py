@@ -16,10 +16,10 @@ TEXTS = {path.as_posix(): (SOURCES / path).read_text(encoding="utf-8") for path 
 
 
 def test_every_headline_stands_in_its_file_under_a_group_and_beside_the_paper():
-    found = headlines()
-    assert len(found) > 90
-    assert len({headline.name for headline in found}) == len(found)
-    for headline in found:
+    theorems = headlines()
+    assert len(theorems) > 90
+    assert len({headline.name for headline in theorems}) == len(theorems)
+    for headline in theorems:
         text = TEXTS[headline.file]
         assert headline.statement in text, headline.name
         assert headline.statement.startswith(("Theorem", "Lemma", "Corollary")), headline.name

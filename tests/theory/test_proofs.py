@@ -368,11 +368,11 @@ def test_in_full_every_expression_of_every_step_is_printed():
 def test_all_proofs_leaves_none_out(monkeypatch):
     public = {name for name in vars(lemmas) if name.startswith("prove_")}
     assert public == {*ARGUED}
-    made = Counter()
+    calls = Counter()
 
     def stand_in(name):
         def make(*dims):
-            made[name] += 1
+            calls[name] += 1
             return Proof(f"{name}{dims}", (argued(name, x),))
 
         return make
@@ -382,7 +382,7 @@ def test_all_proofs_leaves_none_out(monkeypatch):
         monkeypatch.setattr(lemmas, name, stand_in(name))
     claims = [shown.claim for shown in lemmas.all_proofs((1, 3))]
     assert len(set(claims)) == len(claims)
-    assert made == {name: 2 if name in per_dims else 1 for name in public}
+    assert calls == {name: 2 if name in per_dims else 1 for name in public}
 
 
 @pytest.mark.parametrize("dims", [(), (0,), (1, "2"), (True,)])

@@ -18,10 +18,10 @@ def cells(text: str) -> list[list[str]]:
 def test_the_document_shows_what_the_code_gives() -> None:
     text = DOC.read_text(encoding="utf-8")
     shown = cells(text.split("-->")[1].split("<!--")[0])
-    made = cells(markdown())
-    assert shown[0] == made[0]
-    assert len(shown) == len(made)
-    for row, expected in zip(shown[2:], made[2:], strict=True):
+    computed = cells(markdown())
+    assert shown[0] == computed[0]
+    assert len(shown) == len(computed)
+    for row, expected in zip(shown[2:], computed[2:], strict=True):
         assert [float(x) for x in row] == pytest.approx([float(x) for x in expected], rel=0.1, abs=1e-323)
 
 
@@ -38,6 +38,6 @@ def test_no_measured_leakage_exceeds_its_bound(dims: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_exact_zeros_begin_at_the_derived_sharpness(dtype: torch.dtype) -> None:
     threshold = alpha_for(dtype)
-    seen = {row.alpha: row.neighbour[dtype] for row in rows(2)}
-    assert all(weight == 0 for alpha, weight in seen.items() if alpha >= threshold)
-    assert all(weight > 0 for alpha, weight in seen.items() if alpha < 0.98 * threshold)
+    weights = {row.alpha: row.neighbour[dtype] for row in rows(2)}
+    assert all(weight == 0 for alpha, weight in weights.items() if alpha >= threshold)
+    assert all(weight > 0 for alpha, weight in weights.items() if alpha < 0.98 * threshold)

@@ -117,11 +117,11 @@ def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
     _run(folder, "make", f"-j{jobs}", "TIMECMD=", line=count)
     report("the axioms that the headline theorems rest on")
     (folder / "Assumptions.v").write_text(_all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8")))
-    used = _run(folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v")
-    found = {name for name in re.findall(r"^([A-Za-z_][\w.]*)(?: :|$)", used, re.MULTILINE) if name != "Axioms"}
+    printed = _run(folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v")
+    used = {name for name in re.findall(r"^([A-Za-z_][\w.]*)(?: :|$)", printed, re.MULTILINE) if name != "Axioms"}
     allowed = {*(SOURCES / "axioms.txt").read_text().split()}
-    if found != allowed:
-        raise NotBuilt(f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(found ^ allowed))}")
+    if used != allowed:
+        raise NotBuilt(f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}")
     report("the program")
     modules = ("verified.mli", "verified.ml", "verified/checker.ml")
     _run(

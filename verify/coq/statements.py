@@ -72,8 +72,8 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
             group, equation = match["group"] or group, " ".join((match["equation"] or equation).split())
             continue
         module, _, name = match["name"].rpartition(".")
-        (found,) = [one for one in stated[name] if module in ("", Path(one.file).stem)]
-        listed.append(found._replace(group=group, equation=equation))
+        (headline,) = [one for one in stated[name] if module in ("", Path(one.file).stem)]
+        listed.append(headline._replace(group=group, equation=equation))
         equation = ""
     if missing := [name for name in names if name not in {headline.name for headline in listed}]:
         raise ValueError(f"no headline theorem is called {missing[0]} (python -m verify coq statements lists them)")
