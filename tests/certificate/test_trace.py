@@ -200,8 +200,9 @@ def test_a_layer_within_a_layer_is_part_of_its_call() -> None:
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(self.inner(2 * input))
 
-    model, x = nn.Sequential(nn.ReLU(), Outer()), noise(1, 4, 3)
-    record = trace(lambda net, x: net(x), model, x, {model[1]: "outer", model[1].inner: "inner"})
+    outer, x = Outer(), noise(1, 4, 3)
+    model = nn.Sequential(nn.ReLU(), outer)
+    record = trace(lambda net, x: net(x), model, x, {outer: "outer", outer.inner: "inner"})
     assert [call.name for call in record.calls] == ["relu in 0", "the layer outer"]
     assert record.calls[1].arguments == (Activation(1, 0),)
 
