@@ -1,8 +1,9 @@
-"""What ``axial`` says that it takes is above what it really takes, whichever way it goes."""
+"""What executions say that they take: memory is at least what is really taken, multiplications are about as many."""
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from construct import conv_to_mhsa
 from construct.execution import axial
@@ -91,3 +92,22 @@ def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
     x = torch.randn(1, 2, 5, 6)
     for conv in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding_mode="reflect")):
         assert TokenGrid.of(conv_to_mhsa(conv).geometry, (5, 6)).padded(x) is x
+
+
+@pytest.mark.parametrize("execution", ["dense", "chunked"])
+@pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
+@pytest.mark.parametrize("name", ["grouped, strided", "transposed"])
+def test_multiplications_are_those_that_torch_counts(name: str, content: bool, execution: str) -> None:
+    """But for a few that look up the scores of positions."""
+    conv, shape = {
+        "grouped, strided": (nn.Conv2d(4, 6, 3, padding=1, groups=2, stride=2), (2, 4, 6, 5)),
+        "transposed": (nn.ConvTranspose1d(3, 5, 4, stride=2), (3, 3, 7)),
+    }[name]
+    layer = conv_to_mhsa(conv, execution=execution).requires_grad_(False)
+    if content:
+        for tensor in (layer.w_qry, layer.w_key, layer.u):
+            tensor.normal_()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.randn(shape))
+    counted = counter.get_total_flops() / 2  # a multiplication and an addition
+    assert 0.9 * counted <= layer.multiplications(shape, execution) <= counted
