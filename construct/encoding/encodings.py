@@ -92,8 +92,10 @@ class Quadratic(Encoding):
         return torch.stack(quadratic.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Read back from c = −α(1, −2τ)."""
-        return -c[:, 0], -c[:, 1:] / (2 * c[:, :1])
+        """Read back from c = −α(1, −2τ); τ is whole where a whole one gives these very numbers, which may be rounded."""
+        alpha, linear = -c[:, :1], c[:, 1:]
+        tau = linear / (2 * alpha)
+        return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The score in one dimension: c·r_δ is a sum of these over the axes, because ‖δ‖² is."""

@@ -7,8 +7,9 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.builder import kernel_to_mhsa
@@ -96,6 +97,16 @@ def test_every_encoding_and_head_dimension_gives_the_same_function(case: Case, e
         assert torch.equal(output.double(), exact(case.conv, case.x))
     assert excess(case.conv, layer, case.x, output) <= 1
     assert head_dim == "rank" or torch.equal(layer.weight, case.conv.weight)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.floats(1e-3, 1e5), st.sampled_from(["quadratic", "parabola"]))
+@example(7, 2, 0.7, "quadratic")
+def test_the_kernel_can_be_read_at_every_sharpness(taps: int, dilation: int, alpha: float, encoding: str):
+    """Also where α is no power of two, so that −α(1, −2τ) rounds."""
+    conv = nn.Conv2d(1, 2, (taps, 2), dilation=dilation).requires_grad_(False)
+    layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
+    assert torch.equal(layer.weight, conv.weight)
+    assert torch.equal(layer.centres()[1], conv_to_mhsa(conv).centres()[1])
 
 
 # ---- where the heads look does not depend on their order -----------------------------------------------------------------
