@@ -1,6 +1,7 @@
 """Where the two differ by more than rounding explains, the exact value says which is off; only the attention can be refuted."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from broken import break_execution
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
-from verify.argument.verdicts import certify_layer
+from verify.argument.verdicts import certify_layer, combined
 from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Geometry
 from verify.oracle import Convolution
@@ -23,6 +24,7 @@ from verify.rounding.elements import convolution_bound, convolution_share
 from verify.samples.reference import OutputPair
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
+from verify.verdict import Verdict
 
 EXAMPLES = settings().max_examples
 TINY = 2.0**-126
@@ -181,3 +183,43 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
         theirs = conv(x).double().numpy()
     exact = np.stack([exact_layers.convolution(conv, image) for image in x.double().numpy()])
     assert (np.abs(theirs - exact.astype(float)) <= share + 1e-15 * np.abs(theirs)).all()
+
+
+# ---- a certificate and samples together ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("certified", "within", "samples", "difference", "off", "both"),
+    [
+        ("PROVED", None, "CHECKED", 1.0, False, "PROVED"),
+        ("PROVED", None, "UNDECIDED", 1.5, False, "REFUTED"),
+        ("PROVED", None, "UNDECIDED", math.nan, False, "REFUTED"),
+        ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # that is torch's own convolution
+        ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # and the attention is off besides
+        ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # of the same sums, which are not claimed
+        ("PROVED", 1.0, "REFUTED", 1.5, False, "REFUTED"),
+        ("PROVED", 1.0, "REFUTED", 0.5, False, "PROVED"),
+        ("UNDECIDED", None, "CHECKED", 0.5, False, "UNDECIDED"),
+        ("UNDECIDED", None, "REFUTED", 0.5, False, "REFUTED"),
+        ("UNDECIDED", 1.0, "REFUTED", 0.5, False, "UNDECIDED"),
+        ("UNDECIDED", 1.0, "REFUTED", 1.5, False, "REFUTED"),
+        ("UNDECIDED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),
+        ("UNDECIDED", 1.0, "REFUTED", math.nan, False, "REFUTED"),
+        ("REFUTED", None, "CHECKED", 0.5, False, "REFUTED"),
+    ],
+)
+def test_the_verdict_on_a_layer_with_a_certificate_and_samples(
+    certified: Any, within: float | None, samples: Any, difference: float, off: bool, both: str
+):
+    """A bound of 1, on inputs that the certificate is about."""
+    conv = nn.Conv1d(1, 2, 3)
+    certificate = certify(conv, conv_to_mhsa(conv), grid=(6,), input_bound=1.0)
+    check = check_call(conv, conv_to_mhsa(conv), torch.ones(1, 1, 6), "samples")
+    assert (certificate.verdict.name, check.verdict.name) == ("PROVED", "CHECKED")
+    certificate = replace(certificate, verdict=Verdict(certified, ""), within=within, bound=np.ones(2))
+    discrepancy = replace(check.discrepancy, max_abs=difference, worst=(0, 1, 2))
+    check = replace(check, verdict=Verdict(samples, ""), discrepancy=discrepancy, convolution_off=off)
+    assert combined(certificate, check).name == both
+    for beyond in (replace(check, grid=(7,)), replace(check, largest_input=1.5)):
+        expected = "PROVED" if certified == "PROVED" else both
+        assert combined(certificate, beyond).name == expected
