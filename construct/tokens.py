@@ -153,7 +153,7 @@ class TokenGrid:
             return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
         for axis, source in enumerate(self.sources, start=2):
             places = array_of(source)
-            if len(places) == x.shape[axis] and np.array_equal(places, np.arange(len(places))):
+            if np.array_equal(places, np.arange(x.shape[axis])):
                 continue  # nothing to pad on this axis
             absent = places < 0
             x = x.index_select(axis, torch.from_numpy(places.clip(min=0)).to(x.device))
