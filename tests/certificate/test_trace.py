@@ -356,6 +356,27 @@ def test_a_fault_between_the_layers_is_named(fault: str) -> None:
     assert named in difference(model, x, net=net)
 
 
+def test_large_constants_are_compared_to_the_last_place_but_for_the_sign_of_zero() -> None:
+    """Of these no copy is kept, only a digest."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(4, 4, 3, padding=1)
+            self.register_buffer("table", torch.full((4, 2000), 1e-20))
+            self.table[0, 0] = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) + self.table
+
+    model, x = Adds(), noise(1, 4, 2000)
+    net = construct.convert(model)
+    net.table[0, 0] = -0.0
+    assert compared(model, x, net=net).difference is None
+    one_ulp(net.table)
+    assert "add: a constant goes in that differs" in difference(model, x, net=net)
+
+
 # ---- what is not seen -------------------------------------------------------------------------------------------------------
 
 
