@@ -363,14 +363,15 @@ def test_large_constants_are_compared_to_the_last_place_but_for_the_sign_of_zero
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv1d(4, 4, 3, padding=1)
-            self.register_buffer("table", torch.full((4, 2000), 1e-20))
-            self.table[0, 0] = 0.0
+            table = torch.full((4, 2000), 1e-20)
+            table[0, 0] = 0.0
+            self.table = nn.Buffer(table)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(x) + self.table
 
     model, x = Adds(), noise(1, 4, 2000)
-    net = construct.convert(model)
+    net: Any = construct.convert(model)
     net.table[0, 0] = -0.0
     assert compared(model, x, net=net).difference is None
     one_ulp(net.table)
