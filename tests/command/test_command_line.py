@@ -139,6 +139,7 @@ def test_the_table(from_conv: Command, saved: Path) -> None:
     assert "seed: 0 " in out
     assert f"SHA-256: {from_conv.facts(saved)['sha256']}" in out
     assert f"written: {saved.parent / 'model.mhsa.pt'}" in out
+    assert f"certificate: {saved.parent / 'model.mhsa.json'}" in out
 
 
 def test_json_agrees_with_the_table(from_conv: Command, saved: Path) -> None:
