@@ -392,10 +392,10 @@ def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
 
 
 def agreement(examples: int) -> Counter:
-    """Both checkers on random layers, most of them with a planted fault: one verdict."""
+    """Both checkers on random layers, three in four with a planted fault: one verdict."""
     asked, counts = Asked(), Counter()
     faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code and "radix" not in name}
-    names = st.sampled_from(["", "", "", *faults])
+    names = st.sampled_from([*[""] * (len(faults) // 3), *faults])
     cases = names.flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
 
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -433,7 +433,8 @@ def agreement(examples: int) -> Counter:
 
 
 def test_both_checkers_agree():
-    counts = agreement(60)
+    counts = agreement(200)
+    print(counts)
     assert counts["proved"] >= 5
     assert counts["rejected"] >= 15
 
