@@ -106,9 +106,9 @@ def _add_network(group: Any) -> None:
         type=_path,
         help="torch.save or safetensors: a module, a state dict or a checkpoint (default: the CNN that ships)",
     )
-    network = group.add_mutually_exclusive_group()
-    network.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
-    network.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    code = group.add_mutually_exclusive_group()
+    code.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
+    code.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
     add(
         "--allow",
         action="append",
@@ -128,7 +128,7 @@ def _add_geometry(group: Any) -> None:
     add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
     add("--groups", type=_positive, metavar="N", help="blocks of channels (default: 1)")
     add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
-    add("--output-padding", type=_natural, nargs="+", metavar="N", help="the transposed ones' (default: 0)")
+    add("--output-padding", type=_natural, nargs="+", metavar="N", help="goes with --transposed (default: 0)")
     add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
 
 

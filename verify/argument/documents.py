@@ -51,9 +51,10 @@ def write_document(
 
     >>> import construct, tempfile, torch, verify
     >>> conv = torch.nn.Conv1d(1, 1, kernel_size=3)
-    >>> path = tempfile.mkdtemp() + "/model.mhsa.json"
-    >>> write_document(path, [("conv", verify.certify(conv, construct.conv_to_mhsa(conv), grid=(8,)))])
-    >>> is_document(path)
+    >>> certificate = verify.certify(conv, construct.conv_to_mhsa(conv), grid=(8,))
+    >>> with tempfile.NamedTemporaryFile(suffix=".mhsa.json") as file:
+    ...     write_document(file.name, [("conv", certificate)])
+    ...     is_document(file.name)
     True
     """
     replace_file(Path(path), document(layers, conv_file, mhsa_file))
