@@ -20,6 +20,12 @@ from verify.argument.documents import is_document
 Content = nn.Module | dict[str, Tensor] | bytes
 """The content of a file: a module or state dict for torch.save, or bytes."""
 
+UNCHECKED_KINDS = {
+    "pickle": "a file of torch.save before 1.6 is not rechecked; saved again with torch.save it is",
+    "pt2": "a program of torch.export is not rechecked; the same weights as .pt or .safetensors are",
+}
+"""Remarks on formats of model files that ``python -m verify check`` does not read."""
+
 
 def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[Content, tuple[str, ...]]:
     """The content of the output file in the chosen format, and notes on it; ``whole``: a .pt file holds no bare state dict.
@@ -43,6 +49,8 @@ def not_rechecked(survey: Survey, source: ModelFile, form: str) -> list[tuple[st
     """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only tensors and torch's classes."""
     folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
     remarks = [("", folded)] if survey.remarks() else []
+    if source.kind in UNCHECKED_KINDS:
+        remarks.append(("", UNCHECKED_KINDS[source.kind]))
     if form in ("pt2", "onnx"):
         return [*remarks, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
     if not isinstance(source.content, nn.Module):

@@ -43,6 +43,7 @@ class ModelFile:
         path: of the file.
         sha256: of its bytes, in hexadecimal.
         content: a module, or a state dict.
+        kind: its format: "torch.save", "pickle" (of torch.save before 1.6), "safetensors" or "pt2".
         notes: what was assumed or ignored, one sentence each.
         metadata: of a safetensors file.
         extra_names: the names in it that only ``allow`` or ``trust`` admitted.
@@ -51,6 +52,7 @@ class ModelFile:
     path: Path
     sha256: str
     content: nn.Module | dict[str, Tensor]
+    kind: str
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra_names: tuple[str, ...] = ()
@@ -132,7 +134,7 @@ def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, iner
             notes.append("trusted: it was loaded with whatever code it holds")
         content, unwrapped = unwrap(content, inside)
         checked = _checked_content(content, inside)
-    return ModelFile(place, digest, checked, (*notes, *unwrapped), metadata, tuple(extra_names))
+    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, tuple(extra_names))
 
 
 def read_inputs(path: FilePath) -> Any:

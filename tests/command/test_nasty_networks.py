@@ -239,6 +239,12 @@ def test_what_cannot_be_rechecked_is_said(nets: Any, from_conv: Command):
     assert "0: of class Plain: to recheck it takes a state dict" in out
     torch.save(with_odd(), "n.pt")
     assert "recheck" not in from_conv.prints("n.pt")
+    torch.save(with_odd().state_dict(), "old.pt", _use_new_zipfile_serialization=False)
+    assert "torch.save before 1.6 is not rechecked" in from_conv.prints("old.pt", "--stride", 1)
+    program = torch.export.export(nn.Conv1d(2, 3, 3).eval(), (torch.ones(1, 2, 8),))
+    torch.export.save(program, "program.pt2")
+    out = from_conv.prints("program.pt2", "--trust", "--stride", 1)
+    assert "a program of torch.export is not rechecked" in out
 
 
 @pytest.mark.nasty(28)
