@@ -150,6 +150,8 @@ class TestContract:
             attended = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
             expected += torch.einsum("bihw,ie,eo->bohw", attended, layer.w_val[h, 0], layer.w_out[h, 0])
         assert torch.equal(output, expected + layer.b_out[:, None, None])
+        with pytest.raises(ValueError, match=r"head 1 looks at \(4.0, -3.0\), no tap of kernel \(3, 3\)"):
+            _ = layer.weight
 
     @pytest.mark.usefixtures("blocks")
     @pytest.mark.parametrize("name", list(SMALL))
