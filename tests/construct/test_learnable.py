@@ -33,7 +33,7 @@ from construct.modules.learning import (
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import normal, peak_bytes
-from truths import random_layer
+from truths import paper_attention, random_layer
 from verify.layers.overrides import Unreadable
 from verify.plots.stored_layer import layer_in
 from verify.strategies import Case, cases
@@ -57,31 +57,6 @@ def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int 
     for name in () if content else ("w_qry", "w_key", "u"):
         getattr(layer, name).requires_grad_(False).zero_()
     return layer
-
-
-def literal(layer: MHSA, x: torch.Tensor) -> np.ndarray:
-    """P (B, heads, queries, keys) of Eq. 6 by plain loops, on a grid without padding and stride: r from its definition."""
-    w = {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters()}
-    size, images = x.shape[2:], x.detach().double().numpy()
-    places = list(itertools.product(*map(range, size)))
-    attention = np.zeros((len(x), layer.heads, len(places), len(places)))
-    for b, h in itertools.product(range(len(x)), range(layer.heads)):
-        for i, q in enumerate(places):
-            scores = []
-            for k in places:
-                delta = [n - m for m, n in zip(q, k, strict=True)]
-                if layer.encoding.name == "covariance":
-                    r = [delta[m] * delta[n] for m in range(len(q)) for n in range(m, len(q))] + delta
-                else:
-                    tables = [w[name] for name in layer.offsets]
-                    r = [x for t, n in zip(tables, delta, strict=True) for x in t[n + len(t) // 2]]
-                query, key = (
-                    images[(b, slice(None), *place)] @ w[name][h] for place, name in ((q, "w_qry"), (k, "w_key"))
-                )
-                scores.append((query + w["v"][h]) @ w["w_key_pos"][h] @ np.array(r, float) + (query + w["u"][h]) @ key)
-            odds = np.exp(np.array(scores) - max(scores))
-            attention[b, h, i] = odds / odds.sum()
-    return attention
 
 
 # ---- the formulae --------------------------------------------------------------------------------------------------------
@@ -135,8 +110,10 @@ def test_attention_is_that_of_equation_6(kind: str, content: bool, size: tuple[i
     one = (1,) * len(size)
     layer = layer_of(kind, ConvGeometry(2, 1, one, one, (0,) * len(size), "zeros", one, 1), content)
     x = normal(2, 2, *size)
-    p = layer.attention_probabilities(x).detach().numpy()
-    np.testing.assert_allclose(np.broadcast_to(p, (2, *p.shape[1:])), literal(layer, x), rtol=1e-12, atol=1e-12)
+    p, expected = layer.attention_probabilities(x).detach().numpy(), paper_attention(layer, x)
+    np.testing.assert_allclose(
+        np.broadcast_to(p, (2, *p.shape[1:])), expected.reshape(2, *p.shape[1:]), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("execution", RUNNING)
