@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
+from construct.encoding.encodings import Covariance, Quadratic, Relative
 from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
@@ -114,6 +115,18 @@ def random_layer(
         b_out=normal(geometry.out_channels),
     )
     return MHSA(geometry, weights, encoding=encoding)
+
+
+def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0, heads: int = 2) -> MHSA:
+    """A random layer of an encoding in which everything is learned; without content, all but what attends to it."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
+    tables = [0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    encoding = {"quadratic": Quadratic(), "covariance": Covariance(), "relative": Relative(tuple(tables))}[kind]
+    layer = random_layer(geometry, heads, seed=seed, encoding=encoding).requires_grad_()
+    for name in () if content else ("w_qry", "w_key", "u"):
+        getattr(layer, name).requires_grad_(False).zero_()
+    return layer
 
 
 def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
