@@ -18,7 +18,7 @@ from torch import nn
 
 import construct
 import verify
-from benchmarks.shapes import resnet50_layers
+from benchmarks.shapes import NETWORKS
 from verify.argument import documents
 
 
@@ -26,23 +26,23 @@ def main() -> None:
     """Print the figures."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = list(resnet50_layers())
+    layers = list(NETWORKS["ResNet-50"]())
     started = time.process_time()
-    converted = [construct.conv_to_mhsa(conv) for _, conv, _ in layers]
+    converted = [construct.conv_to_mhsa(conv) for conv, _ in layers]
     print(f"convert {len(layers)} layers: {time.process_time() - started:.1f} s of processor time")
     started = time.process_time()
     certificates = [
-        verify.certify(conv, layer, grid=(side, side)) for (_, conv, side), layer in zip(layers, converted, strict=True)
+        verify.certify(conv, layer, grid=size[2:]) for (conv, size), layer in zip(layers, converted, strict=True)
     ]
     spent = time.process_time() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     proved = sum(certificate.verdict.name == "PROVED" for certificate in certificates)
     print(f"certify: {spent:.1f} s of processor time, {proved} of {len(layers)} PROVED, peak memory {peak:.2f} GiB")
 
-    names = [name.replace(".", "_") for name, _, _ in layers]
+    names = [f"convolution_{number}" for number in range(len(layers))]
     with tempfile.TemporaryDirectory() as folder:
         conv_file, mhsa_file, document = (Path(folder) / name for name in ("c.pt", "a.pt", "certificate.json"))
-        torch.save(nn.ModuleDict({n: conv for n, (_, conv, _) in zip(names, layers, strict=True)}), conv_file)
+        torch.save(nn.ModuleDict({n: conv for n, (conv, _) in zip(names, layers, strict=True)}), conv_file)
         torch.save(nn.ModuleDict(dict(zip(names, converted, strict=True))), mhsa_file)
         documents.write_document(document, list(zip(names, certificates, strict=True)), conv_file, mhsa_file)
         command = [sys.executable, "-m", "verify", "check", document, "--conv", conv_file, "--mhsa", mhsa_file]

@@ -55,21 +55,20 @@ class Worker:
         self.process.wait()
 
 
-def measured(workers: Sequence[Worker], network: str, rounds: int, layouts: Sequence[str] = ()) -> dict[str, Rounds]:
-    """Of every kind of call, the seconds that a network's convolutions take together.
+def measured(workers: Sequence[Worker], network: str, rounds: int) -> dict[str, Rounds]:
+    """Of every kind of call, the seconds that a network's convolutions take together, each in its faster memory layout.
 
     Args:
         workers: take turns.
         network: a key of ``NETWORKS``.
         rounds: that count; one more comes first.
-        layouts: only these; by default the faster one of each layer.
     """
     distinct: dict[str, tuple[int, int]] = {}
     for number, (module, size) in enumerate(NETWORKS[network]()):
         first, count = distinct.get(f"{module} {size}", (number, 0))
         distinct[f"{module} {size}"] = first, count + 1
     total = {kind: [[0.0] * rounds for _ in workers] for kind in KINDS}
-    for name, (number, count) in distinct.items():
+    for number, count in distinct.values():
         for worker in workers:
             calls = worker.ask(layer=[network, number])
         assert isinstance(calls, list)
@@ -79,18 +78,10 @@ def measured(workers: Sequence[Worker], network: str, rounds: int, layouts: Sequ
                 for each, worker in sorted(enumerate(workers), reverse=bool(turn % 2)):
                     times[each].append(float(worker.ask(call=call)))  # type: ignore[arg-type]
         for kind, sums in total.items():
-            best = []
             for each in range(len(workers)):
-                layouts_of_call = [
-                    times[each][1:]
-                    for call, times in times_of.items()
-                    if call.endswith(kind) and (not layouts or call.split()[0] in layouts)
-                ]
-                best.append(min(layouts_of_call, key=statistics.median))
-                sums[each] = [a + count * b for a, b in zip(sums[each], best[-1], strict=True)]
-            if os.environ.get("EACH"):
-                each_ratio = statistics.median(b / a for a, b in zip(best[0], best[-1], strict=True))
-                print(f"      {each_ratio:.2f} {1e3 * statistics.median(best[0]):8.3f} ms ×{count} {kind} {name[:110]}")
+                layouts = [times[each][1:] for call, times in times_of.items() if call.endswith(kind)]
+                best = min(layouts, key=statistics.median)
+                sums[each] = [a + count * b for a, b in zip(sums[each], best, strict=True)]
     return total
 
 

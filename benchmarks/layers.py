@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import construct
 from benchmarks.rows import Row, Section
-from benchmarks.shapes import Layer, convnext_tiny_layers, mobilenet_v2_layers, resnet50_layers
+from benchmarks.shapes import NETWORKS, Layer, square
 from benchmarks.timing import Call, Floor, interleaved
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -88,8 +88,8 @@ def named(conv: Any, x: Tensor) -> str:
 def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Section:
     """Every distinct shape once, with how often it occurs."""
     section, place = Section(title), dict[str, int]()
-    for _, conv, side in layers:
-        x = torch.randn(1, conv.in_channels, side, side)
+    for conv, size in layers:
+        x = torch.randn(size)
         name = named(conv, x)
         if name not in place:
             place[name] = len(section.rows)
@@ -103,7 +103,8 @@ def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool
 def single(floor: Floor) -> Section:
     """64 → 64, 3 × 3."""
     sides = (16, 32, 56, 112, 224)
-    section = each_once("64→64 3×3, forward", (("", nn.Conv2d(64, 64, 3, padding=1), side) for side in sides), floor)
+    layers = (square(nn.Conv2d(64, 64, 3, padding=1), side) for side in sides)
+    section = each_once("64→64 3×3, forward", layers, floor)
     section.each("the worst ratio", 1.25)
     section.mean("geometric mean", 1.25)
     return section
@@ -111,7 +112,7 @@ def single(floor: Floor) -> Section:
 
 def resnet50(floor: Floor) -> Section:
     """All of its convolutions."""
-    section = each_once("ResNet-50's convolutions", resnet50_layers(), floor)
+    section = each_once("ResNet-50's convolutions", NETWORKS["ResNet-50"](), floor)
     section.by_time("all layers by time", 1.0)
     section.each(
         "the worst 1×1", 1.05, [row for row in section.rows if " 1×1" in row.name and "stride" not in row.name]
@@ -120,11 +121,11 @@ def resnet50(floor: Floor) -> Section:
     return section
 
 
-def of(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Section]:
+def of(name: str, target: float) -> Callable[[Floor], Section]:
     """A network's convolutions by time."""
 
     def measure(floor: Floor) -> Section:
-        section = each_once(title, layers(), floor)
+        section = each_once(f"{name}'s convolutions", NETWORKS[name](), floor)
         section.by_time("all layers by time", target)
         return section
 
@@ -142,15 +143,15 @@ class Together(nn.Module):
         return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
 
-def compiled(title: str, layers: Callable[[], Iterable[Layer]], target: float) -> Callable[[Floor], Section]:
+def compiled(name: str, target: float) -> Callable[[Floor], Section]:
     """All of a network's convolutions in one compiled graph, against themselves as they are and compiled."""
 
     def measure(floor: Floor) -> Section:
-        section = Section(f"{title}, compiled")
-        convs = [(conv.to(floor.device), side) for _, conv, side in layers()]
-        inputs = [torch.randn(1, conv.in_channels, side, side, device=floor.device) for conv, side in convs]
-        theirs = Together(conv for conv, _ in convs).requires_grad_(False)
-        ours = Together(construct.conv_to_mhsa(conv) for conv, _ in convs).requires_grad_(False)
+        section = Section(f"{name}'s convolutions, compiled")
+        convs, sizes = zip(*NETWORKS[name](), strict=True)
+        inputs = [torch.randn(size, device=floor.device) for size in sizes]
+        theirs = Together(convs).to(floor.device).requires_grad_(False)
+        ours = Together(map(construct.conv_to_mhsa, convs)).requires_grad_(False)
         layouts = []
         for form in (torch.contiguous_format, torch.channels_last):
             given = [x.contiguous(memory_format=form) for x in inputs]
@@ -169,15 +170,16 @@ def compiled(title: str, layers: Callable[[], Iterable[Layer]], target: float) -
 
 def training(floor: Floor) -> Section:
     """Forward and backward."""
-    rows: list[Layer] = [("", nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112)]
-    section = each_once("64→64 3×3, forward and backward", rows, floor, train=True)
+    layers = (square(nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112))
+    section = each_once("64→64 3×3, forward and backward", layers, floor, train=True)
     section.each("the worst ratio", 1.5)
     return section
 
 
 def training_resnet50(floor: Floor) -> Section:
     """Forward and backward of a network's convolutions."""
-    section = each_once("ResNet-50's convolutions, forward and backward", resnet50_layers(), floor, train=True)
+    title, layers = "ResNet-50's convolutions, forward and backward", NETWORKS["ResNet-50"]()
+    section = each_once(title, layers, floor, train=True)
     section.each("the worst ratio", 1.35)
     section.by_time("all layers by time", 1.1)
     return section
@@ -185,8 +187,7 @@ def training_resnet50(floor: Floor) -> Section:
 
 def others(floor: Floor) -> Section:
     """Transposed layers, and other dimensions."""
-    section = Section("transposed layers, 1-D and 3-D")
-    for conv, size in (
+    layers: tuple[tuple[Any, tuple[int, ...]], ...] = (
         (nn.ConvTranspose2d(64, 64, 4, 2, 1), (28, 28)),
         (nn.ConvTranspose2d(64, 32, 3, 2, 1, output_padding=1), (28, 28)),
         (nn.ConvTranspose2d(128, 64, 2, 2), (28, 28)),
@@ -195,8 +196,9 @@ def others(floor: Floor) -> Section:
         (nn.Conv1d(256, 256, 5, padding=2), (512,)),
         (nn.Conv3d(64, 64, 3, padding=1), (8, 28, 28)),
         (nn.Conv3d(64, 64, (1, 3, 3), padding=(0, 1, 1)), (8, 28, 28)),
-    ):
-        section.rows.append(compared(conv, torch.randn(1, conv.in_channels, *size), floor))
+    )
+    sized = ((conv, (1, conv.in_channels, *size)) for conv, size in layers)
+    section = each_once("transposed layers, 1-D and 3-D", sized, floor)
     section.judge("geometric mean", math.prod(row.ratio for row in section.rows) ** (1 / len(section.rows)), None)
     return section
 
@@ -204,10 +206,10 @@ def others(floor: Floor) -> Section:
 SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "single": single,
     "resnet50": resnet50,
-    "mobilenet": of("MobileNetV2's convolutions", mobilenet_v2_layers, 1.2),
-    "mobilenet-compiled": compiled("MobileNetV2's convolutions", mobilenet_v2_layers, 0.9),
-    "convnext": of("ConvNeXt-T's convolutions", convnext_tiny_layers, 2.5),
-    "convnext-compiled": compiled("ConvNeXt-T's convolutions", convnext_tiny_layers, 1.2),
+    "mobilenet": of("MobileNetV2", 1.2),
+    "mobilenet-compiled": compiled("MobileNetV2", 0.9),
+    "convnext": of("ConvNeXt-T", 2.5),
+    "convnext-compiled": compiled("ConvNeXt-T", 1.2),
     "training": training,
     "training-resnet50": training_resnet50,
     "others": others,

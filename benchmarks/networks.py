@@ -1,42 +1,27 @@
 """Whole networks: as they are, and converted."""
 
-import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 import construct
-from benchmarks.layers import FORMATS
+from benchmarks.layers import calls
 from benchmarks.rows import Row, Section
 from benchmarks.shapes import conv1d_stack, r3d_block, resnet18, resnet50
-from benchmarks.timing import Call, Floor, interleaved
+from benchmarks.timing import Floor, interleaved
 
 
 def compared(name: str, net: nn.Module, x: Tensor, device: torch.device) -> tuple[Row, float]:
     """The whole forward in the faster layout of each; and how far the two are apart, relative to the greatest output."""
     net, x = net.to(device).eval(), x.to(device)
     converted = construct.convert(net)
-    theirs, ours = [], []
-    for form in (torch.contiguous_format, FORMATS.get(x.dim())):
-        if form is not None:
-            given, same = x.contiguous(memory_format=form), copy.deepcopy(net)
-            same.to(memory_format=form)  # type: ignore[call-overload]
-            theirs.append(_call(same, given))
-            ours.append(_call(converted, given))
+    theirs, ours = (calls(network, x, train=False) for network in (net, converted))
     with torch.no_grad():
         y = net(x)
         apart = float((converted(x) - y).abs().max() / y.abs().max())
     times = interleaved(device, *theirs, *ours)
     return Row.of(name, times[: len(theirs)], times[len(theirs) :]), apart
-
-
-def _call(module: nn.Module, x: Tensor) -> Call:
-    def forward() -> object:
-        with torch.no_grad():
-            return module(x)
-
-    return forward
 
 
 def networks(floor: Floor) -> Section:

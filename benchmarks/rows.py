@@ -64,10 +64,9 @@ class Section:
         """Note a figure that has a target."""
         self.figures[name] = value, target
 
-    def by_time(self, name: str, target: float | None, rows: Iterable[Row] | None = None) -> None:
+    def by_time(self, name: str, target: float | None) -> None:
         """The ratio of all the time that the layers of a network take."""
-        chosen = list(self.rows if rows is None else rows)
-        total = sum(row.ours * row.count for row in chosen) / sum(row.theirs * row.count for row in chosen)
+        total = sum(row.ours * row.count for row in self.rows) / sum(row.theirs * row.count for row in self.rows)
         self.judge(name, total, target)
 
     def each(self, name: str, target: float, rows: Iterable[Row] | None = None) -> None:

@@ -6,53 +6,42 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-Layer = tuple[str, nn.Conv2d, int]
-"""A name, a convolution, and the side of its square input."""
+Layer = tuple[nn.Module, tuple[int, ...]]
+"""A convolution, and the size of its input, (1, C, *n)."""
 
 
-def resnet50_layers() -> Iterator[Layer]:
-    """The 53 convolutions of ResNet-50."""
-    yield "stem", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), 224
-    side, channels = 56, 64
-    for stage, (width, blocks, stride) in enumerate([(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]):
-        for block in range(blocks):
-            step = stride if block == 0 else 1
-            name = f"stage{stage}.{block}"
-            yield f"{name}.reduce", nn.Conv2d(channels, width, 1, bias=False), side
-            yield f"{name}.spatial", nn.Conv2d(width, width, 3, stride=step, padding=1, bias=False), side
-            yield f"{name}.expand", nn.Conv2d(width, 4 * width, 1, bias=False), side // step
-            if block == 0:
-                yield f"{name}.shortcut", nn.Conv2d(channels, 4 * width, 1, stride=step, bias=False), side
-            channels, side = 4 * width, side // step
+def square(conv: nn.Conv2d, side: int) -> Layer:
+    """A convolution of a square image."""
+    return conv, (1, conv.in_channels, side, side)
 
 
 def mobilenet_v2_layers() -> Iterator[Layer]:
     """The 52 convolutions of MobileNetV2."""
-    yield "stem", nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False), 224
+    yield square(nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False), 224)
     side, channels = 112, 32
     plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
-    for stage, (expansion, width, blocks, stride) in enumerate(plan):
+    for expansion, width, blocks, stride in plan:
         for block in range(blocks):
-            step, hidden, name = stride if block == 0 else 1, channels * expansion, f"stage{stage}.{block}"
+            step, hidden = stride if block == 0 else 1, channels * expansion
             if expansion > 1:
-                yield f"{name}.expand", nn.Conv2d(channels, hidden, 1, bias=False), side
-            yield f"{name}.depthwise", nn.Conv2d(hidden, hidden, 3, step, 1, groups=hidden, bias=False), side
+                yield square(nn.Conv2d(channels, hidden, 1, bias=False), side)
+            yield square(nn.Conv2d(hidden, hidden, 3, step, 1, groups=hidden, bias=False), side)
             side //= step
-            yield f"{name}.project", nn.Conv2d(hidden, width, 1, bias=False), side
+            yield square(nn.Conv2d(hidden, width, 1, bias=False), side)
             channels = width
-    yield "last", nn.Conv2d(320, 1280, 1, bias=False), 7
+    yield square(nn.Conv2d(320, 1280, 1, bias=False), 7)
 
 
 def convnext_tiny_layers() -> Iterator[Layer]:
     """The 22 convolutions of ConvNeXt-T: patches, and depthwise ones of 7 × 7."""
-    yield "stem", nn.Conv2d(3, 96, 4, stride=4), 224
+    yield square(nn.Conv2d(3, 96, 4, stride=4), 224)
     side = 56
     for stage, (width, blocks) in enumerate([(96, 3), (192, 3), (384, 9), (768, 3)]):
         if stage:
-            yield f"stage{stage}.down", nn.Conv2d(width // 2, width, 2, stride=2), side
+            yield square(nn.Conv2d(width // 2, width, 2, stride=2), side)
             side //= 2
-        for block in range(blocks):
-            yield f"stage{stage}.{block}", nn.Conv2d(width, width, 7, padding=3, groups=width), side
+        for _ in range(blocks):
+            yield square(nn.Conv2d(width, width, 7, padding=3, groups=width), side)
 
 
 class Bottleneck(nn.Module):
@@ -79,15 +68,7 @@ class Bottleneck(nn.Module):
 
 def resnet50() -> nn.Module:
     """The network, with random weights."""
-    parts: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-    ]  # fmt: skip
-    channels = 64
-    for width, blocks, stride in [(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]:
-        for block in range(blocks):
-            parts.append(Bottleneck(channels, width, stride if block == 0 else 1))
-            channels = 4 * width
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)).eval()
+    return _resnet(Bottleneck, 4, (3, 4, 6, 3))
 
 
 class Basic(nn.Module):
@@ -123,14 +104,20 @@ def pitch() -> nn.Sequential:
 
 def resnet18() -> nn.Module:
     """The network, with random weights."""
+    return _resnet(Basic, 1, (2, 2, 2, 2))
+
+
+def _resnet(block: Callable[[int, int, int], nn.Module], wider: int, counts: tuple[int, ...]) -> nn.Module:
+    """A residual network whose blocks of some width have ``wider`` times as many channels out."""
     parts: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
     ]  # fmt: skip
     channels = 64
-    for width in (64, 128, 256, 512):
-        parts += [Basic(channels, width, 1 if width == 64 else 2), Basic(width, width, 1)]
-        channels = width
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
+    for width, count in zip((64, 128, 256, 512), counts, strict=True):
+        for number in range(count):
+            parts.append(block(channels, width, 2 if number == 0 and width > 64 else 1))
+            channels = wider * width
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)).eval()
 
 
 def r3d_block() -> nn.Module:
@@ -215,13 +202,9 @@ class Wavenet(nn.Module):
         return self.last(total.relu())
 
 
-def _squares(layers: Iterator[Layer]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
-    return ((conv, (1, conv.in_channels, side, side)) for _, conv, side in layers)
-
-
-def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[Layer]:
     """Every convolution of a network, with the size of its input, in the order of its calls."""
-    calls: list[tuple[nn.Module, tuple[int, ...]]] = []
+    calls: list[Layer] = []
     hooks = [
         module.register_forward_pre_hook(lambda conv, given: calls.append((conv, tuple(given[0].shape))))
         for module in network.modules()
@@ -234,15 +217,15 @@ def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[tuple[nn
     return iter(calls)
 
 
-NETWORKS: dict[str, Callable[[], Iterator[tuple[nn.Module, tuple[int, ...]]]]] = {
-    "ResNet-50": lambda: _squares(resnet50_layers()),
-    "MobileNetV2": lambda: _squares(mobilenet_v2_layers()),
-    "ConvNeXt-T": lambda: _squares(convnext_tiny_layers()),
+NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
+    "ResNet-50": lambda: convolutions(resnet50(), (1, 3, 224, 224)),
+    "MobileNetV2": mobilenet_v2_layers,
+    "ConvNeXt-T": convnext_tiny_layers,
     "3-D": lambda: convolutions(r3d_block(), (1, 64, 8, 56, 56)),
     "1-D": lambda: convolutions(conv1d_stack(), (1, 64, 4096)),
     "decoder": lambda: convolutions(decoder(), (1, 256, 14, 14)),
     **{
-        f"64→64 at {side}": lambda side=side: iter([(nn.Conv2d(64, 64, 3, padding=1), (1, 64, side, side))])
+        f"64→64 at {side}": lambda side=side: iter([square(nn.Conv2d(64, 64, 3, padding=1), side)])
         for side in (14, 28, 56, 112, 224)
     },
 }

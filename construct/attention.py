@@ -33,7 +33,7 @@ from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
-from construct.heads import kernel_of_taps
+from construct.heads import kernel_of_taps, tap_shifts
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
 from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, encoding_of, record_of
@@ -162,16 +162,12 @@ class MHSA(nn.Module):
         """
         g = self.geometry
         kernel = self.w_val.new_zeros(g.taps, g.groups, g.in_channels // g.groups, g.out_channels // g.groups)
+        numbers = {shift: tap for tap, shift in enumerate(tap_shifts(g))}
         for head, (alpha, tau) in enumerate(zip(*self.centres(), strict=True)):
-            tap = 0
-            for t, a, dil, k in zip(tau.tolist(), g.anchor, g.dilation, g.kernel_size, strict=True):
-                j = (t + a) / dil
-                if not (alpha > 0 and j.is_integer() and 0 <= j < k):
-                    raise ValueError(
-                        f"MHSA: head {head} looks at {tuple(tau.tolist())}, no tap of kernel {g.kernel_size}"
-                    )
-                tap = tap * k + int(j)
-            kernel[tap] += self.w_val[head] @ self.w_out[head]
+            shift = tuple(tau.tolist())
+            if not alpha > 0 or shift not in numbers:
+                raise ValueError(f"MHSA: head {head} looks at {shift}, no tap of kernel {g.kernel_size}")
+            kernel[numbers[shift]] += self.w_val[head] @ self.w_out[head]
         return kernel_of_taps(kernel, g)
 
     def position_vector(self) -> Tensor:

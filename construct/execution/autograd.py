@@ -54,7 +54,6 @@ class ShiftedSum(_Function):
         images, w, _, *ctx.rest = inputs
         ctx.save_for_backward(images, w)
         ctx.save_for_forward(images, w)
-        ctx.shape = output.shape
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -72,16 +71,11 @@ class ShiftedSum(_Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """d(map(x, w) + b) = map(dx, w) + map(x, dw) + db."""
+        """d(map(x, w) + b) = map(dx, w) + map(x, dw) + db; for a tensor without a tangent, torch gives zeros."""
         images, w = ctx.saved_tensors
-        given, factor, bias, *_ = tangents
-        total: Any = None if given is None else ShiftedSum.apply(given, w, bias, *ctx.rest)
-        if factor is not None:
-            more: Any = ShiftedSum.apply(images, factor, bias if total is None else None, *ctx.rest)
-            total = more if total is None else total + more
-        if total is None:
-            total = bias.to(ctx.rest[2]).view(-1, *(1,) * (images.dim() - 2)).expand(ctx.shape).contiguous()
-        return total
+        d_images, d_w, d_bias, *_ = tangents
+        total: Any = ShiftedSum.apply(d_images, w, d_bias, *ctx.rest)
+        return total + ShiftedSum.apply(images, d_w, None, *ctx.rest)
 
     @staticmethod
     def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -125,10 +119,8 @@ class WeightGradient(_Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Of x and of y."""
         (x, y), (dx, dy) = ctx.saved_tensors, tangents[:2]
-        parts: list[Any] = [
-            WeightGradient.apply(*pair, *ctx.rest) for pair in ((dx, y), (x, dy)) if all(t is not None for t in pair)
-        ]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        total: Any = WeightGradient.apply(dx, y, *ctx.rest)
+        return total + WeightGradient.apply(x, dy, *ctx.rest)
 
     @staticmethod
     def vmap(info: Any, axes: Any, *inputs: Any) -> tuple[Tensor, int]:

@@ -230,16 +230,12 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     constant = in_proj[0, :, :, one] if not bias else attention.in_proj_bias.view(3, heads, head_dim)[0]
     in_proj[1, :, 0, square] = 1
     in_proj[1, :, 1 : g.dims + 1, places] = torch.eye(g.dims, dtype=dtype, device=device)
-    zero = (0,) * g.dims
     for head, centre in enumerate(centres):
-        # absolute_query is affine in q: its value at 0, and its slope along each axis.
-        start = quadratic.absolute_query(zero, centre.tau, centre.factor(dtype, head_dim))
+        # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
+        beta = centre.factor(dtype, head_dim)
+        start = quadratic.absolute_query((0,) * g.dims, centre.tau, beta)
         constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype)
-        for axis in range(g.dims):
-            step = (*zero[:axis], 1, *zero[axis + 1 :])
-            moved = quadratic.absolute_query(step, centre.tau, centre.factor(dtype, head_dim))
-            for row, (a, b) in enumerate(zip(moved, start, strict=True)):
-                in_proj[0, head, row, g.in_channels + axis] = float(a - b)
+        in_proj[0, head, 1 : g.dims + 1, places].diagonal().fill_(float(2 * beta))
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
     for group in range(groups):
         rows = slice(group * d_h, (group + 1) * d_h)

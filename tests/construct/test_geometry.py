@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
+from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
@@ -253,11 +253,6 @@ def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d,
     w_val, w_out = factor(taps)
     assert w_val.shape[-1] == w_out.shape[-2] == min(taps.shape[-2:])
     assert torch.equal(w_val.double() @ w_out.double(), taps.double())
-
-
-def test_a_module_that_is_no_convolution_is_refused():
-    with pytest.raises(UnsupportedLayer, match="Linear: not a convolution"):
-        conv_to_mhsa(nn.Linear(1, 1))
 
 
 # ---- the record of its parameters ----------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import math
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import sympy
 import torch
@@ -18,7 +17,7 @@ from torch.nn.utils import parametrize
 import construct
 import verify
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.attention import EXECUTIONS, smaller_blocks
+from construct.attention import EXECUTIONS
 from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.errors import BadModelFile, UnsupportedLayer
@@ -33,7 +32,7 @@ from construct.modules.learning import (
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import normal, peak_bytes
-from truths import random_layer
+from truths import layer_of
 from verify.layers.overrides import Unreadable
 from verify.plots.stored_layer import layer_in
 from verify.strategies import Case, cases
@@ -45,43 +44,6 @@ GEOMETRIES = {
     "2-D, stride, groups": (ConvGeometry(2, 4, (2, 3), (2, 1), (1, 1), "reflect", (1, 1), 2), (3, 2)),
     "3-D": (ConvGeometry(1, 2, (1, 1, 1), (1, 1, 1), (0, 0, 0), "zeros", (1, 1, 1), 1), (2, 2, 3)),
 }
-
-
-def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0) -> MHSA:
-    """Everything random and learned, in float64; D_k above D_p."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
-    tables = (0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
-    encoding = Relative(tuple(tables)) if kind == "relative" else Covariance()
-    layer = random_layer(geometry, heads=2, seed=seed, encoding=encoding).requires_grad_()
-    for name in () if content else ("w_qry", "w_key", "u"):
-        getattr(layer, name).requires_grad_(False).zero_()
-    return layer
-
-
-def literal(layer: MHSA, x: torch.Tensor) -> np.ndarray:
-    """P (B, heads, queries, keys) of Eq. 6 by plain loops, on a grid without padding and stride: r from its definition."""
-    w = {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters()}
-    size, images = x.shape[2:], x.detach().double().numpy()
-    places = list(itertools.product(*map(range, size)))
-    attention = np.zeros((len(x), layer.heads, len(places), len(places)))
-    for b, h in itertools.product(range(len(x)), range(layer.heads)):
-        for i, q in enumerate(places):
-            scores = []
-            for k in places:
-                delta = [n - m for m, n in zip(q, k, strict=True)]
-                if layer.encoding.name == "covariance":
-                    r = [delta[m] * delta[n] for m in range(len(q)) for n in range(m, len(q))] + delta
-                else:
-                    tables = [w[name] for name in layer.offsets]
-                    r = [x for t, n in zip(tables, delta, strict=True) for x in t[n + len(t) // 2]]
-                query, key = (
-                    images[(b, slice(None), *place)] @ w[name][h] for place, name in ((q, "w_qry"), (k, "w_key"))
-                )
-                scores.append((query + w["v"][h]) @ w["w_key_pos"][h] @ np.array(r, float) + (query + w["u"][h]) @ key)
-            odds = np.exp(np.array(scores) - max(scores))
-            attention[b, h, i] = odds / odds.sum()
-    return attention
 
 
 # ---- the formulae --------------------------------------------------------------------------------------------------------
@@ -126,52 +88,6 @@ def test_a_covariance_tells_its_centre_and_its_least_curvature():
 
 
 # ---- executions ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["covariance", "relative"])
-@pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
-@pytest.mark.parametrize("size", [(4,), (2, 3), (2, 1, 2)], ids=str)
-def test_attention_is_that_of_equation_6(kind: str, content: bool, size: tuple[int, ...]):
-    one = (1,) * len(size)
-    layer = layer_of(kind, ConvGeometry(2, 1, one, one, (0,) * len(size), "zeros", one, 1), content)
-    x = normal(2, 2, *size)
-    p = layer.attention_probabilities(x).detach().numpy()
-    np.testing.assert_allclose(np.broadcast_to(p, (2, *p.shape[1:])), literal(layer, x), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("execution", RUNNING)
-@pytest.mark.parametrize("kind", ["covariance", "relative"])
-@pytest.mark.parametrize("name", list(GEOMETRIES))
-def test_every_execution_has_the_outputs_and_gradients_of_dense(execution: str, kind: str, name: str):
-    geometry, size = GEOMETRIES[name]
-    x = normal(2, geometry.in_channels, *size).requires_grad_()
-    for content in (False, True):
-        layer = layer_of(kind, geometry, content, seed=1)
-        results = []
-        for layer.execution, most in (("dense", 1000), (execution, 1000), (execution, 2)):
-            with smaller_blocks(most):
-                y = layer(x)
-            weights = torch.arange(1.0, 1 + y.numel()).double().view_as(y)
-            learned = [x, *(p for p in layer.parameters() if p.requires_grad)]
-            results.append((y, *torch.autograd.grad((y * weights.cos()).sum(), learned)))
-        assert len(results[0]) == 2 + sum(p.requires_grad for p in layer.parameters())
-        for result in results[1:]:
-            torch.testing.assert_close(result, results[0], rtol=1e-9, atol=1e-9)
-        assert all(gradient.abs().amax() > 1e-4 for gradient in results[0][1:])
-
-
-@pytest.mark.parametrize("execution", ["dense", "chunked", "axial"])
-@pytest.mark.parametrize("kind", ["covariance", "relative"])
-def test_gradients_are_the_derivatives(execution: str, kind: str):
-    layer = layer_of(kind, GEOMETRIES["2-D, stride, groups"][0], content=execution != "axial", seed=2)
-    layer.execution = execution
-    names, tensors = zip(*((n, p) for n, p in layer.named_parameters() if p.requires_grad), strict=True)
-    inputs = [t.detach().clone().requires_grad_() for t in (normal(1, 2, 3, 2), *tensors)]
-
-    def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
 def sharpened(kind: str) -> MHSA:

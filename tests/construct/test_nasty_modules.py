@@ -1,17 +1,6 @@
 """Modules to survive: subclasses, hooks, parametrizations, sharing, wrappers, and what the check does not see.
 
-The numbers are those of the list of nasty inputs.  Rows that other files show:
-
-22 attributes that lie: test_networks (UNCONVERTIBLE: every ..._lies, stride, padding, bias_short, axes; other spellings pass)
-23, 24, 28 code of its own, hooks, lazy, meta, complex, strange tensors: test_networks (UNCONVERTIBLE)
-27 a module used twice: test_networks (a_module_used_in_two_places_stays_one_module)
-29 float64 and its sharpness: test_networks (casting_a_converted_network), test_geometry (alpha_for_a_format)
-30 frozen, train mode: test_networks (frozen_stays_frozen, every_module_keeps_its_own_mode)
-31-33 every option of a geometry: test_properties (layer_equals_convolution_within_rounding_and_every_option_occurs)
-34, 35 wrong, empty, unbatched inputs: test_attention (accepts_what_torch_accepts_and_refuses_what_torch_refuses)
-36 memory layouts: here, and test_networks (channels_last, a_network_converts_wherever_its_weights_lie_in_memory)
-37 transposed, output_size: test_attention (output_size_is_taken_and_refused_as_torch_does), test_networks (U-Net)
-43-49 values: test_nasty_values
+The numbers are those of the list of nasty inputs.
 """
 
 import copy
@@ -403,14 +392,7 @@ def test_a_parameter_that_takes_no_operation_over_is_converted() -> None:
     torch.testing.assert_close(construct.conv_to_mhsa(conv)(x), conv(x))
 
 
-# ---- 36, 38: layouts and sizes ---------------------------------------------------------------------------------------
-
-
-def test_row_36_expanded_and_overlapping_inputs() -> None:
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    layer, x = convert(conv), image()
-    for view in (x[:1].expand(4, -1, -1, -1), x[..., ::2], x.transpose(2, 3), x[:, :1].expand(-1, 3, -1, -1)):
-        assert check_call(conv, layer, view, "a view").verdict.name == "CHECKED"
+# ---- 38: sizes -------------------------------------------------------------------------------------------------------
 
 
 def test_row_38_another_size_than_the_one_certified() -> None:

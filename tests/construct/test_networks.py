@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -499,11 +500,16 @@ def test_a_lazy_convolution_that_has_seen_data_is_converted():
 
 
 @pytest.mark.nasty(22)
-def test_attributes_in_other_spelling_are_no_lies():
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 1, [2, 2]), (np.int64(2), (1,), [2])], ids=str)
+def test_attributes_in_other_spelling_are_no_lies(stride, padding, dilation):
     """One number for all axes, or a list: torch reads them so too."""
-    conv: Any = nn.Conv2d(3, 4, 3, stride=2, padding=1)
-    conv.stride, conv.padding, conv.dilation, conv.kernel_size = 2, 1, [1, 1], [3, 3]
-    assert check_call(conv, convert(conv), image(), "an image").verdict.name == "CHECKED"
+    conv: Any = nn.Conv2d(3, 4, 3)
+    conv.stride, conv.padding, conv.dilation, conv.kernel_size = stride, padding, dilation, [3, 3]
+    layer, x = convert(conv), image()
+    assert layer(x).shape == conv(x).shape
+    conv.stride, conv.padding, conv.dilation = (2, 2), (1, 1), (2, 2)  # for the oracle, which takes no short forms
+    assert (layer.stride, layer.padding, layer.dilation) == (conv.stride, conv.padding, conv.dilation)
+    assert check_call(conv, layer, x, "an image").verdict.name == "CHECKED"
 
 
 # ---- a converted network lives on ------------------------------------------------------------------------------------

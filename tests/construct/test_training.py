@@ -91,8 +91,10 @@ def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> Non
 def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> None:
     """Also where what is pulled back lies otherwise, as that of a sum does."""
     _, layer, x = whole_numbers(name, 9, 2, alone=True)
-    x = x.contiguous(memory_format=form).requires_grad_()
-    y = layer(x)
+    x = x.contiguous(memory_format=form)
+    with torch.no_grad():
+        assert layer(x).is_contiguous(memory_format=form)
+    y = layer(x.requires_grad_())
     assert y.is_contiguous(memory_format=form)
     if name != "reflect":  # there the padding has the last word
         assert torch.autograd.grad(y.sum(), x)[0].is_contiguous(memory_format=form)

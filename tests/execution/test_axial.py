@@ -1,6 +1,5 @@
 """Attention factorised over the axes: the same function as the paper's, whatever v and w_key_pos say."""
 
-import copy
 from typing import Any
 from unittest import mock
 
@@ -11,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
 from runs import aim_anywhere
-from truths import random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
@@ -89,23 +87,6 @@ def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
     assert layer(torch.ones(1, 1, 9)).isnan().all()
 
 
-@pytest.mark.parametrize("name", ["v", "w_key_pos", "w_val", "w_out", "b_out"])
-def test_edits_that_leave_no_trace_are_seen(name: str):
-    """Through ``.data`` and through numpy, between two calls with the same input."""
-    conv = nn.Conv2d(3, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv).requires_grad_(False)
-    x = torch.randn(1, 3, 6, 6)
-    before = layer(x)
-    tensor = getattr(layer, name)
-    version = tensor._version
-    tensor.data[-1] *= -2
-    tensor.detach().numpy()[0] += 1
-    assert tensor._version == version
-    output, expected = both(layer, x)
-    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    assert (before - output).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
 def test_training_is_that_of_dense(name: str):
     """Gradients for values, outputs, bias, α and τ, and for the input; second derivatives too."""
@@ -160,17 +141,6 @@ def test_frozen_factors_are_left_alone_and_trained_ones_trained():
     assert layer.w_val.grad is not None
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("grad", [False, True])
-def test_the_layout_of_the_output_is_that_of_the_input(layout: Any, grad: bool):
-    conv = nn.Conv2d(8, 6, 3, stride=2, padding=1)
-    x = torch.randn(2, 8, 9, 9).contiguous(memory_format=layout)
-    with torch.set_grad_enabled(grad):
-        y = conv_to_mhsa(conv)(x)
-        assert y.is_contiguous(memory_format=layout)
-        torch.testing.assert_close(y, conv(x), rtol=1e-5, atol=1e-5)
-
-
 def test_it_needs_no_attention_map_and_no_convolution():
     """A picture of 600 × 600: dense attention would take about ten terabytes."""
     conv = nn.Conv2d(3, 4, 5, padding=2)
@@ -181,32 +151,19 @@ def test_it_needs_no_attention_map_and_no_convolution():
         assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**25
 
 
-@given(st.integers(1, 9), st.integers(0, 3), st.sampled_from(["identity", "one off", "tiny", "minus zero", "diagonal"]))
-@settings(max_examples=EXAMPLES // 2)
-def test_the_identity_is_known_bit_for_bit(n: int, seed: int, kind: str):
+@given(st.integers(1, 9), st.data(), st.sampled_from([0.0, -0.0, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]))
+@settings(max_examples=EXAMPLES)
+def test_the_identity_is_known_bit_for_bit(n: int, data: st.DataObject, number: float):
+    """With one of its numbers overwritten, by what may be the same; −0 is no zero here, and the product is taken."""
     blocks = torch.eye(n).repeat(3, 2, 1, 1)
-    rng = np.random.default_rng(seed)
-    h, g, i, j = (int(rng.integers(k)) for k in (3, 2, n, n))
-    assert is_identity(blocks)
-    off = i != j
-    if kind == "one off":
-        blocks[h, g, i, j] = 2.0
-        off = True
-    elif kind == "tiny":
-        blocks[h, g, i, j] += 2.0**-149
-    elif kind == "minus zero":
-        off = False  # −0 is read as no zero here: the product below is taken, and is right
-        blocks[h, g, i, j] *= 1
-    elif kind == "diagonal":
-        blocks[h, g, i, i] = 1 + 2.0**-23
-        off = True
-    else:
-        off = False
+    identity = blocks.clone()
+    blocks[data.draw(st.tuples(*(st.integers(0, k - 1) for k in blocks.shape)))] = number
     size = blocks[0, 0].nbytes
     # All at once, four and two, two at a time, by one period of each and by two.
     for at_once in (head_matrices.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
         with mock.patch.object(head_matrices, "AT_ONCE", at_once):
-            assert is_identity(blocks) == (not off)
+            assert is_identity(identity)
+            assert is_identity(blocks) == torch.equal(blocks.view(torch.int32), identity.view(torch.int32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -219,24 +176,6 @@ def test_the_identity_is_known_in_every_type(dtype: torch.dtype, at_once: int, m
         other = blocks.clone()
         other[place] = 0.5
         assert not is_identity(other)
-
-
-def test_a_layer_can_still_be_copied_and_saved_after_it_ran(tmp_path):
-    layer = conv_to_mhsa(nn.Conv2d(2, 2, 3))
-    x = torch.randn(1, 2, 5, 5)
-    expected = layer(x)
-    assert torch.equal(copy.deepcopy(layer)(x), expected)
-    torch.save(layer, tmp_path / "layer.pt")
-    assert torch.equal(torch.load(tmp_path / "layer.pt", weights_only=False)(x), expected)
-
-
-def test_random_layers_without_content_equal_dense_too():
-    for seed in range(20):
-        geometry = ConvGeometry(4, 6, (2, 3), (2, 1), (1, 2), "circular", (1, 2), 2)
-        layer = without_content(random_layer(geometry, heads=3, head_dim=2, key_dim=5, seed=seed))
-        x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-        with torch.no_grad():
-            torch.testing.assert_close(*both(layer, x), rtol=1e-11, atol=1e-11)
 
 
 def test_what_each_execution_takes_is_told_before_it_runs():

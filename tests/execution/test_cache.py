@@ -1,6 +1,7 @@
 """A prepared call is never used once a number was edited, by whatever way."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,11 +32,12 @@ def kept(layer: MHSA, x: Tensor) -> cache.Call | None:
     return cache.cached(layer, EXECUTIONS[layer.execution].run, x)
 
 
-def called(name: str) -> tuple[MHSA, Tensor]:
+def called(name: str, execution: str = "auto") -> tuple[MHSA, Tensor]:
     """A layer that has been called, and whose next call is the short one."""
     make, shape = SHAPES[name]
     torch.manual_seed(1)
-    layer, x = conv_to_mhsa(make().double()).requires_grad_(False), torch.randn(shape, dtype=torch.float64)
+    layer = conv_to_mhsa(make().double(), execution=execution).requires_grad_(False)
+    x = torch.randn(shape, dtype=torch.float64)
     layer(x)
     assert kept(layer, x) is not None
     return layer, x
@@ -73,29 +75,35 @@ def ones(t: Tensor) -> None:
     t.data.fill_(1.0)
 
 
-EDITS = (through_numpy, through_data, other_storage, in_place, one_number, ones)
+WITHOUT_TRACE = (through_numpy, through_data, ones)
+EDITS = (*WITHOUT_TRACE, other_storage, in_place, one_number)
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
 
 @given(
     st.sampled_from(sorted(SHAPES)),
+    st.sampled_from(["auto", "axial"]),
     st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from(TENSORS)), min_size=1, max_size=4),
 )
-def test_every_edit_counts(name: str, edits: list[tuple[Callable[[Tensor], None], str]]) -> None:
-    layer, x = called(name)
-    for edit, tensor in edits:
-        edit(getattr(layer, tensor))
+def test_every_edit_counts(name: str, execution: str, edits: list[tuple[Callable[[Tensor], None], str]]) -> None:
+    layer, x = called(name, execution)
+    for edit, part in edits:
+        tensor = getattr(layer, part)
+        version = tensor._version
+        edit(tensor)
+        assert edit not in WITHOUT_TRACE or tensor._version == version
         for _ in range(2):  # the second is short again, where that is possible
             torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_short_call_is_the_same_call(name: str) -> None:
-    """Bit for bit, laid out alike, for every way in which an input may lie."""
+    """Bit for bit, laid out alike, for every way in which an input may lie; also of what was saved after it was called."""
     layer, x = called(name)
     ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), channels_last(x), x[:0]]
     for way in ways:
         first = copy.deepcopy(layer)(way)
+        assert torch.equal(pickle.loads(pickle.dumps(layer))(way), first)
         for _ in range(3):
             again = layer(way)
             assert torch.equal(again, first)

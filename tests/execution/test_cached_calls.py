@@ -67,6 +67,7 @@ def edited(layer: MHSA) -> None:
         tensor.data.neg_()
 
 
+@pytest.mark.nasty(36)
 @settings(max_examples=EXAMPLES)
 @given(
     cases(tokens=80, integers=[True], batches=[1, 2]),

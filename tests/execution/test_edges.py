@@ -57,17 +57,6 @@ def test_an_output_size_is_whole_numbers(wanted: Any) -> None:
             module(x, output_size=wanted)
 
 
-def test_attributes_that_torch_broadcasts() -> None:
-    conv: Any = nn.Conv2d(4, 6, 3, stride=np.int64(2), groups=int(np.int64(2)))  # type: ignore[arg-type]
-    conv.padding, conv.dilation = (1,), [2]
-    x = torch.randn(2, 4, 9, 8)
-    layer = conv_to_mhsa(conv)
-    assert (layer.stride, layer.padding, layer.dilation) == ((2, 2), (1, 1), (2, 2))
-    assert layer(x).shape == conv(x).shape
-    conv.stride, conv.padding, conv.dilation = (2, 2), (1, 1), (2, 2)  # for the oracle, which takes no short forms
-    assert check_call(conv, layer, x, "short forms").verdict.name == "CHECKED"
-
-
 @pytest.mark.parametrize("given", [None, "x", np.zeros((1, 3, 5, 5))], ids=["None", "text", "array"])
 def test_what_is_no_tensor(given: Any) -> None:
     with pytest.raises(TypeError, match="MHSA"):

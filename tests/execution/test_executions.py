@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -16,13 +18,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
-from construct.attention import EXECUTIONS
+from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked
 from construct.execution.kernels import constants
 from construct.tokens import TokenGrid
 from runs import SMALL, channels_last, normal, peak_bytes
-from truths import exact, excess, paper, random_layer
+from truths import exact, excess, layer_of, paper, paper_attention, random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
@@ -59,22 +61,25 @@ def called_with(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tenso
 
 
 def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of a number that every output sways, with respect to the input and all eight tensors."""
+    """Of a number that every output sways, with respect to the input and all that is learned."""
     x = x.clone().requires_grad_()
     y = torch.func.functional_call(layer, parameters, (x,))
-    wanted = {"input": x, **parameters}
+    wanted = {"input": x, **{name: tensor for name, tensor in parameters.items() if tensor.requires_grad}}
     pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
     derivatives = torch.autograd.grad((y * pull).sum(), list(wanted.values()))
     return dict(zip(wanted, derivatives, strict=True))
 
 
 @pytest.fixture(params=["usual blocks", "tiny blocks"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Executions that work in blocks are to be seen with several of them, though the inputs of tests are small."""
-    if request.param == "tiny blocks":
-        monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**10)
-        monkeypatch.setattr(chunked, "HEADS_BYTES", 2**10)
-    return request.param
+    if request.param == "usual blocks":
+        yield
+        return
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(chunked, "HEADS_BYTES", 2**10)
+    with smaller_blocks(2):
+        yield
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
@@ -98,21 +103,6 @@ class TestContract:
                 assert excess(case.conv, layer, case.x, y) <= 1
 
         same_function()
-
-    @pytest.mark.usefixtures("blocks")
-    @pytest.mark.parametrize("name", list(SMALL))
-    def test_it_computes_equations_3_and_6(self, execution: str, name: str):
-        """All four score terms, heads anywhere and soft, D_k > D_p: against plain loops over the paper's formulas."""
-        geometry, size = SMALL[name]
-        layer = random_layer(geometry, seed=1)
-        layer.execution = execution
-        assert layer.w_key_pos.shape[1] > layer.w_key_pos.shape[2]
-        x = normal(2, geometry.in_channels, *size)
-        with torch.no_grad():
-            output = layer(x)
-        expected = paper(layer, x)
-        # Scores are below 100, so their rounding moves a weight by 1e-14 of itself; a term left out moves it by its whole.
-        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-11, atol=1e-11)
 
     @pytest.mark.parametrize("silent", ["w_qry", "w_key", "w_key_pos", "u", "v"])
     def test_no_term_of_the_scores_is_lost_when_others_are_zero(self, execution: str, silent: str):
@@ -150,39 +140,8 @@ class TestContract:
             attended = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
             expected += torch.einsum("bihw,ie,eo->bohw", attended, layer.w_val[h, 0], layer.w_out[h, 0])
         assert torch.equal(output, expected + layer.b_out[:, None, None])
-
-    @pytest.mark.usefixtures("blocks")
-    @pytest.mark.parametrize("name", list(SMALL))
-    def test_its_gradients_are_those_of_dense(self, execution: str, name: str):
-        """With respect to everything, also when the tensors are lent to the layer for this one call."""
-        geometry, size = SMALL[name]
-        layer, lent = random_layer(geometry, seed=4), random_layer(geometry, seed=5)
-        parameters = {key: tensor.detach().clone().requires_grad_() for key, tensor in lent.named_parameters()}
-        x = normal(2, geometry.in_channels, *size)
-        layer.execution = "dense"
-        expected = gradients(layer, parameters, x)
-        layer.execution = execution
-        ours = gradients(layer, parameters, x)
-        assert len(ours) == 9
-        for key, gradient in expected.items():
-            assert gradient.abs().amax() > 1e-3, key
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
-
-    @pytest.mark.parametrize("name", list(SMALL))
-    def test_its_gradients_are_the_derivatives(self, execution: str, name: str):
-        """Against finite differences in float64."""
-        geometry, size = SMALL[name]
-        layer = random_layer(geometry, heads=2, seed=6)
-        layer.execution = execution
-        names, tensors = zip(*layer.named_parameters(), strict=True)
-        inputs = [
-            tensor.detach().clone().requires_grad_() for tensor in (normal(1, geometry.in_channels, *size), *tensors)
-        ]
-
-        def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-        assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+        with pytest.raises(ValueError, match=r"head 1 looks at \(4.0, -3.0\), no tap of kernel \(3, 3\)"):
+            _ = layer.weight
 
     def test_it_executes_no_convolution(self, execution: str):
         """Forward and backward, as a converted layer and with content: no convolution operator, and no FFT."""
@@ -326,6 +285,73 @@ class TestContract:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             assert layer(mode.from_tensor(x)).shape == expected.shape
         same(layer(x), conv(x), 1e-5)
+
+
+# ---- what every execution owes, with every encoding ------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        (execution, kind)
+        for execution, kind in product(EXECUTIONS, ("quadratic", "covariance", "relative"))
+        if execution != "sdpa" or kind == "quadratic"
+    ],
+    ids="-".join,
+)
+def execution_and_kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Every execution, with every encoding that it takes."""
+    return request.param
+
+
+@pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
+@pytest.mark.parametrize("name", list(SMALL))
+class TestEncodings:
+    """Heads anywhere and soft, D_k > D_p, on the smallest grids."""
+
+    @pytest.mark.usefixtures("blocks")
+    def test_it_computes_equations_3_and_6(self, execution_and_kind: tuple[str, str], name: str, content: bool):
+        """All score terms, against plain loops over the paper's formulas."""
+        (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
+        layer = layer_of(kind, geometry, content, seed=1, heads=3)
+        layer.execution = execution
+        assert layer.w_key_pos.shape[1] > layer.w_key_pos.shape[2]
+        x = normal(2, geometry.in_channels, *size)
+        with torch.no_grad():
+            output, attention = layer(x), layer.attention_probabilities(x)
+        # Scores are below 100, so their rounding moves a weight by 1e-14 of itself; a term left out moves it by its whole.
+        np.testing.assert_allclose(output.numpy(), paper(layer, x), rtol=1e-11, atol=1e-11)
+        if execution == "dense":
+            shown = attention.expand(2, -1, -1, -1).numpy()
+            np.testing.assert_allclose(shown, paper_attention(layer, x).reshape(shown.shape), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.usefixtures("blocks")
+    def test_its_gradients_are_those_of_dense(self, execution_and_kind: tuple[str, str], name: str, content: bool):
+        """With respect to everything, also when the tensors are lent to the layer for this one call."""
+        (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
+        layer, lent = (layer_of(kind, geometry, content, seed, heads=3) for seed in (4, 5))
+        parameters: dict[str, torch.Tensor] = dict(lent.named_parameters())
+        x = normal(2, geometry.in_channels, *size)
+        layer.execution = "dense"
+        expected = gradients(layer, parameters, x)
+        layer.execution = execution
+        ours = gradients(layer, parameters, x)
+        assert len(ours) == (9 if content else 6) + len(layer.offsets)
+        for key, gradient in expected.items():
+            assert gradient.abs().amax() > 1e-4, key
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+    def test_its_gradients_are_the_derivatives(self, execution_and_kind: tuple[str, str], name: str, content: bool):
+        """Against finite differences in float64."""
+        (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
+        layer = layer_of(kind, geometry, content, seed=6)
+        layer.execution = execution
+        names, tensors = zip(*((key, p) for key, p in layer.named_parameters() if p.requires_grad), strict=True)
+        inputs = [t.detach().clone().requires_grad_() for t in (normal(1, geometry.in_channels, *size), *tensors)]
+
+        def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+        assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
 def test_dense_refuses_a_large_image_at_once():

@@ -1,7 +1,6 @@
 """Large products: by oneDNN or by BLAS, whichever is quicker, the same numbers."""
 
 import itertools
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import conv_to_mhsa
 from construct.execution import kernels
@@ -19,22 +17,9 @@ from construct.execution.kernels import constants, gemm
 from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
-from runs import channels_last
+from runs import Operators, channels_last
 
-
-class Named(TorchDispatchMode):
-    """Counts every operator by its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-INNER = "mkldnn._linear_pointwise.default"
+INNER = "mkldnn::_linear_pointwise"
 LARGE = {
     "1x1": (nn.Conv2d(64, 64, 1), (3, 64, 28, 28)),
     "1x1 with a stride": (nn.Conv2d(128, 128, 1, stride=2), (1, 128, 48, 48)),
@@ -143,20 +128,19 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
     expected = conv(x)
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         for _ in range(2):
-            with mode(), Named() as named:
+            with mode(), Operators() as operators:
                 output = layer(x)
             assert torch.equal(output, expected)
-            taken = [operator for operator in named.calls if "conv" in operator]
-            assert not taken
+            assert not [operator for operator in operators.calls if "conv" in operator]
             if lying == "channels last":
-                assert bool(named.calls[INNER]) == (multiplies == "oneDNN")
+                assert bool(operators.calls[INNER]) == (multiplies == "oneDNN")
     torch._C._set_mkldnn_enabled(False)
     try:
-        with torch.no_grad(), Named() as named:
+        with torch.no_grad(), Operators() as operators:
             assert torch.equal(layer(x), expected)
     finally:
         torch._C._set_mkldnn_enabled(True)
-    assert not named.calls[INNER]
+    assert not operators.calls[INNER]
 
 
 @pytest.mark.parametrize("name", LARGE)

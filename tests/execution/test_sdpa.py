@@ -1,7 +1,6 @@
 """Attention through torch's fused kernel: which kernel ran, how exact its scores are, and what is refused."""
 
 import math
-from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -11,14 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.execution import chunked, precision, sdpa
 from construct.execution.precision import Coarse
 from construct.tokens import TokenGrid
-from runs import SMALL, aim_anywhere, normal, peak_bytes
+from runs import SMALL, Operators, aim_anywhere, normal, peak_bytes
 from truths import random_layer
 from verify import certify
 from verify.layers.fields import Attention
@@ -27,18 +25,6 @@ from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
 UNIT = 2.0**-53
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that torch executes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, ConvGeometry
 from construct.execution import kernels
@@ -65,6 +67,18 @@ def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
     g = Geometry.read(conv)
     scores = prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
     return scores <= 2e5 or not ORDINARY
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that torch executes, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def peak_bytes(function: Any) -> int:

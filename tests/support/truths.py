@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
+from construct.encoding.encodings import Covariance, Quadratic, Relative
 from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
@@ -116,45 +117,70 @@ def random_layer(
     return MHSA(geometry, weights, encoding=encoding)
 
 
+def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0, heads: int = 2) -> MHSA:
+    """A random layer of an encoding in which everything is learned; without content, all but what attends to it."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
+    tables = [0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    encoding = {"quadratic": Quadratic(), "covariance": Covariance(), "relative": Relative(tuple(tables))}[kind]
+    layer = random_layer(geometry, heads, seed=seed, encoding=encoding).requires_grad_()
+    for name in () if content else ("w_qry", "w_key", "u"):
+        getattr(layer, name).requires_grad_(False).zero_()
+    return layer
+
+
 def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
-    """Eq. 3 and 6, literally: loops over batch, head, query and key in float64, on tokens padded by numpy.
+    """Eq. 3 and 6, literally, on tokens padded by numpy: (B, D_in, *size) → (B, D_out, *output)."""
+    w, attention = numbers_of(layer), paper_attention(layer, x)
+    output, grid = np.split(np.array(attention.shape[2:]), 2)
+    tokens = _padded(layer, x.detach().double().numpy()).reshape(len(x), layer.groups, -1, grid.prod())
+    mean = np.einsum("bhqk,bgck->bhqgc", attention.reshape(len(x), layer.heads, -1, grid.prod()), tokens)
+    y = np.einsum("bhqgc,hgce,hgeo->bgoq", mean, w["w_val"], w["w_out"]).reshape(len(x), layer.out_channels, -1)
+    return (y + w["b_out"][:, None]).reshape(*y.shape[:2], *output)
+
+
+def paper_attention(layer: Any, x: torch.Tensor) -> np.ndarray:
+    """The attention of Eq. 6 by loops over batch, head, query and key in float64: (B, heads, *output, *tokens).
 
     Args:
-        layer: raw fields only: the eight tensors and what a convolution says of itself.
+        layer: the eight tensors, what a convolution says of itself, and the name and tables of the encoding, not its formula.
         x: (B, D_in, *size).
-
-    Returns:
-        (B, D_out, *output).
     """
-    w = {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters()}
-    images = _padded(layer, x.detach().double().numpy())
-    grid, d = images.shape[2:], len(layer.kernel_size)
+    w, images = numbers_of(layer), _padded(layer, x.detach().double().numpy())
+    grid = images.shape[2:]
     anchor = [dil * ((k - 1) // 2) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
     span = [dil * (k - 1) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
-    stride = (1,) * d if layer.transposed else layer.stride
+    stride = (1,) * len(grid) if layer.transposed else layer.stride
     output = [(n - reach - 1) // s + 1 for n, reach, s in zip(grid, span, stride, strict=True)]
     keys = list(product(*map(range, grid)))
-    y = np.zeros((len(images), layer.out_channels, *output))
-    for image, out in zip(images, y, strict=True):
-        tokens = {k: image[(slice(None), *k)] for k in keys}
-        for o in product(*map(range, output)):
-            q = tuple(s * i + a for s, i, a in zip(stride, o, anchor, strict=True))
-            total = w["b_out"].copy()
-            for h in range(len(w["v"])):
-                query = tokens[q] @ w["w_qry"][h]
-                scores = []
-                for k in keys:
-                    delta = [b - a for a, b in zip(q, k, strict=True)]
-                    place = w["w_key_pos"][h] @ np.array([sum(x * x for x in delta), *delta], dtype=float)
-                    key = tokens[k] @ w["w_key"][h]
-                    scores.append(query @ key + query @ place + w["u"][h] @ key + w["v"][h] @ place)
-                weights = [math.exp(score - max(scores)) for score in scores]
-                mean = np.sum([p * tokens[k] for p, k in zip(weights, keys, strict=True)], axis=0) / math.fsum(weights)
-                blocks = mean.reshape(layer.groups, -1)
-                heads = [blocks[g] @ w["w_val"][h, g] @ w["w_out"][h, g] for g in range(layer.groups)]
-                total += np.concatenate(heads)
-            out[(slice(None), *o)] = total
-    return y
+    attention = np.zeros((len(images), layer.heads, *output, *grid))
+    for b, h, *o in product(*map(range, attention.shape[: 2 + len(grid)])):
+        q = tuple(s * i + a for s, i, a in zip(stride, o, anchor, strict=True))
+        query, scores = images[(b, slice(None), *q)] @ w["w_qry"][h], []
+        for k in keys:
+            place = w["w_key_pos"][h] @ _encoded(layer, w, [n - m for m, n in zip(q, k, strict=True)])
+            key = images[(b, slice(None), *k)] @ w["w_key"][h]
+            scores.append(query @ key + query @ place + w["u"][h] @ key + w["v"][h] @ place)
+        weights = [math.exp(score - max(scores)) for score in scores]
+        attention[(b, h, *o)] = (np.array(weights) / math.fsum(weights)).reshape(grid)
+    return attention
+
+
+def numbers_of(layer: Any) -> dict[str, np.ndarray]:
+    """Every parameter of a layer by name, in float64."""
+    return {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters()}
+
+
+def _encoded(layer: Any, w: dict[str, np.ndarray], delta: list[int]) -> np.ndarray:
+    """r_δ from its definition: ‖δ‖² and δ; all products and δ; or rows of the tables."""
+    if layer.encoding.name == "covariance":
+        products = [delta[m] * delta[n] for m in range(len(delta)) for n in range(m, len(delta))]
+        return np.array([*products, *delta], dtype=float)
+    if layer.encoding.name == "relative":
+        tables = [w[name] for name in layer.offsets]
+        return np.concatenate([table[n + len(table) // 2] for table, n in zip(tables, delta, strict=True)])
+    assert layer.encoding.name == "quadratic"
+    return np.array([sum(n * n for n in delta), *delta], dtype=float)
 
 
 def _padded(layer: Any, x: np.ndarray) -> np.ndarray:

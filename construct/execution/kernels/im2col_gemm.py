@@ -294,7 +294,7 @@ class Im2colWeightGradient(_Columns):
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
-        out = problem.new(first) if out is None else out
+        out = problem.new(first)
         (heads,), depth = self.slabs, self.depth
         ordered = groups == 1 and heads == tuple(range(len(heads)))
         total = out.view(1, depth, width) if ordered else out.new_empty(groups, depth, width)

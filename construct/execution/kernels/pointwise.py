@@ -50,16 +50,13 @@ class Rows:
         problem, groups, x = self.problem, self.problem.groups, at(first, self.x)
         if problem.kind == WEIGHTS:
             y = at(second, self.y)
-            out = problem.new(second) if out is None else out
+            out = problem.new(second)
             add_product(out[0], x.mT if groups > 1 else x.mT[None], y if groups > 1 else y[None], False, problem.onednn)
             return out
         matrix = second[problem.heads[0]]
         if groups == 1:
-            if out is None:
-                return problem.as_images(product(x, matrix[0], bias, None, problem.onednn))
-            product(x, matrix[0], bias, at(out, self.y), problem.onednn)
-            return out
-        out = problem.new(first) if out is None else out
+            return problem.as_images(product(x, matrix[0], bias, None, problem.onednn))
+        out = problem.new(first)
         products([x], [matrix], None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
         return out
 
@@ -71,7 +68,7 @@ class Images:
         self.problem, groups = problem, problem.groups
         self.tokens = prod(problem.shifts.size)
         both = groups * problem.channels * problem.width
-        # A small image is quicker with its tokens as rows, there and back.
+        # A small image, which is a single one, is quicker with its tokens as rows, there and back.
         self.small = groups == 1 and self.tokens < constants.FEW_QUERIES and problem.kind != WEIGHTS
         large = self.tokens >= constants.MIN_QUERIES_TRANSPOSED and both * self.tokens >= constants.ONEDNN
         self.transposed_weight = groups == 1 and problem.onednn and large and problem.channels >= constants.MIN_TERMS
@@ -83,14 +80,14 @@ class Images:
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
-        if out is None and self.single_image:
+        if self.single_image:
             x, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
             if self.small:
                 y = product(x.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
             else:
                 y = torch.mm(matrix.mT, x) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, x)
             return y.view(problem.result_shape)
-        out, images = problem.new(first) if out is None else out, problem.images
+        out, images = problem.new(first), problem.images
         x = first.view(images, groups, problem.channels, self.tokens)
         if problem.kind == WEIGHTS:
             y = second.view(images, groups, width, self.tokens)
@@ -104,11 +101,7 @@ class Images:
                 if bias is not None:
                     y[number] += bias.view(groups, -1, 1)
             return out
-        matrix = matrix[0]
-        if self.small:
-            y[0, 0].copy_(product(x[0, 0].mT.contiguous(), matrix, bias, None, problem.onednn).mT)
-            return out
-        matrix = matrix.mT.contiguous() if self.transposed_weight else matrix.mT
+        matrix = matrix[0].mT.contiguous() if self.transposed_weight else matrix[0].mT
         for number in range(images):
             if self.transposed_weight:
                 product(matrix, x[number, 0], None, y[number, 0], True)

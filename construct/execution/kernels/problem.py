@@ -90,10 +90,10 @@ class Task(Protocol):
             first: x (B, groups·C, *n), for the adjoint y (B, groups·D, *o): images, of any strides and type.
             second: w (heads, groups, C, D) in the type to compute in, for the gradient of the weights y.
             bias: (groups·D,), for the adjoint (groups·C,); None for none.
-            out: y, x or w, to be written to, which lies as the problem says; None for a new one, if that is not ``OTHER``.
+            out: y or x to be written to, if the problem has it lie as ``OTHER``; else None, for a new one.
 
         Returns:
-            ``out``, or the new one.
+            ``out``, or the new y, x or w.
         """
         ...
 
