@@ -316,6 +316,7 @@ def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: 
     assert all(f"assuming {assumption}" in str(certificate) for assumption in certificate.assumptions)
     assert json.loads(certificate.to_json())["assumptions"] == [*certificate.assumptions]
     assert "|x| ≤ 0.1, of spatial size (4, 5) or smaller" in certificate.assumptions[0]
+    assert "nothing is flushed to zero" in certificate.assumptions[2]
     counts = Counter[str]()
     for probe in certificate.probes:
         counts[probe["execution"]] += probe["inputs"]

@@ -319,12 +319,8 @@ def test_products_with_an_identity_are_the_other_factor(groups, rows, columns, s
 
 def test_verdicts_are_four_words():
     assert str(Verdict("CHECKED", "so it is")) == "CHECKED: so it is"
-    assert [Verdict(name, "").good for name in ("PROVED", "CHECKED", "REFUTED", "UNDECIDED")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    good = [Verdict(name, "").good for name in ("PROVED", "CHECKED", "REFUTED", "UNDECIDED")]
+    assert good == [True, True, False, False]
     with pytest.raises(ValueError, match="no verdict"):
         Verdict("VERIFIED", "")  # type: ignore[arg-type]
 
