@@ -316,6 +316,7 @@ def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: 
     assert all(f"assuming {assumption}" in str(certificate) for assumption in certificate.assumptions)
     assert json.loads(certificate.to_json())["assumptions"] == [*certificate.assumptions]
     assert "|x| ≤ 0.1, of spatial size (4, 5) or smaller" in certificate.assumptions[0]
+    assert all(said in certificate.assumptions[2] for said in ("TF32", "nothing is flushed to zero"))
     counts = Counter[str]()
     for probe in certificate.probes:
         counts[probe["execution"]] += probe["inputs"]
@@ -335,9 +336,6 @@ def test_a_certificate_reads_as_sentences():
     lines = str(certify(CONV, LAYER, grid=(4, 5))).splitlines()
     assert lines[0].startswith("PROVED: the same function for all |x| ≤ 1 up to (4, 5): difference ≤ ")
     assert [line[:12] for line in lines if line.startswith("step")] == [f"step {n} holds" for n in range(7)]
-    assert sum(line.startswith("assuming ") for line in lines) >= 5
-    for said in ("finite", "TF32", "dense checked on", "chunked checked on", f"torch {torch.__version__}"):
-        assert any(said in line for line in lines if line.startswith("assuming"))
 
 
 def test_digests_change_with_every_bit_and_every_attribute():

@@ -216,20 +216,14 @@ def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, m
     assert over == {name}
 
 
-def test_heavy_layers_are_run_by_every_execution():
-    """On more than one image, some of them impulses; within the bound."""
-    conv = nn.Conv2d(116, 64, 3, padding=1)
+@pytest.mark.parametrize(("stride", "size"), [(1, 4), (2, 6)])
+def test_heavy_layers_are_run_by_every_execution(stride: int, size: int):
+    """On more than one image, some of them impulses; within the bound; on one grid, where a stride leaves inputs over."""
+    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
     certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
     assert certificate.verdict.name == "PROVED"
     assert [probe["execution"] for probe in certificate.probes] == list(EXECUTIONS)
     assert all(probe["inputs"] == 6 and probe["ratio"] <= 1 for probe in certificate.probes)
-
-
-@pytest.mark.parametrize(("stride", "size"), [(1, 4), (2, 6)])
-def test_of_a_heavy_layer_with_a_stride_inputs_are_left_over(stride: int, size: int):
-    """Without one the smallest grid will do."""
-    conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
-    certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
     assert {tuple(probe["grid"]) for probe in certificate.probes} == {(size, size)}
 
 

@@ -13,10 +13,9 @@ from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.heads import balanced_radix
 from construct.tokens import TokenGrid
 from verify.layers.fields import Attention, Geometry
-from verify.layers.reading import query_places, tokens_along
+from verify.layers.reading import shift_box
 from verify.layers.targets import (
     Target,
-    box_of,
     largest_encoding,
     largest_score,
     numbers_are_distinct,
@@ -115,7 +114,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assert goal is not None
     grid = TokenGrid.of(layer.geometry, (n,) * len(layer.kernel_size))
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
-    box = box_of_size(layer, n)
+    box = shift_box(Geometry.read(layer), (n,) * len(layer.kernel_size))
     assert box == grid.box
     from construct.encoding import quadratic
 
@@ -154,14 +153,6 @@ def test_no_number_on_the_way_to_a_score_is_larger(layer: MHSA, side: int):
     for column in layer.w_key_pos[0].T.tolist():
         terms = [Fraction(w) * Fraction(x) for w, x in zip(column, layer.v[0].tolist(), strict=True)]
         assert most >= 2 * sum(map(abs, terms))
-
-
-def box_of_size(layer: MHSA, n: int) -> tuple[tuple[int, int], ...]:
-    """As a certificate works it out."""
-    g = Geometry.read(layer)
-    places = [query_places(g, axis, n) for axis in range(g.dims)]
-    lengths = [len(tokens_along(g, axis, n)) for axis in range(g.dims)]
-    return box_of([(int(p[0]), int(p[-1])) for p in places], lengths)
 
 
 def test_rounding_is_not_far_above_what_happens():

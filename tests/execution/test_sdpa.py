@@ -19,8 +19,9 @@ from construct.tokens import TokenGrid
 from runs import SMALL, Operators, aim_anywhere, normal, peak_bytes
 from truths import random_layer
 from verify import certify
-from verify.layers.fields import Attention
-from verify.layers.targets import box_of, score_rounding, target
+from verify.layers.fields import Attention, Geometry
+from verify.layers.reading import shift_box
+from verify.layers.targets import score_rounding, target
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
@@ -232,7 +233,8 @@ def whole(tensor: torch.Tensor) -> Any:
 def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, size: float, longer: int, kind: str):
     """Two scores of a query, against their exact difference, for the layer's own numbers; any key may be the best."""
     geometry, least = SMALL[name]
-    grid = TokenGrid.of(geometry, tuple(n + longer for n in least))
+    sides = tuple(n + longer for n in least)
+    grid = TokenGrid.of(geometry, sides)
     layer = random_layer(geometry, heads=1, seed=seed).requires_grad_(False)
     if kind == "parabola":
         w = {key: tensor.detach() for key, tensor in layer.named_parameters()}
@@ -251,7 +253,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
     ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest, content)
     if kind != "content":  # no more than what a certificate allows for
         aimed = target(Attention.read(layer), 0)
-        box = box_of([(int(q[0]), int(q[-1])) for q in grid.queries], list(grid.shape))
+        box = shift_box(Geometry.read(layer), sides)
         assert box == grid.box
         if aimed is not None:
             same = float(score_rounding(Attention.read(layer), aimed, box))

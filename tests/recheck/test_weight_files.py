@@ -1,11 +1,9 @@
 """The checker's reader: what torch and safetensors wrote is read exactly, nothing is carried out, and what is odd is refused."""
 
-import contextlib
 import io
 import json
 import os
 import pickle
-import pickletools
 import struct
 import zipfile
 from operator import itemgetter
@@ -15,15 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import prune
 
 import construct
-from archives import archive_of, packed, records_in
-from archives import saved as saved_bytes
+from archives import archive_of, records_in
 from commands import python
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
@@ -204,35 +199,14 @@ def saved(tmp_path):
     return written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(2, 3, 3)))
 
 
-def test_damaged_archives_are_refused(saved, tmp_path):
-    content = saved.read_bytes()
-    numbers_at = content.index(member(saved, "data/0"))
-    bad = tmp_path / "bad.pt"
-    for changed, words in (
-        (content[: len(content) // 2], "truncated"),
-        (content[:-1], "truncated"),
-        (b"", "the file is empty"),
-        (b"not a model at all, but some text", "neither"),
-        (content[:numbers_at] + bytes([content[numbers_at] ^ 1]) + content[numbers_at + 1 :], "CRC"),
-    ):
-        bad.write_bytes(changed)
-        refused(bad, words)
-
-
 def test_a_tensor_whose_record_is_missing_is_refused(saved):
     refused(edited(saved, data__0=None), "storage '0' .* there is no such record")
 
 
-def test_odd_archives_are_refused(saved, tmp_path):
-    refused(edited(saved, byteorder=b"big"), "its byteorder is b'big'")
-    written(saved, nn.Conv2d(1, 1, 1))
+def test_odd_archives_are_refused(saved):
+    whole = saved.read_bytes()
     refused(edited(saved, data_pkl=None), "not what torch.save writes")
-    written(saved, nn.Conv2d(1, 1, 1))
-    refused(edited(saved, constants_pkl=b""), "constants.pkl', which torch.save does not write")
-    written(saved, nn.Conv2d(1, 1, 1), _use_new_zipfile_serialization=False)
-    refused(saved, "as torch.save wrote before 1.6, which is not rechecked: save it again")
-    whole = written(saved, nn.Conv2d(1, 1, 1)).read_bytes()
-    for content in (whole + b"\0", whole + whole, whole[:99] + whole, b"PK\3\4" + whole):
+    for content in (whole + whole, whole[:99] + whole):
         saved.write_bytes(content)
         refused(saved, "behind the end of the zip|directory of the zip is not|zip64")
     with zipfile.ZipFile(saved, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -240,21 +214,13 @@ def test_odd_archives_are_refused(saved, tmp_path):
     refused(saved, "notes|compressed")
 
 
-@pytest.mark.parametrize("extra", ["DATA.pkl", "Data/0", "data/0 ", "DATA/0"])
+@pytest.mark.parametrize("extra", ["DATA.pkl", "Data/0", "constants.pkl"])
 def test_a_record_that_torch_may_read_for_another_is_refused(extra, tmp_path):
     """torch's reader looks names up whatever their case, and finds the first."""
     path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
     held = records_in(path.read_bytes())
     path.write_bytes(archive_of({**held, extra: held["data/0"]}))
     refused(path, "which torch.save does not write")
-
-
-@pytest.mark.parametrize("name", ["x/data.pkl", "data.pkl", "x/DATA.PKL", "other"])
-def test_a_record_outside_of_the_one_folder_is_refused(name, tmp_path):
-    path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
-    held = {f"f/{inside}": content for inside, content in records_in(path.read_bytes()).items()}
-    path.write_bytes(packed({**held, name: held["f/data.pkl"]}.items()))
-    refused(path, "in one folder")
 
 
 @pytest.mark.parametrize("how", ["weight_norm", "parametrized", "spectral_norm", "pruned", "attention"])
@@ -289,6 +255,12 @@ def test_a_layer_under_the_names_of_a_parametrization_is_seen_in_a_state_dict(ho
 def test_what_is_no_json_object_is_said_so(text, tmp_path):
     (path := tmp_path / "f.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     refused(path, "is no JSON object|nor safetensors")
+
+
+def test_a_file_without_a_model_is_refused(tmp_path):
+    for content, words in ((b"", "the file is empty"), (b"not a model at all, but some text", "neither")):
+        (path := tmp_path / "f.pt").write_bytes(content)
+        refused(path, words)
 
 
 def test_storage_that_does_not_fit_is_refused(saved):
@@ -413,25 +385,6 @@ def test_shared_parts_cost_no_more_than_once():
     parts = b"\x80\x02)" + b"q\x00h\x00\x86" * 60
     assert len(Walk(parts + b".").root) == 2
     assert len(Walk(b"\x80\x02]q\x00h\x00a.").root.pairs) == 1  # a list that holds itself
-
-
-def test_every_opcode_of_real_files_is_known(saved):
-    opcodes_in_it = {opcode.name for opcode, _, _ in pickletools.genops(member(saved, "data.pkl"))}
-    assert {"BINPERSID", "NEWOBJ", "REDUCE", "BUILD"} <= opcodes_in_it
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_a_changed_pickle_is_read_or_refused(data):
-    """Bytes changed at random, checksums right: the reader returns or refuses, it does nothing else."""
-    torch.manual_seed(0)
-    held = records_in(saved_bytes(nn.Sequential(nn.Conv2d(1, 1, 2))))
-    pickled = bytearray(held["data.pkl"])
-    for _ in range(data.draw(st.integers(1, 3))):
-        pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
-    held["data.pkl"] = bytes(pickled)
-    with contextlib.suppress(Rejected):
-        layers_in(io.BytesIO(archive_of(held)), "f")
 
 
 # ---- JSON and safetensors --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from construct.encoding.encodings import Covariance, Quadratic, Relative
 from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
-from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, read_fields, size_of
+from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, size_of
 
 
 def batched(conv: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -58,7 +58,7 @@ def excess(conv: Any, layer: Any, x: torch.Tensor, output: torch.Tensor) -> floa
 def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
     """Elementwise: how far the fully sharp layer may be from its exact value."""
     attention = Attention.read(layer)
-    carried = replace(read_fields(conv, x), weight=absolute_kernel(attention), bias=attention.b_out)
+    carried = replace(Convolution.read(conv), weight=absolute_kernel(attention), bias=attention.b_out)
     return attention_bound(attention, x, size_of(carried, x))
 
 

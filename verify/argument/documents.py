@@ -19,7 +19,6 @@ import math
 import os
 import secrets
 from collections.abc import Iterable
-from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,26 +95,8 @@ def document(
         }
     )
     content["record_sha256"] = record_digest(content)
-    text = indented(content) + "\n"
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
-
-
-def indented(value: Any, margin: str = "\n") -> str:
-    """``json.dumps`` with ``indent=1``, ``ensure_ascii=False`` and ``allow_nan=False``, which Python itself writes slowly."""
-    deeper = margin + " "
-    if isinstance(value, dict) and value:
-        rows = [
-            f"{quoted(key if isinstance(key, str) else _plain(key))}: {indented(item, deeper)}"
-            for key, item in value.items()
-        ]
-        return f"{{{deeper}{f',{deeper}'.join(rows)}{margin}}}"
-    if isinstance(value, list) and value:
-        rows = list(map(quoted if all(type(x) is str for x in value) else lambda x: indented(x, deeper), value))
-        return f"[{deeper}{f',{deeper}'.join(rows)}{margin}]"
-    return _plain(value)
-
-
-_plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def is_document(path: str | os.PathLike[str]) -> bool:

@@ -224,10 +224,8 @@ def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bo
     """
     rng = np.random.default_rng(0)
     shape = (conv.in_channels, *grid)
-    inputs: list[Any] = [
-        bound * UNEVEN * sign_pattern(conv, g, channel, grid)
-        for channel in heaviest_channels(conv, 3 if conv.weight.size < HEAVY else 1)
-    ]
+    heaviest = np.argsort(conv.sizes)[::-1][: 3 if conv.weight.size < HEAVY else 1]  # channels, by Σ|W|
+    inputs: list[Any] = [bound * UNEVEN * sign_pattern(conv, g, int(channel), grid) for channel in heaviest]
     inputs += random_inputs(shape, bound, rng)[0 if conv.weight.size < HEAVY else 1 :]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
@@ -260,11 +258,6 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarr
     for x, place in zip(inputs, places, strict=True):
         x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
     return np.concatenate([np.zeros((1, d_in, *grid)), inputs]) if conv.weight.size < HEAVY else inputs
-
-
-def heaviest_channels(conv: Convolution, count: int) -> list[int]:
-    """The output channels with the greatest Σ|W|."""
-    return [int(c) for c in np.argsort(conv.sizes)[::-1][:count]]
 
 
 def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:

@@ -20,19 +20,17 @@ from verify.layers.fields import Attention, Geometry, read_convolution
 from verify.layers.reading import (
     mismatched_tap,
     output_size,
-    query_places,
     require_enumerable,
+    shift_box,
     shift_of_tap,
     tap_matrix,
     tap_of_shift,
     token_count,
-    token_length,
 )
 from verify.layers.taps import Shift, TapDifference, compare_taps
 from verify.layers.targets import (
     Target,
-    box_of,
-    exact_integer_scores,
+    largest_encoding,
     largest_score,
     numbers_are_distinct,
     score_rounding,
@@ -247,16 +245,14 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
     Others may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0.
     """
     a, g = problem.attention, problem.geometry
-    lengths = [token_length(g, axis, n) for axis, n in enumerate(problem.grid)]
-    places = [query_places(g, axis, o) for axis, o in enumerate(problem.outputs)]
-    box = box_of([(int(row[0]), int(row[-1])) for row in places], lengths)
+    box = shift_box(g, problem.grid)
 
     def fails(sentence: str) -> tuple[Step, None]:
         return Step(2, "target", False, sentence), None
 
     if a.radix is not None and not numbers_are_distinct(a.radix, box):
         return fails(f"the radix {a.radix} does not number the shifts {box} one by one")
-    if not exact_integer_scores(a.radix, box):
+    if max(largest_encoding(a.radix, box)) > 2**53:
         return fails(f"shifts up to {box} are not exact in float64")
     heads: list[Target | None] = []
     for h, carries in enumerate(a.carrying):

@@ -104,6 +104,15 @@ def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
     return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
 
 
+def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The least and greatest δ between a query and a key, on each axis."""
+    box = []
+    for axis, (n, outputs) in enumerate(zip(grid, output_size(g, grid), strict=True)):
+        first, last = query_places(g, axis, outputs)[[0, -1]].tolist()
+        box.append((-last, token_length(g, axis, n) - 1 - first))
+    return tuple(box)
+
+
 def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
     """τ on this axis of the head that carries a tap: dil·j − a, on the grid of a transposed layer dil·(K − 1 − j) − a."""
     k, dil = g.kernel_size[axis], g.dilation[axis]

@@ -11,7 +11,6 @@ so n is the only maximum and that is its gap.  The parabola is the same with one
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import prod
 
 from verify.layers.fields import Attention
 
@@ -139,13 +138,3 @@ def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], .
     largest = largest_encoding(attention.radix, box)
     size = score_size(*stored_rows(attention, head))
     return 2 * sum((s * max(1, r) for s, r in zip(size, largest, strict=True)), Fraction(0))
-
-
-def box_of(places: list[tuple[int, int]], lengths: list[int]) -> tuple[tuple[int, int], ...]:
-    """The least and greatest δ on each axis, from the first and last query and the number of tokens."""
-    return tuple((-last, n - 1 - first) for (first, last), n in zip(places, lengths, strict=True))
-
-
-def exact_integer_scores(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], ...]) -> bool:
-    """Whether the components of r_δ themselves are exact in float64."""
-    return all(component <= 2**53 for component in largest_encoding(radix, box)) and prod(map(abs, radix or (1,))) > 0

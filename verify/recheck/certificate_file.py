@@ -171,10 +171,11 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
     if len({len(observed), *map(len, parts.values())}) != 1:
         raise Rejected("the bounds are of different lengths")
     plausible = _check_measured(record, parts["bound"], observed)
-    holds = [(step["number"], step["name"]) for step in record["steps"]] == [*enumerate(STEPS)]
-    holds = holds and all(step["holds"] for step in record["steps"])
     holds = (
-        holds and bool((observed <= parts["bound"]).all()) and all(_at_most_one(p["ratio"]) for p in record["probes"])
+        [(step["number"], step["name"]) for step in record["steps"]] == [*enumerate(STEPS)]
+        and all(step["holds"] for step in record["steps"])
+        and bool((observed <= parts["bound"]).all())
+        and all(not isinstance(probe["ratio"], str) and probe["ratio"] <= 1 for probe in record["probes"])
     )
     return LayerCertificate(
         name=record["name"],
@@ -234,14 +235,7 @@ def _number(text: str, infinite: bool, positive: bool = False) -> float:
 
 def _measured(text: str) -> float:
     """A measured number; NaN is allowed and exceeds every bound."""
-    value = float.fromhex(text)
-    if value.hex() != text or value < 0:
-        raise Rejected(f"{text!r} is no number that belongs there")
-    return value
-
-
-def _at_most_one(ratio: Any) -> bool:
-    return not isinstance(ratio, str) and ratio <= 1
+    return math.nan if text == "nan" else _number(text, True)
 
 
 def _index(values: Any, least: int = 0) -> tuple[int, ...]:

@@ -69,14 +69,17 @@ def counts(*rows: Any) -> bool:
     return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in rows)
 
 
+def _other_class(kind: str) -> bool:
+    """Whether this names a class, but none of ``_TORCHS`` and not OrderedDict."""
+    return " " in kind and kind != _ORDERED and not _TORCHS.fullmatch(kind)
+
+
 def _key(value: Any) -> bool:
     """Whether this can be a dict's key."""
     if type(value) is tuple:
         return all(type(part) is not tuple and _key(part) for part in value)
     if isinstance(value, Pickled):
-        return value.kind == "global" or (
-            " " in value.kind and value.kind != _ORDERED and not _TORCHS.fullmatch(value.kind)
-        )
+        return value.kind == "global" or _other_class(value.kind)
     return type(value) in (str, int, float, bool, type(None))
 
 
@@ -181,12 +184,7 @@ class Walk:
 
     def _give(self, target: Pickled, items: Any) -> None:
         """Note what an object of an unknown class receives."""
-        if (
-            " " not in target.kind
-            or target.kind == _ORDERED
-            or PLAIN.fullmatch(target.kind)
-            or _TORCHS.fullmatch(target.kind)
-        ):
+        if PLAIN.fullmatch(target.kind) or not _other_class(target.kind):
             raise Rejected(
                 f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
             )

@@ -5,7 +5,6 @@ precision may go to either neighbour.
 """
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from verify.layers.fields import Attention
 from verify.layers.reading import tap_of_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
-from verify.oracle import Convolution
+from verify.oracle import Convolution, float64
 from verify.rounding.channels import leakage_part, working_rounding
 from verify.rounding.model import (
     WIDEN,
@@ -34,7 +33,7 @@ class OffTheKernel(ValueError):
 
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
-    fields, fmt = read_fields(conv, x, output), Format.of(x.dtype)
+    fields, fmt = _fields(conv, x, output), Format.of(x.dtype)
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt)
 
 
@@ -43,7 +42,7 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
 
     In half precision nothing is rounded at a tap that meets zeros alone, and every rounding goes to the nearest number.
     """
-    fields, fmt = read_fields(conv, x), Format.of(x.dtype)
+    fields, fmt = Convolution.read(conv), Format.of(x.dtype)
     met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), met + 2, fmt, units=1)
 
@@ -65,7 +64,7 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
     """
-    fields, attention, fmt = read_fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
+    fields, attention, fmt = _fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
     size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
     carried, bias = absolute_matrices(attention), np.abs(attention.b_out)
@@ -168,40 +167,15 @@ def absolute_matrices(attention: Attention) -> np.ndarray:
 # ---- sizes and sums ----------------------------------------------------------------------------------------------------
 
 
-def read_fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
-    """The fields of the convolution; a weight that is float32 is left so."""
-    weight = conv.weight.detach().cpu().resolve_neg()
-    fields = Convolution.read(conv, weight.numpy() if weight.dtype == torch.float32 else None)
+def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
+    """The fields of the convolution, with the output padding that a transposed one took."""
+    fields = Convolution.read(conv)
     return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
 
 
-def float32_size(fields: Convolution, x: np.ndarray) -> np.ndarray | None:
-    """Σ|W|x of float32 numbers x ≥ 0 from above, summed in float32; None where that may overflow or says little.
-
-    A term passes a product and fewer than n additions, nothing cancels, and a product that underflows loses less than η: the
-    float32 sum is at least (1 − (n + 1)u)Σ − n·η, so that Σ is at most (sum + n·η)(1 + 2(n + 1)u) as long as (n + 1)u ≤ ½.
-    """
-    n, single = fields.contraction * prod(fields.kernel_size), np.finfo(np.float32)
-    lost = (n + 1) * float(single.eps) / 2
-    if lost > 2.0**-8:
-        return None
-    with np.errstate(over="ignore"):
-        rounded = fields.absolute(x)
-    if not np.isfinite(rounded.max(initial=0.0)):
-        return None
-    size = rounded.astype(np.float64)
-    size += n * float(single.smallest_subnormal)
-    size *= 1 + 2 * lost
-    return size
-
-
 def size_of(fields: Convolution, x: torch.Tensor) -> np.ndarray:
-    """Σ|W||x| + |b| for every output, or little more, in a new array."""
-    single = fields.weight.dtype == np.float32 and x.dtype == torch.float32
-    size = float32_size(fields, x.detach().cpu().abs().numpy()) if single else None
-    if size is None:
-        wide = fields if fields.weight.dtype == np.float64 else replace(fields, weight=fields.weight.astype(np.float64))
-        size = wide.absolute(x.detach().cpu().double().abs().numpy())
+    """Σ|W||x| + |b| for every output, in a new array."""
+    size = fields.absolute(np.abs(float64(x)))
     if fields.bias is None:
         return size
     return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
