@@ -424,6 +424,9 @@ BAD_INPUT = {
     "tolerance": ("model.pt --tolerance 1", "1 does not lie between 0 and 1"),
     "both": ("model.pt --tolerance 0.1 --alpha 5", "not allowed with"),
     "execution": ("model.pt --execution magic", "invalid choice: 'magic'"),
+    "a program": ("model.pt --format pt2", "takes the size of an input"),
+    "format": ("model.pt -o x.onnx --format pt", "make them agree"),
+    "no format": ("model.pt --format hdf5", "invalid choice"),
 }
 
 

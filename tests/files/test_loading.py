@@ -18,6 +18,7 @@ from commands import Command
 from construct import MHSA
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic, with_covariance
+from construct.weights import GEOMETRY
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
 from verify.recheck.weight_files import layers_in
@@ -406,6 +407,7 @@ def lies(record: Any) -> list[Any]:
     return [
         *(7, "MHSA", [], {}, None, [record], {**record, "kind": "Conv2d"}, {**record, "groups": 2}),
         *({**record, "stride": value} for value in ([2], [2, 0], "x", [2.0, 2], None, {"a": 1}, [True, 1])),
+        {**record, "transposed": []},
         *({**record, "more": 1}, {**record, "radix": [1]}, {**record, "radix": "x"}, {**record, "encoding": 5}),
         *({**record, "encoding": "relative"}, {**record, "radix": [1, 9], "encoding": "covariance"}),
     ]
@@ -423,6 +425,43 @@ def test_records_that_lie_are_refused(number: int, tmp_path: Path) -> None:
     assert "does not fit Sequential: " in refusal(path, model=nn.Sequential(nn.Conv2d(3, 3, 3, stride=2)))
     with pytest.raises(ValueError, match=r"s\.pt"):
         layer_in(path)
+    save_file(state, tmp_path / "s.safetensors", {GEOMETRY: json.dumps({"0": state._metadata["0"]["geometry"]})})
+    assert "do not fit together" in refusal(tmp_path / "s.safetensors")
+
+
+DEEP = '{"": {"kind": "MHSA", "groups": ' + "[" * 50_000 + "]" * 50_000 + "}}"
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [("[]", "no JSON object"), ("{", "no JSON: "), ("[" * 100_000, "nested too deep"), (DEEP, "nested too deep")],
+    ids=["a list", "torn", "deep and torn", "deep"],
+)
+def test_metadata_of_safetensors_that_hold_no_geometry(geometry: str, reason: str, tmp_path: Path) -> None:
+    save_file(construct.conv_to_mhsa(nn.Conv1d(1, 2, 3)).state_dict(), tmp_path / "s.safetensors", {GEOMETRY: geometry})
+    assert reason in refusal(tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_safetensors_give_the_layer_back(encoding: str, tmp_path: Path) -> None:
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
+    layer = construct.conv_to_mhsa(conv, encoding=encoding)
+    construct.save(layer, tmp_path / "s.safetensors")
+    again: Any = construct.load(tmp_path / "s.safetensors")
+    x = torch.randn(1, 4, 9, 9).bfloat16()
+    assert torch.equal(again(x), layer(x))
+    ours, theirs = (verify.certify(conv, attention, grid=(9, 9)) for attention in (again, layer))
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+@pytest.mark.parametrize("name", ["forward", "training", "_modules"])
+def test_layers_under_any_name_are_given_back(name: str, tmp_path: Path) -> None:
+    network, layer = nn.Module(), construct.conv_to_mhsa(nn.Conv1d(1, 2, 3))
+    network._modules[name] = layer
+    construct.save(network, tmp_path / "s.safetensors")
+    (again,) = (m for m in construct.load(tmp_path / "s.safetensors").modules() if isinstance(m, MHSA))
+    x = torch.randn(1, 1, 4)
+    assert torch.equal(again(x), layer(x))
 
 
 @pytest.mark.parametrize("metadata", [5, "x", [], {}, {"0": 5}, {"0": {"version": "x"}}, {5: {"geometry": 5}}, None])
