@@ -21,7 +21,7 @@ from torch import nn
 
 import construct
 import verify
-from commands import Command, names
+from commands import ROOT, Command, names
 from construct.from_conv import main
 from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
 from verify.layers.fields import Geometry
@@ -87,7 +87,7 @@ def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept_demo() -> Path:
-    return Path(__file__).parents[2] / "docs/demo.html"
+    return ROOT / "docs/demo.html"
 
 
 def read(path: Path) -> Document:
