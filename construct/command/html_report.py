@@ -1,5 +1,6 @@
 """``--report``: checks the destination of the HTML page, and writes it."""
 
+import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import check_destination, write
 from construct.modules.parametrizations import plain_convolution
-from verify.report.conversion import conversion_page
-from verify.report.page import is_page, require_jinja2
+from verify.report.layer import ReportLayer
+from verify.report.numbers import network_sentences
+from verify.report.page import Facts, is_page, page, require_jinja2
+from verify.report.writing import LEDE, pictured, why_no_input
 
 
 def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
@@ -51,31 +54,43 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
     """
     options = report.options
     inputs = inputs_for(model, options)
+    convolutions = {row.path: row.conv for row in report.layers}
+    x = None if inputs is None else inputs[0][0]
+    drawn, input_caption = pictured(model, convolutions, x, options.input_size)
+    missing = why_no_input(convolutions, drawn)
     layers = [
-        (row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict)
+        ReportLayer(
+            *(row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict),
+            x=drawn.get(row.path),
+            no_input=missing.get(row.path, ""),
+        )
         for row in report.layers
     ]
-    idle = [
-        (row.path, "not exercised by the check: the network did not call it")
-        for row in report.layers
-        if row.exercised is False
-    ]
-    content = conversion_page(
-        layers,
-        model=model,
-        convolutions={row.path: row.conv for row in report.layers},
-        x=None if inputs is None else inputs[0][0],
-        size=options.input_size,
-        network=None if report.network is None else network_dict(report.network),
-        left_out=[(row.path, row.kind, row.reason) for row in report.refused],
-        remarks=[*idle, *report.remarks, *(("", note) for note in report.notes)],
-        source=report.source.path,
-        output=report.output,
-        document=report.document,
-        hindered=not_rechecked,
+    idle = "not exercised by the check: the network did not call it"
+    remarks = [*((row.path, idle) for row in report.layers if row.exercised is False), *report.remarks]
+    notes = [f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}" for row in report.refused]
+    notes += [f"{path}: {remark}" if path else remark for path, remark in remarks]
+    recheck = None
+    if report.output is not None and report.document is not None and not not_rechecked:
+        files = [shlex.quote(_plainly(path)) for path in (report.document, report.source.path, report.output)]
+        recheck = "python -m verify check {} --conv {} --mhsa {}".format(*files)
+    facts = Facts(
+        title=f"{report.source.path.name} as attention",
+        lede=LEDE,
+        network=() if report.network is None else network_sentences(network_dict(report.network)),
+        input_caption=input_caption,
+        recheck=recheck,
+        hindered=() if report.document is None else tuple(not_rechecked),
+        notes=(*notes, *report.notes),
     )
     try:
-        write(content, options.report)
+        write(page(layers, facts), options.report)
     except OSError as error:
         what = one_line(error.strerror or error)
         raise BadModelFile(f"{printable(options.report)}: cannot be written: {what} (nothing was changed)") from error
+
+
+def _plainly(path: Path) -> str:
+    """The path as a command line argument that no program takes for an option; within the folder at hand, from there."""
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"./{path}" if str(path).startswith("-") else str(path)

@@ -23,24 +23,21 @@ from verify.samples.trace import Trace
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
-    """The inputs of a network, one per call, and their description; None if the command line gives none."""
+    """The inputs of a network, one per call, and their description; None if the command line gives none.
+
+    They are read from a file, or normal, seeded, in the dtype of the network.
+    """
     if options.example_inputs is not None:
         return [read_inputs(options.example_inputs)], f"the example inputs in {printable(options.example_inputs)}"
     if options.input_size is None:
         return None
-    size = "x".join(map(str, options.input_size))
-    return seeded_inputs(model, options), f"{options.samples} random inputs of {size}"
-
-
-def seeded_inputs(model: nn.Module, options: Namespace) -> list[Tensor]:
-    """Seeded normal inputs, one per call, in the dtype of the network."""
-    generator = torch.Generator().manual_seed(options.seed)
+    what = f"{options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
+    shape, generator = (1, *options.input_size), torch.Generator().manual_seed(options.seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    shape = (1, *options.input_size)
-    what = f"a run on {options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
     # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
-    require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), what, who="")
-    return [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
+    require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who="")
+    x = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
+    return x, what
 
 
 PER_OUTPUT = 64

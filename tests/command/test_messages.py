@@ -13,11 +13,10 @@ from torch import nn
 import construct
 import verify
 from archives import archive_of
-from commands import Command
+from commands import ROOT, Command
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic
 
-ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 
 

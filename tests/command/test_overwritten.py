@@ -1,16 +1,13 @@
 """Another distribution has put its package ``construct`` over ours (row 69): every command says so, and what to do."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from commands import ROOT, python
 from construct.command.overwritten import OVERWRITTEN
 
-ROOT = Path(__file__).parents[2]
 THEIRS = '"""Another library."""\nfrom construct.core import *\n'
 
 
@@ -22,19 +19,11 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(site: Path, *arguments: str) -> tuple[int, str, str]:
+def run(site: Path, *arguments: str) -> tuple[int, str, str]:
     """With ``-S`` nothing else is installed, and nothing else is needed to notice."""
     folder = site / "elsewhere"
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*arguments, cwd=folder, PYTHONPATH=str(site))
     return done.returncode, done.stdout, done.stderr
 
 
@@ -48,9 +37,9 @@ def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
     else:  # pip uninstall has taken the __init__.py that it thought to be theirs
         (package / "__init__.py").unlink()
     for command in (["construct.from_conv"], ["construct.from_conv", "--help"], ["verify"], ["verify", "lemmas"]):
-        assert python(site, "-S", "-m", *command) == (2, "", f"error: {OVERWRITTEN}\n")
+        assert run(site, "-S", "-m", *command) == (2, "", f"error: {OVERWRITTEN}\n")
     for module in ("verify", "verify.checker", "construct.from_conv"):
-        code, out, err = python(site, "-S", "-c", f"import {module}")
+        code, out, err = run(site, "-S", "-c", f"import {module}")
         assert (code, out) == (1, "")
         assert err.splitlines()[-1] == f"ImportError: {OVERWRITTEN}"
 
@@ -59,10 +48,10 @@ def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
 def test_ours_over_theirs_works(site: Path) -> None:
     """The other order: what is left of theirs disturbs nobody."""
     (site / "construct" / "core.py").write_text("raise ImportError\n")
-    assert python(site, "-m", "verify", "--help")[0] == 0
-    assert python(site, "-m", "construct.from_conv", "--help")[0] == 0
+    assert run(site, "-m", "verify", "--help")[0] == 0
+    assert run(site, "-m", "construct.from_conv", "--help")[0] == 0
 
 
 def test_the_checker_needs_no_construct_at_all(site: Path) -> None:
     shutil.rmtree(site / "construct")
-    assert python(site, "-S", "-m", "verify", "--help")[0] == 0
+    assert run(site, "-S", "-m", "verify", "--help")[0] == 0

@@ -3,8 +3,6 @@
 import copy
 import io
 import random
-import subprocess
-import sys
 from typing import Any
 
 import onnx
@@ -13,19 +11,15 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load as load_tensors
 from torch import nn
 
 import verify
+from commands import Command, contents, names, python
 from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
-from construct.errors import BadModelFile
 from construct.execution import traced
 from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
-from construct.files.layer_files import GEOMETRY, as_network, layers_of, records_in, to_safetensors
 from construct.files.writing import is_own_output
-from construct.from_conv import main
 from runs import channels_last
 from truths import excess, permuted
 from verify.strategies import Case, cases
@@ -59,16 +53,6 @@ def same_at_any_size(run: Any, model: nn.Module) -> None:
         x = torch.randn(shape)
         with torch.no_grad():
             within_rounding(run(x), model(x))
-
-
-def safetensors_of(layer: nn.Module, path: Any) -> tuple[dict[str, torch.Tensor], str]:
-    path.write_bytes(to_safetensors(layer))
-    with safe_open(path, "pt") as file:
-        return load_tensors(path.read_bytes()), file.metadata()[GEOMETRY]
-
-
-def given_back(tensors: dict[str, torch.Tensor], metadata: str) -> nn.Module:
-    return as_network(layers_of(tensors, records_in(tensors, {GEOMETRY: metadata})))
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.deep)])
@@ -124,43 +108,29 @@ def test_axes_that_the_network_fixes_are_named():
         within_rounding(program(x), fixed()(x))
 
 
-@settings(max_examples=EXAMPLES)
-@given(cases(tokens=60))
-def test_what_is_traced_computes_the_convolution(case: Case):
-    """Every geometry, within the rounding bound; integers bit for bit.  (Here it runs untraced, as ordinary tensor code.)"""
-    if case.x.dim() != case.conv.weight.dim() or not len(case.x):
-        return
-    layer = conv_to_mhsa(case.conv)
-    for program in (layer, frozen_copy(layer)):  # as torch.compile and as torch.export trace it
-        assert isinstance(program, MHSA)
-        with torch.no_grad():
-            y = traced.run_traced(program, case.x, layer.geometry)
-        assert y is not None
-        assert excess(case.conv, layer, case.x, y) <= 1
-        if case.integers:
-            assert torch.equal(y, case.conv(case.x))
+@settings(max_examples=2 * EXAMPLES)
+@given(cases(tokens=60), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learning: bool, order: random.Random):
+    """Every geometry, in both layouts, heads in any order, within the rounding bound; integers bit for bit.
 
-
-@settings(max_examples=EXAMPLES)
-@given(cases(tokens=60), st.booleans(), st.randoms(use_true_random=False))
-def test_what_is_traced_with_channels_last_computes_the_convolution(case: Case, learning: bool, order: random.Random):
-    """As the test before, with heads in any order; recorded for gradients, what heads see is put together in another way."""
-    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(case.x.dim())
-    assume(form is not None and case.x.dim() == case.conv.weight.dim() and len(case.x))
-    assert form is not None
+    (Here it runs untraced, as ordinary tensor code.)  Recorded for gradients, what heads see is put together in another way.
+    """
+    assume(case.x.dim() == case.conv.weight.dim() and len(case.x))
     layer = conv_to_mhsa(case.conv)
     layer = permuted(layer, order.sample(range(layer.heads), layer.heads))
-    x = case.x.clone(memory_format=form).requires_grad_(learning)
-    with torch.set_grad_enabled(learning):
-        output = traced.run_traced(layer, x, layer.geometry)
-    assert output is not None
-    assert excess(case.conv, layer, case.x, output.detach()) <= 1
-    if case.integers:
-        assert torch.equal(output, case.conv(case.x))
-    if case.integers and learning:
-        again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
-        (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((output, x), (wide(again), again)))
-        assert torch.equal(ours, theirs.to(x.dtype))
+    x = (channels_last(case.x) if last else case.x.clone()).requires_grad_(learning)
+    for program in (layer, frozen_copy(layer)):  # as torch.compile and as torch.export trace it
+        assert isinstance(program, MHSA)
+        with torch.set_grad_enabled(learning):
+            output = traced.run_traced(program, x, layer.geometry)
+        assert output is not None
+        assert excess(case.conv, layer, case.x, output.detach()) <= 1
+        if case.integers:
+            assert torch.equal(output, case.conv(case.x))
+        if case.integers and learning:
+            again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
+            (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((output, x), (wide(again), again)))
+            assert torch.equal(ours, theirs.to(x.dtype))
 
 
 def test_traced_layers_keep_channels_last():
@@ -238,7 +208,7 @@ sys.meta_path.insert(0, No())
 import torch
 print(tuple(torch.export.load({str(path)!r}).module()(torch.ones(1, 3, 18, 22)).shape))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = python("-c", code, cwd=tmp_path)
     assert done.stdout.strip().startswith("(1, 2,"), done.stderr
 
 
@@ -252,51 +222,6 @@ def test_a_pt2_file_keeps_all_eight_tensors():
     ours, theirs = (verify.certify(conv, attention, grid=(8, 8)) for attention in (again, layer))
     assert ours.verdict.name == "PROVED"
     assert ours.mhsa_sha256 == theirs.mhsa_sha256
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-def test_safetensors_give_the_layer_back(tmp_path, encoding: str):
-    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
-    layer = conv_to_mhsa(conv, encoding=encoding)
-    again = given_back(*safetensors_of(layer, tmp_path / "layer.safetensors"))
-    assert isinstance(again, MHSA)
-    x = torch.randn(1, 4, 9, 9).bfloat16()
-    assert torch.equal(again(x), layer(x))
-    ours, theirs = (verify.certify(conv, attention, grid=(9, 9)) for attention in (again, layer))
-    assert ours.mhsa_sha256 == theirs.mhsa_sha256
-
-
-@pytest.mark.parametrize("name", ["forward", "training", "_modules", "weight."])
-def test_layers_under_any_name_are_given_back(tmp_path, name: str):
-    network = nn.Module()
-    network._modules[name] = conv_to_mhsa(nn.Conv1d(1, 2, 3))
-    again = given_back(*safetensors_of(network, tmp_path / "net.safetensors"))
-    x = torch.randn(1, 1, 4)
-    ours, theirs = ([m for m in net.modules() if isinstance(m, MHSA)] for net in (network, again))
-    assert torch.equal(theirs[0](x), ours[0](x))
-
-
-def test_geometry_that_is_nested_too_deep_is_refused(tmp_path):
-    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv1d(1, 2, 3)), tmp_path / "layer.safetensors")
-    for deep in ("[" * 100_000, metadata.replace('"groups": 1', '"groups": ' + "[" * 50_000 + "]" * 50_000)):
-        with pytest.raises(BadModelFile, match="nested too deep"):
-            given_back(tensors, deep)
-
-
-def test_geometry_that_does_not_fit_the_tensors_is_refused(tmp_path):
-    tensors, metadata = safetensors_of(conv_to_mhsa(nn.Conv2d(2, 2, 3)), tmp_path / "layer.safetensors")
-    for changed in (
-        metadata.replace('"groups": 1', '"groups": 2'),
-        metadata.replace("MHSA", "Conv2d"),
-        metadata.replace('"transposed": false', '"transposed": []'),
-        "[]",
-        "{",
-    ):
-        with pytest.raises(BadModelFile, match=r"do not fit|no JSON"):
-            given_back(tensors, changed)
-    assert not list(given_back(tensors, "{}").children())
-    with pytest.raises(BadModelFile, match="do not fit"):
-        given_back({name: t for name, t in tensors.items() if name != "v"}, metadata)
 
 
 def test_what_cannot_be_traced_is_named():
@@ -489,58 +414,30 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
 # ---- the command line ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_every_format(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """By --format or by the name, a certificate beside each; and what it wrote it may replace."""
-    monkeypatch.chdir(tmp_path)
+def test_the_command_writes_every_format(from_conv: Command):
+    """By --format or by the name, each with a certificate of its own beside it; it replaces what it wrote, and nothing else."""
     torch.manual_seed(0)
     conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
     torch.save(conv, "m.pt")
+    expected = {"m.pt"}
+    by_format = [["--format", form] for form in ("pt", "safetensors", "pt2")]
+    for options in (*by_format, ["-o", "m.mhsa.safetensors", *by_format[1]], ["-o", "m.mhsa.onnx"]):
+        before, form = contents(), options[-1].rpartition(".")[2]
+        out = from_conv.prints("m.pt", "--input-size", 2, 6, 6, *options)
+        assert ("differs by at most" in out) == (form in ("pt2", "onnx"))
+        expected |= {f"m.mhsa.{form}", "m.mhsa.json" if form == "pt" else f"m.mhsa.{form}.json"}
+        assert names() == expected
+        assert before.items() <= contents().items()
+        assert is_own_output(f"m.mhsa.{form}")
     x = torch.randn(1, 2, 6, 6)
-    safetensors = ["--format", "safetensors"]
-    for options in (safetensors, safetensors, ["-o", "m.pt2"], ["-o", "o.onnx", "--format", "onnx"]):
-        assert main(["m.pt", "--input-size", "2", "6", "6", *options]) == 0, capsys.readouterr()
-    assert all(map(is_own_output, ("m.mhsa.safetensors", "m.pt2", "o.onnx")))
-    assert "differs by at most" in capsys.readouterr().out
     layer = load("m.mhsa.safetensors").get_submodule("0")
-    program = torch.export.load("m.pt2").module()
-    session = onnxruntime.InferenceSession("o.onnx")
+    program = torch.export.load("m.mhsa.pt2").module()
+    session = onnxruntime.InferenceSession("m.mhsa.onnx")
     with torch.no_grad():
         for output in (layer(x).relu(), program(x), *session.run(None, {session.get_inputs()[0].name: x.numpy()})):
             within_rounding(output, conv(x))
-    assert verify.check("m.mhsa.safetensors.json", "m.pt", "m.mhsa.safetensors").verdict.name == "PROVED"
-
-
-@pytest.mark.deep
-def test_every_format_of_a_model_has_a_certificate_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """One written after another leaves the certificate of the first as it was; that of the usual format has the short name."""
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    torch.save(nn.Sequential(nn.Conv2d(2, 3, 3)), "m.pt")
-    expected = {"m.pt"}
-    for form in ("pt", "safetensors", "pt2", "onnx"):
-        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        assert main(["m.pt", "--input-size", "2", "6", "6", "--format", form]) == 0
-        expected |= {f"m.mhsa.{form}", "m.mhsa.json" if form == "pt" else f"m.mhsa.{form}.json"}
-        assert {path.name for path in tmp_path.iterdir()} == expected
-        assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
     for form, document in (("pt", "m.mhsa.json"), ("safetensors", "m.mhsa.safetensors.json")):
         assert verify.check(document, "m.pt", f"m.mhsa.{form}").verdict.name == "PROVED"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--format", "pt2"], "takes the size of an input"),
-        (["-o", "x.onnx", "--format", "pt"], "make them agree"),
-        (["--format", "hdf5"], "invalid choice"),
-    ],
-)
-def test_formats_that_cannot_be_are_refused(options, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    torch.save(nn.Conv1d(1, 1, 1), "m.pt")
-    assert main(["m.pt", *options]) == 2
-    assert words in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pt"]
 
 
 def test_torch_s_own_export_takes_a_converted_network() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from commands import Command
 from construct import MHSA
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic, with_covariance
+from construct.weights import GEOMETRY
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
 from verify.recheck.weight_files import layers_in
@@ -167,7 +169,12 @@ def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) ->
     again: Any = construct.load(path, model=model)
     assert type(again) is Net
     assert same(again, net)
-    assert sorted(construct.load(path, layers=True)) == sorted(PATHS)
+    layers = construct.load(path, layers=True)
+    assert sorted(layers) == sorted(PATHS)
+    for name, layer in layers.items():
+        assert type(layer) is MHSA
+        assert same(layer, net.get_submodule(name))
+        assert layer.geometry == net.get_submodule(name).geometry
     executed_alike = convert is not construct.convert  # or nearly, by another execution
     assert torch.equal(again(IMAGE), net(IMAGE)) == executed_alike
     torch.testing.assert_close(again(IMAGE), net(IMAGE))
@@ -211,12 +218,19 @@ def test_ties_stay_where_the_file_has_them_and_only_there(tmp_path: Path) -> Non
     assert torch.equal(again[1].w_out, apart["1.w_out"])
 
 
-def test_files_from_before_load_into_what_the_network_is_converted_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [torch.save, save_file], ids=["from before", "safetensors of others"])
+def test_files_without_geometry_load_into_what_the_network_is_converted_to(write: Any, tmp_path: Path) -> None:
     net: Any = construct.convert(built())
-    path = written(dict(net.state_dict()), tmp_path / "s.pt")
+    path = tmp_path / "s"
+    write({name: tensor.clone() for name, tensor in net.state_dict().items()}, path)
     assert same(construct.load(path, model=built(1)), net)
-    reason = "nothing is said of the geometry of its attention layer 'stem' (give model=Net()"
-    assert reason in refusal(path, layers=True)
+    assert "a state dict without its network" in refusal(path)
+    line = refusal(path, layers=True)
+    assert re.search(r"nothing is said of the geometry of its attention layer '(stem|up)' \(give model=Net\(\)", line)
+
+
+def test_a_file_with_some_of_its_geometry_loads_too(tmp_path: Path) -> None:
+    net: Any = construct.convert(built())
     mixed = net.state_dict()
     del mixed._metadata["stem"]["geometry"]
     path = written(mixed, tmp_path / "m.pt")
@@ -259,8 +273,10 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
     )
     line = refusal(path, model=Stride())
     assert "does not fit Stride: ValueError: stem: stride is (2, 2) in the file and (1, 1)" in line
-    line = refusal(path, model=construct.convert(Stride()))
-    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
+    construct.save(net, tmp_path / "s.safetensors")
+    for same_state in (path, tmp_path / "s.safetensors"):
+        line = refusal(same_state, model=construct.convert(Stride()))
+        assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
     assert "up: Linear: not a convolution" in refusal(path, model=Linear())
     assert "of its own are not in the network" in refusal(path, model=nn.Conv2d(2, 4, 3))
     assert "two ways to read it" in refusal(path, model=Net(), layers=True)
@@ -275,13 +291,6 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
     assert "holds no attention layer" in refusal(written(built().state_dict(), tmp_path / "c.pt"), layers=True)
     assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
-
-
-def test_the_geometry_in_safetensors_binds_a_converted_network_too(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    construct.save(construct.convert(built()), path)
-    line = refusal(path, model=construct.convert(Stride()))
-    assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
 
 
 def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -> None:
@@ -381,21 +390,13 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
 # ---- without a network ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["state dict", "module", "safetensors"])
-def test_layers_alone(form: str, tmp_path: Path) -> None:
+def test_layers_of_a_network_of_torch_and_of_no_network(tmp_path: Path) -> None:
     conv = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 1, 1)))
     net = construct.convert(conv)
-    path = tmp_path / f"net.{'safetensors' if form == 'safetensors' else 'pt'}"
-    if form == "state dict":
-        written(net.state_dict(), path)
-    else:
-        construct.save(net, path)
-    layers = construct.load(path, layers=True)
+    construct.save(net, tmp_path / "net.pt")
+    layers = construct.load(tmp_path / "net.pt", layers=True)
     assert list(layers) == ["0", "1.1"]
-    for name, layer in layers.items():
-        assert type(layer) is MHSA
-        assert same(layer, net.get_submodule(name))
-        assert layer.geometry == net.get_submodule(name).geometry
+    assert all(same(layer, net.get_submodule(name)) for name, layer in layers.items())
     bare = construct.conv_to_mhsa(nn.Conv1d(1, 2, 3, dilation=2))
     layers = construct.load(written(bare.state_dict(), tmp_path / "bare.pt"), layers=True)
     assert layers[""].dilation == (2,)
@@ -406,6 +407,7 @@ def lies(record: Any) -> list[Any]:
     return [
         *(7, "MHSA", [], {}, None, [record], {**record, "kind": "Conv2d"}, {**record, "groups": 2}),
         *({**record, "stride": value} for value in ([2], [2, 0], "x", [2.0, 2], None, {"a": 1}, [True, 1])),
+        {**record, "transposed": []},
         *({**record, "more": 1}, {**record, "radix": [1]}, {**record, "radix": "x"}, {**record, "encoding": 5}),
         *({**record, "encoding": "relative"}, {**record, "radix": [1, 9], "encoding": "covariance"}),
     ]
@@ -423,6 +425,43 @@ def test_records_that_lie_are_refused(number: int, tmp_path: Path) -> None:
     assert "does not fit Sequential: " in refusal(path, model=nn.Sequential(nn.Conv2d(3, 3, 3, stride=2)))
     with pytest.raises(ValueError, match=r"s\.pt"):
         layer_in(path)
+    save_file(state, tmp_path / "s.safetensors", {GEOMETRY: json.dumps({"0": state._metadata["0"]["geometry"]})})
+    assert "do not fit together" in refusal(tmp_path / "s.safetensors")
+
+
+DEEP = '{"": {"kind": "MHSA", "groups": ' + "[" * 50_000 + "]" * 50_000 + "}}"
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [("[]", "no JSON object"), ("{", "no JSON: "), ("[" * 100_000, "nested too deep"), (DEEP, "nested too deep")],
+    ids=["a list", "torn", "deep and torn", "deep"],
+)
+def test_metadata_of_safetensors_that_hold_no_geometry(geometry: str, reason: str, tmp_path: Path) -> None:
+    save_file(construct.conv_to_mhsa(nn.Conv1d(1, 2, 3)).state_dict(), tmp_path / "s.safetensors", {GEOMETRY: geometry})
+    assert reason in refusal(tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+def test_safetensors_give_the_layer_back(encoding: str, tmp_path: Path) -> None:
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
+    layer = construct.conv_to_mhsa(conv, encoding=encoding)
+    construct.save(layer, tmp_path / "s.safetensors")
+    again: Any = construct.load(tmp_path / "s.safetensors")
+    x = torch.randn(1, 4, 9, 9).bfloat16()
+    assert torch.equal(again(x), layer(x))
+    ours, theirs = (verify.certify(conv, attention, grid=(9, 9)) for attention in (again, layer))
+    assert ours.mhsa_sha256 == theirs.mhsa_sha256
+
+
+@pytest.mark.parametrize("name", ["forward", "training", "_modules"])
+def test_layers_under_any_name_are_given_back(name: str, tmp_path: Path) -> None:
+    network, layer = nn.Module(), construct.conv_to_mhsa(nn.Conv1d(1, 2, 3))
+    network._modules[name] = layer
+    construct.save(network, tmp_path / "s.safetensors")
+    (again,) = (m for m in construct.load(tmp_path / "s.safetensors").modules() if isinstance(m, MHSA))
+    x = torch.randn(1, 1, 4)
+    assert torch.equal(again(x), layer(x))
 
 
 @pytest.mark.parametrize("metadata", [5, "x", [], {}, {"0": 5}, {"0": {"version": "x"}}, {5: {"geometry": 5}}, None])
@@ -500,12 +539,3 @@ def test_what_the_command_writes_is_opened_by_everything_of_ours(
     # And by the command itself.
     out = from_conv.prints(output, "--model-file", "net.py:built", "-o", "twice.pt")
     assert f"already converted: {len(set(PATHS)) - 1} attention layers" in out
-
-
-def test_safetensors_of_others_say_nothing_of_geometry(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    net = construct.convert(built())
-    save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, path)
-    assert "a state dict without its network" in refusal(path)
-    assert "nothing is said of the geometry" in refusal(path, layers=True)
-    assert same(construct.load(path, model=built(1)), net)

@@ -5,7 +5,6 @@ Each payload makes a file called ``trace`` in the current folder, and a test of 
 
 import io
 import pickle
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from safetensors.torch import save
 from torch import nn
 
 from archives import called, legacy, named, program, saved, text, with_pickle
-from commands import ROOT, Command, names
+from commands import Command, names, python
 from construct.files.writing import is_own_output
 
 
@@ -206,8 +205,7 @@ def test_row_02_a_module_beside_the_file_is_not_imported(packed: Any, refusal: A
 def test_in_a_process_of_its_own_too_where_python_looks_in_the_current_folder_first(packed: Any, refusal: Any) -> None:
     Path("evil.py").write_text(EVIL)
     refusal(packed(whole(called(named("evil", "go")))))
-    command = [sys.executable, "-m", "construct.from_conv", "m.pt"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
+    done = python("-m", "construct.from_conv", "m.pt", cwd=None)
     assert (done.returncode, done.stdout) == (2, "")
     assert "evil.go" in done.stderr
     assert names() == {"evil.py", "m.pt"}

@@ -78,8 +78,14 @@ def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
         ({"attention": {3: torch.ones(2, 4, 4)}}, TypeError, "a name 3, which is a int"),
         ({"attention": {"a": "text"}}, TypeError, "the attention of 'a' is no array of numbers"),
         ({"attention": {"a": torch.ones(2, 4, 4)}}, ValueError, "'a'.*not made of probabilities"),
+        ({"attention": {"a": torch.full((2, 4, 4), float("nan"))}}, ValueError, "'a'.*not made of probabilities"),
         ({"attention": {"a": torch.ones(2, 4, 3) / 3}}, ValueError, r"'a'.*shape \(2, 4, 3\)"),
+        ({"attention": {"a": torch.ones(4, 5, 4, 5) / 20}}, ValueError, r"'a'.*shape \(4, 5, 4, 5\)"),
         ({"converted": "net"}, TypeError, "the converted network is a str, no torch.nn.Module"),
+        ({"converted": None}, ValueError, "both networks, or neither"),
+        ({"converted": nn.Conv2d(1, 1, 1)}, ValueError, "no convolution of the original"),
+        ({"original": None, "converted": None}, ValueError, "nothing to show"),
+        ({"original": nn.Identity()}, ValueError, "no convolution in the original"),
     ],
 )
 def test_one_error_says_what_is_wrong(

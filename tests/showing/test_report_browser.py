@@ -100,6 +100,11 @@ class Opened:
         self.settle()
         return self.page.locator(selector).first.inner_text()
 
+    def to_middle(self, index: int) -> None:
+        """Move a layer's query to the middle."""
+        self.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", index)
+        self.settle()
+
     def point(self, canvas: Any, row: float, column: float, shape: list[int]) -> None:
         """Move the pointer to the middle of a token."""
         canvas.scroll_into_view_if_needed()
@@ -156,8 +161,7 @@ def test_the_scripts_softmax_is_the_layers(opened: Opened, name: str) -> None:
     own = own_attention(layer, shown)
     np.testing.assert_allclose(rows, own, rtol=1e-12, atol=1e-300)
     middle = np.ravel_multi_index([n // 2 for n in map(len, shown["queries"])], [*map(len, shown["queries"])])
-    opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", number_of(name))
-    opened.settle()
+    opened.to_middle(number_of(name))
     labels = opened.heads(number_of(name)).evaluate_all("(all) => all.map((head) => head.ariaLabel)")
     assert [label.split(" on ")[1] for label in labels] == [
         opened.page.evaluate(f"describe(pictures[{number_of(name)}], {int(own[head, middle].argmax())})")
@@ -200,13 +204,11 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
     shown = opened.page.evaluate("(index) => pictures[index]", index)
     own = own_attention(layer, shown)
     shape = [len(axis) for axis in shown["queries"]]
-    opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", index)
     middle = np.ravel_multi_index([n // 2 for n in shape], shape)
     query = np.ravel_multi_index([axis[len(axis) // 2] for axis in shown["queries"]], shown["shape"])
     for head in range(layer.heads):
         opened.heads(index).nth(head).click(position={"x": 1, "y": 1}, force=True)
-        opened.page.evaluate("(i) => moveTo(pictures[i], pictures[i].asked.map((n) => Math.floor(n / 2)))", index)
-        opened.settle()
+        opened.to_middle(index)
         opacity = np.sqrt(own[head, middle])
         expected = (232 - 10) * opacity - 10 * (1 - opacity)  # the image below is a little blue
         far = np.delete(

@@ -1,6 +1,7 @@
-"""The numbers of a page, each from one certificate or one check, rounded up to three digits and exact."""
+"""The numbers of a page, each from one certificate, check or run of the network, rounded up to three digits and exact."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,57 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
     if allowed.text == "∞":
         return (observed, ", no bound")
     return (observed, " > " if float(observed.exact) > float(allowed.exact) else ", allowed ", allowed)
+
+
+def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
+    """Sentences on the network as a whole, from the figures of the certificate file."""
+    calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
+    if calls["same"]:
+        calls_sentence = (
+            f"On {network['inputs']}, both networks made the same {calls['compared']} calls in the same order with the same "
+            f"arguments, but for {calls['converted']} convolutions that became attention."
+        )
+    else:
+        calls_sentence = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
+    counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
+    unseen = (f"Not seen by this comparison: {what}." for what in calls["unseen"])
+    sentences: list[Sentence] = [
+        (text,) for text in (calls_sentence, *unseen, f"A run of the original executes {counts}.")
+    ]
+    if numbers is None:
+        sentences.append(("The networks return different sizes, so that their numbers cannot be compared.",))
+    elif numbers["original"] is not None:
+        sentences.append(
+            (
+                "A run of the original in float64 shows how far rounding moves each: the original is at most ",
+                quantity("network-original", numbers["original"]),
+                " from it, the converted network ",
+                quantity("network-converted", numbers["converted"]),
+                ", with outputs up to ",
+                quantity("network-largest", numbers["largest"]),
+                ".",
+            )
+        )
+    elif network["max_abs"] is not None:
+        sentences.append(
+            (
+                "The outputs of both networks differ by at most ",
+                quantity("network-max-abs", network["max_abs"]),
+                ", with outputs up to ",
+                quantity("network-largest", numbers["largest"]),
+                f"; there is no float64 run to hold them against: {numbers['no_float64']}.",
+            )
+        )
+    if numbers is not None and numbers["verdict"] != "CHECKED":
+        sentences.append((f"{numbers['verdict']}: {numbers['sentence']}.",))
+    if network["same_expression"]:
+        sentences.append(
+            (
+                "Every executed convolution became a layer PROVED the same function, and all other calls agree: on these inputs "
+                "the converted network evaluates the same expression, its sums in another order.",
+            )
+        )
+    return tuple(sentences)
 
 
 def _certified(certificate: Certificate) -> list[Quantity]:
