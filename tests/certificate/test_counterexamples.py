@@ -16,9 +16,9 @@ from torch import nn
 from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from runs import is_quick
-from truths import exactly_differ
 from verify.argument.certification import certify
 from verify.experiment.sweep import exact_layers
+from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.rounding.model import FORMATS
 from verify.strategies import DTYPES, convolutions, sizes_for
 

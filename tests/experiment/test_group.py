@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learned import pictures, quiet, settings_of
 
 from commands import ROOT
 from examples.learned.data import BadInput
 from examples.learned.running import checkpoints
 from examples.learned.training import CHECKPOINT, METRICS, Run
+from trainings import pictures, quiet, settings_of
 
 VARIANTS = ("quadratic", "relative-content", "resnet18")
 WORKER = """

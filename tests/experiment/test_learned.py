@@ -26,10 +26,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from commands import ROOT, python
-from endings import ends_in_one_line
 from examples.learned import data, training
 from examples.learned.command import main
-from examples.learned.data import FILES, RECORD_BYTES, BadInput, Pictures, cifar10
+from examples.learned.data import FILES, RECORD_BYTES, BadInput, cifar10
 from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape
 from examples.learned.resnet import resnet18
 from examples.learned.results import plots, table
@@ -37,36 +36,14 @@ from examples.learned.results.measuring import attention_of, centres_of, distanc
 from examples.learned.results.summary import looks_of
 from examples.learned.running import checkpoints
 from examples.learned.running.console import Diverged
+from examples.learned.running.files import records
 from examples.learned.running.processes import Tell, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at
-
-SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
-HOW = replace(PRESETS["digits"], shape=SMALL, epochs=2, batch=8)
-PICTURE = (1, 4, 6)
+from trainings import PICTURE, SMALL, ends_in_one_line, pictures, quiet, settings_of, without_times
 
 
-def pictures(count: int = 60) -> Pictures:
-    """Noise with a few labels."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(count, *PICTURE, generator=generator)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    return Pictures("noise", x, labels, x[:7], labels[:7], 3, {})
-
-
-def settings_of(variant: str = "covariance", **how: Any) -> Settings:
-    return Settings("digits", variant, 3, 1, "cpu", {}, replace(HOW, **how))
-
-
-def quiet(done: int, word: str) -> None:
-    """Nobody listens."""
-
-
-def without_times(run: Run) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in run.metrics()]
-
-
-def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
+def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
     """Every tensor of the network, and the rest of a checkpoint as text, times left out."""
     state = checkpoints.read(folder / CHECKPOINT)
     assert state is not None
@@ -78,6 +55,15 @@ def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
         return network, repr(state)
     finally:
         torch.set_printoptions(profile="default")
+
+
+def assert_same_end(folder: Path, other: Path) -> None:
+    """Two runs ended bit for bit alike, and wrote the same metrics."""
+    (network, rest), (expected, right) = end_of(folder), end_of(other)
+    assert rest == right
+    assert all(torch.equal(network[name], tensor) for name, tensor in expected.items())
+    metrics, wanted = (records(path / METRICS, (), lines=True) for path in (folder, other))
+    assert without_times(metrics) == without_times(wanted)
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------------
@@ -356,8 +342,7 @@ def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_run_goes_on_bit_for_bit(variant: str, optimiser: str, tmp_path: Path):
     """Stopped after steps of every kind: on a checkpoint, between two, in the last step of an epoch, in the second one."""
     settings = settings_of(variant, optimiser=optimiser, augment=True, rate=0.01)
-    whole = finished(tmp_path / "whole", settings)
-    expected = end_of(tmp_path / "whole")
+    finished(tmp_path / "whole", settings)
     for stop in (2, 3, 8, 13):
 
         def tell(done: int, word: str, stop: int = stop) -> None:
@@ -372,16 +357,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(variant: str, optimiser: str, tmp_pat
         again = Run(settings, pictures(), folder, every=3)
         assert stop - 3 <= again.done <= stop
         again.train(quiet)
-        network, rest = end_of(folder)
-        assert rest == expected[1]
-        assert all(torch.equal(network[name], tensor) for name, tensor in expected[0].items())
-        assert without_times(again) == without_times(whole)
+        assert_same_end(folder, tmp_path / "whole")
 
 
 def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    whole = finished(tmp_path / "whole", settings_of())
+    finished(tmp_path / "whole", settings_of())
     right, run = checkpoints.write, Run(settings_of(), pictures(), tmp_path / "part", every=3)
 
     def fail(state: dict[str, Any], path: Path) -> None:
@@ -394,17 +376,17 @@ def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
         with pytest.raises(OSError, match="no space"):
             run.train(quiet)
     assert len((tmp_path / "part" / METRICS).read_bytes().splitlines()) == 1
-    again = finished(tmp_path / "part", settings_of())
-    assert without_times(again) == without_times(whole)
-    assert end_of(tmp_path / "part")[1] == end_of(tmp_path / "whole")[1]
+    finished(tmp_path / "part", settings_of())
+    assert_same_end(tmp_path / "part", tmp_path / "whole")
 
 
 KILLED = """
 import os, signal, sys, torch
-sys.path[:0] = [{tests!r}, {support!r}]
+sys.path.insert(0, {support!r})
 torch.set_num_threads(1)
 from pathlib import Path
-from test_learned import Run, pictures, settings_of
+from examples.learned.training import Run
+from trainings import pictures, settings_of
 
 def tell(done, word):
     if done == 11:
@@ -415,21 +397,14 @@ Run(settings_of(), pictures(), Path({folder!r}), every=3).train(tell)
 
 
 def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
-    code = KILLED.format(
-        tests=str(Path(__file__).parent),
-        support=str(ROOT / "tests/support"),
-        folder=str(tmp_path / "killed"),
-    )
+    code = KILLED.format(support=str(ROOT / "tests/support"), folder=str(tmp_path / "killed"))
     done = python("-c", code)
     assert done.returncode == -signal.SIGKILL, done.stderr
     again = Run(settings_of(), pictures(), tmp_path / "killed", every=3)
     assert again.done == 9
     again.train(quiet)
-    whole = finished(tmp_path / "whole", settings_of())
-    assert without_times(again) == without_times(whole)
-    (killed, rest), (expected, other) = end_of(tmp_path / "killed"), end_of(tmp_path / "whole")
-    assert rest == other
-    assert all(torch.equal(killed[name], tensor) for name, tensor in expected.items())
+    finished(tmp_path / "whole", settings_of())
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(one_epoch: Path, tmp_path: Path):
@@ -596,49 +571,39 @@ def test_the_command_trains_measures_draws_and_goes_on(
     assert result.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--epochs", "0"], 2, "error: --epochs is 0, not a positive number"),
-        (["--rate", "nan"], 2, "error: --rate is nan, not a positive number"),
-        (["--preset", "paper"], 2, "error: --preset paper learns from CIFAR-10: give --data"),
-        (["--preset", "cifar"], 2, "error: --preset cifar learns from CIFAR-10: give --data"),
-        (["--validation", "1437"], 2, "error: 1437 pictures cannot be held back of 1437"),
-        (["--validation", "-1"], 2, "error: --validation is -1, and fewer"),
-        (["--data", "nowhere"], 2, "error: nowhere: No such file"),
-        (["--heads", "8", "--variants", "local"], 2, "error: 8 heads are no kernel"),
-        (["--heads", "8"], 2, "error: 8 heads are no kernel"),
-        ("--rate 1e30 --variants quadratic --jobs 1".split(), 1, "error: quadratic, seed 0: the loss is nan at step"),
-        (
-            "--rate 1e38 --epochs 1 --variants quadratic --jobs 1".split(),
-            1,
-            "error: quadratic, seed 0: a step is longer than",
-        ),
-        (
-            "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --no-plots --jobs 1".split(),
-            1,
-            "error: quadratic, seed 0: outputs are no numbers after epoch 1",
-        ),
-        (["--seeds", "-1"], 2, "error: --seeds has -1, which is not from 0 to 2^32 - 1"),
-        (["--seeds", "4294967296"], 2, "error: --seeds has 4294967296, which"),
-        (["--threads", "99999999999"], 2, "error: --threads is 99999999999, more than"),
-        (["--jobs", "0"], 2, "error: --jobs is 0, not a positive number"),
-        (["--out", "taken", "--jobs", "1"], 2, "error: [Errno 20] Not a directory: 'taken/"),
-        (["--out", "taken", "--jobs", "2"], 2, "error: [Errno 20] Not a directory: 'taken/"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
+BAD_INPUT = {
+    "--epochs 0": (2, "--epochs is 0, not a positive number"),
+    "--rate nan": (2, "--rate is nan, not a positive number"),
+    "--preset paper": (2, "--preset paper learns from CIFAR-10: give --data"),
+    "--preset cifar": (2, "--preset cifar learns from CIFAR-10: give --data"),
+    "--validation 1437": (2, "1437 pictures cannot be held back of 1437"),
+    "--validation -1": (2, "--validation is -1, and fewer"),
+    "--data nowhere": (2, "nowhere: No such file"),
+    "--heads 8 --variants local": (2, "8 heads are no kernel"),
+    "--heads 8": (2, "8 heads are no kernel"),
+    "--rate 1e30 --variants quadratic --jobs 1": (1, "quadratic, seed 0: the loss is nan at step"),
+    "--rate 1e38 --epochs 1 --variants quadratic --jobs 1": (1, "quadratic, seed 0: a step is longer than"),
+    "--rate 1e30 --variants quadratic --batch 5000 --epochs 1 --jobs 1": (
+        1,
+        "quadratic, seed 0: outputs are no numbers",
+    ),
+    "--seeds -1": (2, "--seeds has -1, which is not from 0 to 2^32 - 1"),
+    "--seeds 4294967296": (2, "--seeds has 4294967296, which"),
+    "--threads 99999999999": (2, "--threads is 99999999999, more than"),
+    "--jobs 0": (2, "--jobs is 0, not a positive number"),
+    "--out taken --jobs 1": (2, "[Errno 20] Not a directory: 'taken/"),
+    "--out taken --jobs 2": (2, "[Errno 20] Not a directory: 'taken/"),
+}
+
+
+@pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_is_one_line(
-    words: list[str],
-    code: int,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").touch()
-    ends_in_one_line(lambda: main(words), code, message, capsys)
+    code, reason = BAD_INPUT[words]
+    ends_in_one_line(lambda: main(words.split()), code, f"error: {reason}", capsys)
     assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
 
 
@@ -667,13 +632,9 @@ def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path,
         assert ("2 runs at once" in printed.out) == (jobs == "2")
     for seed in range(3):
         folder = Path("quadratic") / f"seed-{seed}"
-        one, other = (
-            json.loads((tmp_path / jobs / folder / RESULT).read_text(encoding="utf-8")) for jobs in ("1", "2")
-        )
-        changing = {"command", "machine", "started", "ended", "seconds"}
-        assert {k: one[k] for k in one.keys() - changing} == {k: other[k] for k in other.keys() - changing}
-        (first, _), (second, _) = end_of(tmp_path / "1" / folder), end_of(tmp_path / "2" / folder)
-        assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+        one, other = (records(tmp_path / jobs / folder / RESULT, ()) for jobs in ("1", "2"))
+        assert without_times(one) == without_times(other)
+        assert_same_end(tmp_path / "1" / folder, tmp_path / "2" / folder)
 
 
 def squares() -> Callable[[int, Tell], None]:

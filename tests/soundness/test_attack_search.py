@@ -15,14 +15,14 @@ from torch import nn
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from runs import ORDINARY
-from truths import exactly_differ
 from verify.argument.certification import certify
+from verify.experiment.sweep.exact_layers import exactly_differ
+from verify.experiment.sweep.faults import HEADED
 from verify.layers.fields import Geometry
 from verify.layers.reading import GridRefused, output_size
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = max(80, settings().max_examples)  # fewer do not show every option
-HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
 def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, torch.Tensor]:

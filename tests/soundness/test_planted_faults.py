@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 import faults_code
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.attention import EXECUTIONS, smaller_blocks
-from truths import exact, exactly_differ, permuted
+from truths import exact, permuted
 from verify.argument.certification import certify
 from verify.experiment.sweep import exact_layers, position_faults, weight_faults
+from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for

@@ -11,7 +11,6 @@ import torch
 
 from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.encoding.encodings import Covariance, Quadratic, Relative
-from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.oracle import Convolution
 from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, size_of
@@ -60,20 +59,6 @@ def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
     attention = Attention.read(layer)
     carried = replace(Convolution.read(conv), weight=absolute_kernel(attention), bias=attention.b_out)
     return attention_bound(attention, x, size_of(carried, x))
-
-
-def exactly_differ(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
-    """Whether both layers, evaluated exactly at α → ∞ on large random integers, have other outputs, or one has none.
-
-    Both functions are affine, and one such input tells them apart.
-    """
-    x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
-    expected = exact_layers.convolution(conv, x)
-    try:
-        attended = exact_layers.attention(layer, x)
-    except exact_layers.NoValue:
-        return True
-    return attended.shape != expected.shape or bool((attended != expected).any())
 
 
 def permuted(layer: MHSA, order: list[int]) -> MHSA:

@@ -89,8 +89,8 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
 
 
 @contextmanager
-def cluster(workers: int, scheduler: str | None = None, dashboard: bool = False) -> Iterator[Client]:
-    """A client of a new local cluster of so many processes, on the loopback alone; or of the scheduler at an address.
+def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iterator[Client]:
+    """A client of a new local cluster on the loopback, by default of one process a core; or of the scheduler at an address.
 
     Raises:
         SchedulerLost: there is no scheduler at that address, or it has no worker.

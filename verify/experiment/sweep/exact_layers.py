@@ -64,6 +64,20 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
     return y + fractions(*as_integers(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
 
 
+def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
+    """Whether both layers, evaluated exactly at α → ∞ on large random integers, have other outputs, or one has none.
+
+    Both functions are affine, and one such input tells them apart.
+    """
+    x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
+    expected = convolution(conv, x)
+    try:
+        attended = attention(layer, x)
+    except NoValue:
+        return True
+    return attended.shape != expected.shape or bool((attended != expected).any())
+
+
 def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     """Where every head looks for every output: the output's size, and int (heads, outputs), 0 a zero, i + 1 input position i.
 

@@ -1,6 +1,5 @@
 """A sweep from its start, or from where an earlier one was stopped, to its end: tasks, results, progress, exit code."""
 
-import os
 import platform
 import shlex
 import sys
@@ -54,7 +53,7 @@ class Sweep:
         start, places, seeds = time.monotonic(), 0, left_of(self._seeds, self._done)
         tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
         try:
-            with cluster(workers or _cores(), scheduler, dashboard) as client, _progress(len(seeds)) as show:
+            with cluster(workers, scheduler, dashboard) as client, _progress(len(seeds)) as show:
 
                 def receive(task: SweepTask, results: list[Any], worker: str) -> list[SweepTask]:
                     rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
@@ -103,10 +102,6 @@ def _listed(counts: Counter[str]) -> str:
     """``2 PROVED, 1 refused``: verdicts in their order, of faulty layers last."""
     names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS].index(name.rpartition(" ")[2])))
     return ", ".join(f"{counts[name]} {name}" for name in names)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _versions() -> str:
