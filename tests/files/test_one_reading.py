@@ -17,7 +17,6 @@ from torch.utils.serialization import config
 
 from archives import (
     EMPTY_ORDERED,
-    Piece,
     archive_of,
     called,
     joined,
@@ -30,6 +29,7 @@ from archives import (
     repaired,
     row,
     saved,
+    split,
     storage,
     table,
     taken_apart,
@@ -78,15 +78,9 @@ def state(value: float) -> dict[str, torch.Tensor]:
 # ---- archives ----------------------------------------------------------------------------------------------------------
 
 
-def split(archive: bytes) -> tuple[list[Piece], list[Piece], list[Piece]]:
-    pieces = taken_apart(archive)
-    kinds = [("local", "descriptor"), ("central",), ("zip64", "locator", "end")]
-    return tuple([p for p in pieces if p.kind in names] for names in kinds)  # type: ignore[return-value]
-
-
 def directories(zip64_first: bool, offset: int) -> bytes:
     """Two models in one archive: the zip64 record names one directory, the 32-bit end record the other."""
-    archives = [split(saved(state(1.0))), split(saved(state(1001.0)))]
+    archives = [split(taken_apart(saved(state(value)))) for value in (1.0, 1001.0)]
     (a_records, a_entries, a_ends), (b_records, b_entries, b_ends) = archives if zip64_first else archives[::-1]
     shift = len(joined(b_records))
     for entry in a_entries:
@@ -158,7 +152,7 @@ def test_row_59_every_byte_is_accounted_for(place: Path) -> None:
 
 
 def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None:
-    records, entries, ends = split(saved(state(1.0)))
+    records, entries, ends = split(taken_apart(saved(state(1.0))))
     data = joined([*records, *entries[::-1], *ends])
     assert torch.equal(by_torch(data)["weight"], state(1.0)["weight"])
     refused(data, place, "one after another")

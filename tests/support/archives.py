@@ -14,26 +14,23 @@ from typing import Any
 import torch
 
 FORMS = {
-    "local": ("4s5H3L2H", "sig need flags method time date crc packed size names extras"),
-    "descriptor": ("4s3L", "sig crc packed size"),
-    "central": ("4s6H3L5H2L", "sig made need flags method time date crc packed size names extras notes disk inner outer at"),
-    "zip64": ("4sQ2H2L4Q", "sig length made need disk first here count size at"),
-    "locator": ("4sLQL", "sig disk at disks"),
-    "end": ("4s4H2LH", "sig disk first here count size at notes"),
-}  # fmt: skip
-SIGNS = {
-    b"PK\3\4": "local",
-    b"PK\7\10": "descriptor",
-    b"PK\1\2": "central",
-    b"PK\6\6": "zip64",
-    b"PK\6\7": "locator",
-    b"PK\5\6": "end",
+    "local": (b"PK\3\4", "HHHHHLLLHH", "need flags method time date crc packed size names extras"),
+    "descriptor": (b"PK\7\10", "LLL", "crc packed size"),
+    "central": (
+        *(b"PK\1\2", "HHHHHHLLLHHHHHLL"),
+        "made need flags method time date crc packed size names extras notes disk inner outer at",
+    ),
+    "zip64": (b"PK\6\6", "QHHLLQQQQ", "length made need disk first here count size at"),
+    "locator": (b"PK\6\7", "LQL", "disk at disks"),
+    "end": (b"PK\5\6", "HHHHLLH", "disk first here count size at notes"),
 }
+"""Of each header the letters it begins with, and its numbers: the letter of struct for each, and their names."""
+KINDS = {sign: kind for kind, (sign, _, _) in FORMS.items()}
 
 
 @dataclass
 class Piece:
-    """A header with its fields by name and the bytes that follow it; of a record, its data, too."""
+    """A header with its fields by name, 0 where there is none, and what follows it; ``sig`` in place of its own first letters."""
 
     kind: str
     fields: dict[str, Any]
@@ -42,8 +39,9 @@ class Piece:
     data: bytes = b""
 
     def __bytes__(self) -> bytes:
-        form, names = FORMS[self.kind]
-        return struct.pack(f"<{form}", *map(self.fields.get, names.split())) + self.name + self.extra + self.data
+        sign, form, names = FORMS[self.kind]
+        numbers = [self.fields.get(name, 0) for name in names.split()]
+        return self.fields.get("sig", sign) + struct.pack(f"<{form}", *numbers) + self.name + self.extra + self.data
 
     def copy(self) -> "Piece":
         """Another one, whose fields can be changed."""
@@ -60,10 +58,10 @@ def taken_apart(archive: bytes) -> list[Piece]:
         sizes[struct.unpack("<L", archive[place + 42 : place + 46])[0]] = size
         place += 46 + names + extras + notes
     while at < len(archive):
-        kind = SIGNS[archive[at : at + 4]]
-        form, names = FORMS[kind]
-        end = at + struct.calcsize(f"<{form}")
-        fields = dict(zip(names.split(), struct.unpack(f"<{form}", archive[at:end]), strict=True))
+        kind = KINDS[archive[at : at + 4]]
+        _, form, names = FORMS[kind]
+        end = at + 4 + struct.calcsize(f"<{form}")
+        fields = dict(zip(names.split(), struct.unpack(f"<{form}", archive[at + 4 : end]), strict=True))
         lengths = (fields.get("names", 0), fields.get("extras", 0), sizes.get(at, 0) if kind == "local" else 0)
         parts = []
         for length in lengths:
@@ -72,6 +70,12 @@ def taken_apart(archive: bytes) -> list[Piece]:
         pieces.append(Piece(kind, fields, *parts))
         at = end
     return pieces
+
+
+def split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece], list[Piece]]:
+    """The records, their entries in the directory, and what stands at the end."""
+    kinds = [("local", "descriptor"), ("central",), ("zip64", "locator", "end")]
+    return tuple([p for p in pieces if p.kind in names] for names in kinds)  # type: ignore[return-value]
 
 
 def joined(pieces: Iterable[Piece]) -> bytes:
@@ -115,23 +119,19 @@ def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> 
     at = 0
     for name, data in records:
         name = name.encode() if isinstance(name, str) else name
-        flags = 0x808 if data else 0x800
+        flags = {"flags": 0x808 if data else 0x800}
         padding = -(at + 30 + len(name) + 4) % 64 if align else 0
         extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        zeros = dict.fromkeys("need method time date crc packed size made notes disk inner outer at extras".split(), 0)
-        said = zeros | {"flags": flags, "names": len(name)}
-        pieces.append(Piece("local", said | {"sig": b"PK\3\4", "extras": len(extra)}, name, extra, data))
+        pieces.append(Piece("local", {**flags}, name, extra, data))
         if data:
-            pieces.append(Piece("descriptor", {"sig": b"PK\7\10", "crc": 0, "packed": 0, "size": 0}))
-        entries.append(Piece("central", said | {"sig": b"PK\1\2"}, name))
+            pieces.append(Piece("descriptor", {}))
+        entries.append(Piece("central", {**flags}, name))
         at = len(joined(pieces))
     ends = [
-        Piece("zip64", {"sig": b"PK\6\6", "length": 44, "made": 798, "need": 45, "disk": 0, "first": 0}),
-        Piece("locator", {"sig": b"PK\6\7", "disk": 0, "disks": 1, "at": 0}),
-        Piece("end", {"sig": b"PK\5\6", "disk": 0, "first": 0, "notes": 0}),
+        Piece("zip64", {"length": 44, "made": 798, "need": 45}),
+        Piece("locator", {"disks": 1}),
+        Piece("end", {}),
     ]
-    ends[0].fields |= dict.fromkeys(("here", "count", "size", "at"), 0)
-    ends[2].fields |= dict.fromkeys(("here", "count", "size", "at"), 0)
     return joined(repaired([*pieces, *entries, *ends]))
 
 

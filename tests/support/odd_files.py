@@ -9,7 +9,6 @@ import io
 import json
 import pickletools
 import random
-import re
 import struct
 import warnings
 import zipfile
@@ -25,6 +24,7 @@ import construct
 from archives import (
     EMPTY_ORDERED,
     FORMS,
+    KINDS,
     Piece,
     archive_of,
     called,
@@ -37,6 +37,7 @@ from archives import (
     repaired,
     row,
     saved,
+    split,
     storage,
     table,
     taken_apart,
@@ -105,24 +106,17 @@ def field_changed(pieces: list[Piece], rng: Random) -> None:
     piece = rng.choice(pieces)
     name = rng.choice([name for name in piece.fields if name != "sig"])
     old = piece.fields[name]
-    top = {"H": 2**16, "L": 2**32, "Q": 2**64}[_letter(piece.kind, name)] - 1
+    _, letters, names = FORMS[piece.kind]
+    top = 256 ** struct.calcsize(f"<{letters[names.split().index(name)]}") - 1
     others = [p.fields[name] for p in pieces if name in p.fields]
     flipped = old ^ (1 << rng.randrange(16))
     new = rng.choice([0, 1, old + 1, old - 1, flipped, top, top - 1, rng.choice(others), rng.randrange(99)])
     piece.fields[name] = max(0, min(top, new))
 
 
-def _letter(kind: str, name: str) -> str:
-    """The letter of struct for a field."""
-    form, names = FORMS[kind]
-    letters = re.sub(r"(\d+)([A-Z])", lambda run: int(run[1]) * run[2], form.removeprefix("4s"))
-    return dict(zip(names.split()[1:], letters, strict=True))[name]
-
-
 def sign_changed(pieces: list[Piece], rng: Random) -> None:
     """The letters with which a header begins."""
-    signs = [b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\10", b"\0\0\0\0"]
-    rng.choice(pieces).fields["sig"] = rng.choice(signs)
+    rng.choice(pieces).fields["sig"] = rng.choice([*KINDS, b"\0\0\0\0"])
 
 
 def piece_gone(pieces: list[Piece], rng: Random) -> None:
@@ -211,27 +205,23 @@ def record_moved(pieces: list[Piece], rng: Random) -> None:
 
 def other_directory(pieces: list[Piece], rng: Random) -> None:
     """A second directory, of other records, to which some of the records at the end lead."""
-    other = taken_apart(saved({"weight": torch.full((1, 1, 2, 2), 1000.0)} if rng.random() < 0.5 else models()["bare"]))
-    mine = [piece.copy() for piece in pieces]
-    kinds = ("local", "descriptor")
-    records = [p for p in other if p.kind in kinds], [p for p in mine if p.kind in kinds]
-    entries = [p for p in other if p.kind == "central"], [p for p in mine if p.kind == "central"]
-    first = rng.randrange(2)
-    for entry in entries[1 - first]:
-        entry.fields["at"] += len(joined(records[first]))
-    body = [*records[first], *records[1 - first], *entries[first], *entries[1 - first]]
-    places = [len(joined([*records[first], *records[1 - first]]))]
-    places.append(places[0] + len(joined(entries[first])))
-    ends = [p.copy() for p in (mine if rng.random() < 0.5 else other) if p.kind in ("zip64", "locator", "end")]
+    other = saved({"weight": torch.full((1, 1, 2, 2), 1000.0)} if rng.random() < 0.5 else models()["bare"])
+    archives = [split(pieces), split(taken_apart(other))]
+    rng.shuffle(archives)
+    (records, entries, _), (more_records, more_entries, _) = archives
+    for entry in more_entries:
+        entry.fields["at"] += len(joined(records))
+    start = len(joined([*records, *more_records]))
+    directories = [(start, entries), (start + len(joined(entries)), more_entries)]
+    body = [*records, *more_records, *entries, *more_entries]
+    ends = rng.choice(archives)[2]
     for end in ends:
-        if end.kind != "locator":
-            which = rng.randrange(2)
-            held = entries[first if which == 0 else 1 - first]
-            counts = {"here": len(held), "count": len(held), "size": len(joined(held)), "at": places[which]}
-            end.fields |= counts
+        if end.kind == "locator":
+            end.fields["at"] = rng.choice([len(joined(body)), 0, 1, start, len(joined(body)) + 56])
         else:
-            end.fields["at"] = rng.choice([len(joined(body)), 0, 1, places[0], len(joined(body)) + 56])
-    if rng.random() < 0.3 and ends:
+            at, held = rng.choice(directories)
+            end.fields |= {"here": len(held), "count": len(held), "size": len(joined(held)), "at": at}
+    if rng.random() < 0.3:
         del ends[rng.randrange(len(ends))]
     pieces[:] = [*body, *ends]
 
