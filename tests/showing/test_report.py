@@ -124,8 +124,6 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
         # The bound and what was observed stand in the summary and in the table: both from one source.
         assert shown == (expected if key not in ("bound", "observed") else [x for x in expected for _ in range(2)])
     assert document.values("input_bound") == [float.fromhex(layer["input_bound"]) for layer in record["layers"]]
-    for key in ("original", "converted", "largest"):
-        assert document.values(f"network-{key}") == [record["network"]["numbers"][key]]
     verdicts = [a["class"].split()[1] for tag, a in document.elements if a.get("class", "").startswith("verdict ")]
     assert verdicts == [layer["verdict"] for layer in record["layers"]]
     assert {assumption for layer in record["layers"] for assumption in layer["assumptions"]} <= {*document.texts["li"]}
@@ -178,9 +176,9 @@ def test_given_certificates_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_bound_is_rounded_up_for_the_eye(demo_page: Path) -> None:
-    pattern = r'<data class="(?:bound|rounding|leakage|network-[a-z]+)" value="([^"]+)">([^<]+)</data>'
+    pattern = r'<data class="(?:bound|rounding|leakage)" value="([^"]+)">([^<]+)</data>'
     shown = re.findall(pattern, demo_page.read_text())
-    assert len(shown) > 24
+    assert len(shown) > 12
     assert all(float(text) >= float(exact) for exact, text in shown)
 
 

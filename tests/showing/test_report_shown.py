@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import re
 import shlex
 import sys
@@ -111,6 +112,15 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     assert "no float64 run to hold them against: why" in text
     assert "REFUTED: so" in text
     assert network_sentences(figures | {"numbers": None})
+
+
+def test_the_demo_has_the_networks_exact_distance(from_conv: Command) -> None:
+    from_conv.prints("-o", "out.pt", "--report", "page.html")
+    exact = json.loads(page_of(Path("out.json")))["network"]["numbers"]
+    page = page_of(Path("page.html"))
+    for name in ("original", "converted", "largest"):
+        (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
+        assert float(value) == exact[name] <= float(text)
 
 
 def test_there_is_no_border_where_nothing_is_padded(tmp_path: Path) -> None:
