@@ -118,7 +118,7 @@ def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learnin
     assume(case.x.dim() == case.conv.weight.dim() and len(case.x))
     layer = conv_to_mhsa(case.conv)
     layer = permuted(layer, order.sample(range(layer.heads), layer.heads))
-    x = (channels_last(case.x) if last else case.x.clone()).requires_grad_(learning)
+    x = (channels_last(case.x) if last else case.x).clone().requires_grad_(learning)  # in the same layout
     for program in (layer, frozen_copy(layer)):  # as torch.compile and as torch.export trace it
         assert isinstance(program, MHSA)
         with torch.set_grad_enabled(learning):
