@@ -128,7 +128,7 @@ def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learnin
         if case.integers:
             assert torch.equal(output, case.conv(case.x))
         if case.integers and learning:
-            again, wide = case.x.double().requires_grad_(), copy.deepcopy(case.conv).double()
+            again, wide = case.x.double().clone().requires_grad_(), copy.deepcopy(case.conv).double()
             (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((output, x), (wide(again), again)))
             assert torch.equal(ours, theirs.to(x.dtype))
 
