@@ -60,7 +60,12 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(
-            *(row.path, plain_convolution(row.conv), row.layer, row.check, row.certificate, row.verdict),
+            row.path,
+            plain_convolution(row.conv),
+            row.layer,
+            row.check,
+            row.certificate,
+            row.verdict,
             x=drawn.get(row.path),
             no_input=missing.get(row.path, ""),
         )

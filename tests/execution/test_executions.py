@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa
@@ -234,6 +235,11 @@ class TestContract:
         same(jacfwd(first)(x[0], layer), jacrev(first)(x[0], conv))
         for a, b in zip(jvp(layer, (x[0],), (x[1],)), jvp(conv, (x[0],), (x[1],)), strict=True):
             same(a, b)
+        learned = {key: ours[key] for key in ("w_val", "w_out", "b_out")}
+        along = {key: normal(*p.shape) for key, p in learned.items()}, x[1]
+        of_loss = partial(grad(loss, (0, 1)), module=layer)
+        # The Hessian is symmetric: its product with a vector is the same forward and in reverse.
+        same(jvp(of_loss, (learned, x[0]), along)[1], vjp(of_loss, learned, x[0])[1](along))
         same(vmap(layer, in_dims=1)(x), vmap(conv, in_dims=1)(x))
         same(vmap(vmap(layer))(x[:, :, None]), vmap(vmap(conv))(x[:, :, None]))
         each = vmap(grad(loss), in_dims=(None, 0, None))

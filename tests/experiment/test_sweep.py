@@ -21,6 +21,7 @@ from verify.__main__ import main
 from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
 from verify.experiment.sweep.results import COLUMNS, Results, Row, key_of
+from verify.experiment.sweep.summary import drawn
 
 
 def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
@@ -208,6 +209,16 @@ def test_the_report_counts_and_draws(sweep: Command):
     assert [f"seed {seed}" for seed in range(40, 46)] == sorted(row["layer"] for row in built)
     proved = sum(row["verdict"] == "PROVED" for row in built)
     assert f"| all | {proved} |" in out
+
+
+def test_the_figure_tells_faults_and_failures_apart(tmp_path: Path):
+    results = Results(tmp_path / "r.db")
+    kept = [("", "PROVED"), ("a bias", "REFUTED"), ("a bias", ""), ("a bias", "")]
+    results.add(Row(str(n), "random", "", fault, "Conv1d", verdict=verdict) for n, (fault, verdict) in enumerate(kept))
+    axes = drawn(results).axes[0]
+    counts = {bars.get_label(): [int(bar.get_width()) for bar in bars] for bars in axes.containers}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Conv1d, with a fault", "Conv1d"]
+    assert counts == {"PROVED": [0, 1], "REFUTED": [1, 0], "failed": [2, 0]}
 
 
 @pytest.mark.usefixtures("in_this_process")

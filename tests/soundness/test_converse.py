@@ -11,7 +11,7 @@ from torch import nn
 
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
-from runs import is_quick, scores_of
+from runs import is_quick
 from truths import permuted
 from verify.argument.certification import certify
 from verify.argument.runs import sign_pattern
@@ -38,12 +38,8 @@ def difference(conv: Any, layer: Any, x: torch.Tensor) -> np.ndarray:
 def climb(
     conv: Any, layer: Any, size: tuple[int, ...], bound: float, rng: Any, restarts: int, steps: int, tries: int = 16
 ) -> np.ndarray:
-    """The worst difference by channel that hill-climbing over patterns of ±B finds: (D_out,).
-
-    So many patterns are tried at a step, or fewer where one takes long.
-    """
+    """The worst difference by channel that hill-climbing over patterns of ±B finds, so many at a step: (D_out,)."""
     shape, dtype = (conv.in_channels, *size), conv.weight.dtype
-    tries = max(2, min(tries, 2_000_000 // scores_of(conv, size)))
     fields = Convolution.read(conv)
     worst = np.zeros(conv.out_channels)
     for restart in range(restarts):

@@ -62,15 +62,11 @@ ORDINARY = settings().max_examples <= 24
 """Whether the profile is that of ordinary runs; within a property, ``settings()`` are those of the property."""
 
 
-def scores_of(conv: Any, grid: tuple[int, ...]) -> int:
-    """How many scores dense attention has: heads × queries × keys."""
-    g = Geometry.read(conv)
-    return prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
-
-
 def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
-    """Whether a run judges this; other profiles judge ten times larger ones.  A few larger still would take most of the time."""
-    return scores_of(conv, grid) <= (2e5 if ORDINARY else 2e6)
+    """Whether an ordinary run judges this: dense attention has few scores, heads × queries × keys.  Other profiles judge all."""
+    g = Geometry.read(conv)
+    scores = prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
+    return scores <= 2e5 or not ORDINARY
 
 
 class Operators(TorchDispatchMode):

@@ -55,20 +55,14 @@ def _(conv, layer, rng):
     layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
 
 
-SCALED: dict[str, tuple[slice, float, dict[str, Any]]] = {
-    "the dilation forgotten": (slice(1, None), 2.0, {}),
-    "shifts negated": (slice(1, None), -1.0, {"shown_on": SYMMETRIC}),
-    "α negative, τ kept": (slice(1), -1.0, {"soft": True}),
-    "all heads soft": (slice(None), 2.0**-8, {"soft": True, "shown_on": ALL}),
-    "α tiny": (slice(None), 1e-9, {"soft": True}),
-}
-"""What v of all heads is multiplied by: which of its components, and the factor."""
+@weight_fault("the dilation forgotten")
+def _(conv, layer, rng):
+    layer.v.data[:, 1:] *= 2
 
-for name, (components, factor, settings) in SCALED.items():
 
-    @weight_fault(name, **settings)
-    def _(conv, layer, rng, components=components, factor=factor):
-        layer.v.data[:, components] *= factor
+@weight_fault("shifts negated", shown_on=SYMMETRIC)
+def _(conv, layer, rng):
+    layer.v.data[:, 1:] *= -1
 
 
 @weight_fault("shifts mirrored on one axis", more=2)
@@ -100,9 +94,24 @@ def _(conv, layer, rng):
     layer.v.data[one_head(layer, rng)] *= -1
 
 
+@weight_fault("α negative, τ kept", soft=True)
+def _(conv, layer, rng):
+    layer.v.data[:, 0] *= -1
+
+
 @weight_fault("one head soft", soft=True)
 def _(conv, layer, rng):
     layer.v.data[one_head(layer, rng)] *= 2.0**-9
+
+
+@weight_fault("all heads soft", soft=True, shown_on=ALL)
+def _(conv, layer, rng):
+    layer.v.data *= 2.0**-8
+
+
+@weight_fault("α tiny", soft=True)
+def _(conv, layer, rng):
+    layer.v.data *= 1e-9
 
 
 @weight_fault("no positions", soft=True)
@@ -136,19 +145,26 @@ def _(conv, layer, rng):
 # ---- content ---------------------------------------------------------------------------------------------------------------
 
 
-CONTENT = {
-    "queries ask for keys": ("w_qry", "w_key"),
-    "queries ask for positions": ("w_qry",),
-    "heads prefer some keys": ("u", "w_key"),
-}
-"""The tensors of content that are not zero."""
+def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> MHSA:
+    for name in names:
+        w = getattr(layer, name)
+        w.data = torch.from_numpy(rng.normal(size=w.shape)).to(w.dtype) * 1000
+    return layer
 
-for name, tensors in CONTENT.items():
 
-    @weight_fault(name, soft=True)
-    def _(conv, layer, rng, tensors=tensors):
-        for w in (getattr(layer, tensor) for tensor in tensors):
-            w.data = torch.from_numpy(rng.normal(size=w.shape)).to(w.dtype) * 1000
+@weight_fault("queries ask for keys", soft=True)
+def _(conv, layer, rng):
+    return _content(layer, rng, "w_qry", "w_key")
+
+
+@weight_fault("queries ask for positions", soft=True)
+def _(conv, layer, rng):
+    return _content(layer, rng, "w_qry")
+
+
+@weight_fault("heads prefer some keys", soft=True)
+def _(conv, layer, rng):
+    return _content(layer, rng, "u", "w_key")
 
 
 # ---- the stated geometry -----------------------------------------------------------------------------------------------------

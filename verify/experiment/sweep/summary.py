@@ -127,7 +127,8 @@ def drawn(results: Results) -> Figure:
         figure = new_figure(8.0, 3.4)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         rows = results.select(
-            "SELECT kind || iif(fault = '', '', ', with a fault'), iif(verdict = '', 'failed', verdict), count(*) "
+            "SELECT kind || CASE fault WHEN '' THEN '' ELSE ', with a fault' END, "
+            "CASE verdict WHEN '' THEN 'failed' ELSE verdict END, count(*) "
             "FROM certificates WHERE kind != '' GROUP BY 1, 2"
         )
         counts = {(name, verdict): count for name, verdict, count in rows}
