@@ -392,12 +392,12 @@ def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
     return off_lattice, off_taps
 
 
-def agreement(examples: int) -> Counter:
-    """Both checkers on random layers, three in four with a planted fault: one verdict."""
+def agreement(examples: int, fault: str | None = None) -> Counter:
+    """Both checkers on random layers, all with this fault, or three in four with one of all: one verdict."""
     asked, counts = Asked(), Counter()
     faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code and "radix" not in name}
-    names = st.sampled_from([*[""] * (len(faults) // 3), *faults])
-    cases = names.flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
+    names = [*[""] * (len(faults) // 3), *faults] if fault is None else [fault]
+    cases = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
 
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
@@ -442,8 +442,14 @@ def test_both_checkers_agree():
 
 @pytest.mark.deep
 def test_both_checkers_agree_on_two_thousand():
-    counts = agreement(3000)
+    counts = agreement(3300)
     print(counts)
     assert counts["proved"] + counts["rejected"] >= 2000
     assert counts["proved"] >= 300
+
+
+@pytest.mark.deep
+def test_both_checkers_agree_on_heads_off_the_lattice():
+    counts = agreement(100, "softly off the lattice")
+    print(counts)
     assert counts["off the lattice"] >= 20
