@@ -15,6 +15,8 @@ from benchmarks.layers import compared
 from benchmarks.published import GatedAttention, GaussianAttention
 from benchmarks.rows import Section
 from benchmarks.timing import Floor, interleaved
+from construct.execution import sdpa
+from construct.tokens import TokenGrid
 from verify.plots.costs import Series
 
 SIDES = (16, 32, 64)
@@ -108,6 +110,37 @@ def published(floor: Floor) -> Section:
     return section
 
 
+def fused(floor: Floor) -> Section:
+    """The same heads as matrices of scores that torch's fused attention takes, in float32."""
+    section = Section("torch's scaled_dot_product_attention, 64→64 3×3, float32 (time of torch's convolution = 1)")
+    for side in (16, 32, 64, 128) if floor.device.type == "cuda" else (16, 32):
+        conv = nn.Conv2d(64, 64, 3, padding=1).to(floor.device).requires_grad_(False)
+        layer = construct.conv_to_mhsa(conv).requires_grad_(False)
+        x = torch.randn(1, 64, side, side, device=floor.device)
+        runs: list[Any] = [partial(run, x) for run in (conv, partial(by_fused_attention, layer), layer)]
+        times = interleaved(floor.device, *runs, rounds=5)
+        exact = conv.double()(x.double())
+        for name, run, taken in zip(("fused attention", "ours, by default"), runs[1:], times[1:], strict=True):
+            ratio, apart = taken.median / times[0].median, float((run() - exact).abs().max())
+            section.notes.append(f"side {side}: {name}: {ratio:.1f}; error {apart:.1e}")
+    return section
+
+
+def by_fused_attention(layer: construct.MHSA, x: torch.Tensor) -> torch.Tensor:
+    """One call of ``scaled_dot_product_attention`` with the scores of ``construct.execution.sdpa`` in the dtype of x."""
+    grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
+    tokens = grid.gather(x)
+    weights = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v
+    largest = sdpa.largest_encoding(layer, grid)
+    q, k = sdpa.factors(slice(None), tokens, None, *sdpa.coordinates(layer, grid), largest, *weights)
+    values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
+    size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
+    q, k = (nn.functional.pad(t, (0, size - t.shape[3])).expand(*values.shape[:2], -1, -1).to(x.dtype) for t in (q, k))
+    attended = nn.functional.scaled_dot_product_attention(q, k, values, scale=1.0)
+    y = torch.einsum("bhqe,heo->boq", attended, layer.w_out[:, 0]) + layer.b_out[:, None]
+    return y.unflatten(2, grid.query_shape)
+
+
 def memory(floor: Floor) -> Section:
     """Beyond input and output."""
     section = Section("memory, 64→64 3×3 at 224×224")
@@ -151,6 +184,7 @@ SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "soft": soft,
     "content": content,
     "published": published,
+    "fused": fused,
     "memory": memory,
     "growth": growth,
 }

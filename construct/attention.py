@@ -30,7 +30,7 @@ from construct.execution import EXECUTIONS, execution_named
 from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
-from construct.execution.traced import run_abstract, run_traced
+from construct.execution.traced import frozen_now, run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, traced
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
@@ -303,6 +303,16 @@ class MHSA(nn.Module):
         # Of members of a mapped call, torch knows no channels last.
         y = y.contiguous(memory_format=torch.contiguous_format if is_batched(y) else memory_format(x))
         return y if batched else y[0]
+
+    def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str] | None:
+        """Where the heads look now, and which factor is their whole matrix; None if they cannot be frozen.
+
+        ``torch.compile`` calls this while it traces, and takes the answer for a constant.
+        """
+        return frozen_now(self)
+
+    # What torch.compiler.assume_constant_result does; to call that here would load the whole compiler with this project.
+    frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _is_batched(self, x: Tensor) -> bool:
         """Whether an input has a batch axis, after it was checked as torch's convolution does."""

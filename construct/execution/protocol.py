@@ -38,6 +38,10 @@ class Layer(Protocol):
         """Whether scores depend on the tokens' content."""
         ...
 
+    def frozen_now(self) -> Any:
+        """Where the heads look, which a compiler takes for a constant."""
+        ...
+
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
         ...

@@ -85,7 +85,7 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
     return starts, whole
 
 
-def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
+def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
     """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
     try:
         frozen = freeze(layer)
@@ -94,11 +94,6 @@ def _frozen_now(layer: Layer) -> tuple[Starts, str] | None:
         return None
     _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
     return frozen
-
-
-# What torch.compiler.assume_constant_result does: the compiler calls it while it traces, and takes the answer for a constant.
-# To call that here would load the whole compiler with this project.
-_frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache
@@ -122,7 +117,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
                 "construct.files.export.frozen_copy(network))"
             )
         with nullcontext() if torch.compiler.is_compiling() else eagerly():
-            now = _frozen_now(layer)
+            now = layer.frozen_now()
         if now is None:
             return None
         starts, whole = now

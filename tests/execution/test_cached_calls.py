@@ -106,7 +106,7 @@ def test_any_number_of_images_is_laid_out_a_few_at_a_time(
         conv.weight.copy_((16 * conv.weight).round())
         conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
         layer = conv_to_mhsa(conv).requires_grad_(False)
-        monkeypatch.setattr(constants, "COLUMNS", 5 * 9 * 27)
+        monkeypatch.setattr(constants, "AT_ONCE", 5 * 9 * 27)
         monkeypatch.setattr(constants, "QUERIES", 1)
         for images in range(1, 41):
             x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()

@@ -111,7 +111,7 @@ def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) 
     """On wide images too, where the rows that slabs share are long."""
     task = outputs_task(square(k, output), 1)
     assert len(task.slabs) == k
-    assert task.columns <= constants.COLUMNS
+    assert task.columns <= constants.AT_ONCE
 
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])

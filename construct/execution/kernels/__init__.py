@@ -45,11 +45,12 @@ def _planned(
     y_layout: str,
     onednn: bool,
     most: int | None,
+    gpu: bool,
 ) -> Task:
     heads, groups, channels, width = w_shape
     numbers = tuple(range(heads))
     return select(
-        Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, onednn, most)
+        Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, onednn, most, gpu)
     )
 
 
@@ -77,8 +78,8 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
     task = None
     if heads and batch:
         x_layout, y_layout = reversed(layouts) if kind == ADJOINT else layouts
-        onednn = uses_onednn(w.dtype, w.device)
-        task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, onednn, most_queries())
+        onednn, gpu = uses_onednn(w.dtype, w.device), not w.is_cpu
+        task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, onednn, most_queries(), gpu)
         if wanted != OTHER:
             return lambda images, bias: task.run(images, w, bias, None)
     image, *along, channel = strides_of(LAST if last else FIRST, depth, size)
@@ -99,7 +100,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int, dtype: torch.dtyp
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape, dtype=dtype)
     layouts, onednn = (layout_of(x, dtype), layout_of(y, dtype)), uses_onednn(dtype, x.device)
-    task = _planned(WEIGHTS, shifts, shape, x.shape[0], dtype, *layouts, onednn, most_queries())
+    task = _planned(WEIGHTS, shifts, shape, x.shape[0], dtype, *layouts, onednn, most_queries(), not x.is_cpu)
     return task.run(x, y, None, None)
 
 
@@ -118,8 +119,8 @@ def workspace_of(
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0
-    onednn = uses_onednn(dtype, device)
-    tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, onednn, most) for x in layouts for y in layouts]
+    onednn, gpu = uses_onednn(dtype, device), device.type != "cpu"
+    tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, onednn, most, gpu) for x in layouts for y in layouts]
     return max(task.workspace for task in tasks)
 
 

@@ -7,14 +7,14 @@ noise.  "grad" is forward and backward, "first" channels first.
 |------------------------|------------------|----------------------------------|------|-------|
 | ONEDNN                 | multiplications  | 64 → 384, 1 × 1 at 14²           | 1.37 | 1.09  |
 | MIN_TERMS              | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.06 | 0.95  |
-| COLUMNS                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.06  |
+| AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.06  |
+| AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.15 | 1.02  |
+| AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.06 | 0.95  |
 | QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.01 | 1.00  |
 | FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 2.14 | 1.01  |
 | RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.98 | 1.17  |
 | SCATTER_NS             | ns a number      | 32 → 3, transposed 4 × 4 at 112² | 1.03 | 1.07  |
 | MIN_CHANNELS_LAST      | channels         | 64 → 24, 3 × 3 at 56²: grad      | 1.00 | 0.98  |
-| PRODUCTS               | numbers          | 64 → 3, 3 × 3 at 112²            | 1.15 | 1.02  |
-| DEPTHWISE              | outputs          | 96, 7 × 7 at 56²                 | 1.06 | 0.95  |
 | MIN_CONTIGUOUS         | numbers          | 32, 3 × 3 at 112²                | 1.00 | 0.99  |
 | MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 1.02 | 1.00  |
 
@@ -22,7 +22,7 @@ Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of
 2**17 to 2**19, which were alike to 7 %.  With MIN_SLAB_TERMS 64 in place of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
 time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
 
-COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what COLUMNS and its window take.
+COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what AT_ONCE and its window take.
 """
 
 ONEDNN = 2**23
@@ -31,8 +31,10 @@ MIN_TERMS = 96
 """Terms of a sum from which oneDNN's product is worth it, whose result is copied."""
 MIN_SLAB_TERMS = 64
 """Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
-COLUMNS = 2**19
-"""Numbers of the columns that im2col lays out at a time: 2 MiB of float32."""
+AT_ONCE = 2**19
+"""Numbers that are laid out or made at a time, 2 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
+AT_ONCE_ON_GPU = 2**26
+"""The same on a GPU."""
 QUERIES = 2**8
 """Queries of a block at the least: every product reads all weights."""
 FEW_QUERIES = 2**6
@@ -43,10 +45,6 @@ COPY_NS, TRANSPOSE_NS, SCATTER_NS = 0.09, 0.6, 0.3
 """Nanoseconds a number: a copy into columns, a weight transposed on the way, and a product added to what it belongs to."""
 MIN_CHANNELS_LAST = 2**4
 """Channels from which col2im adds to images with channels last."""
-PRODUCTS = 2**19
-"""Numbers that are made at a time for col2im."""
-DEPTHWISE = 2**19
-"""Outputs of a block of a depthwise layer."""
 MIN_CONTIGUOUS = 2**4
 """Numbers that follow each other in memory from which a depthwise layer reads its input in place."""
 KEPT_BYTES = 2**23

@@ -36,7 +36,7 @@ class GemmScatter:
         read, written = problem.width, problem.channels  # channels of what is read, and of what is written
         if kind == FORWARD:
             read, written = written, read
-        if constants.PRODUCTS // (heads * written) < constants.FEW_QUERIES:
+        if problem.at_once // (heads * written) < constants.FEW_QUERIES:
             return None  # blocks of few queries, and an addition for each head of each of them
         # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
         tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
@@ -69,7 +69,7 @@ class Scattered:
         self.direct = max(shifts.step) == 1 and wanted == layout
         self.between = prod(shifts.size) * channels  # from image to image
         self.planes = _planes(shifts, layout, channels)
-        queries = queries_per_block(constants.PRODUCTS // (heads * channels), problem.most)
+        queries = queries_per_block(problem.at_once // (heads * channels), problem.most)
         self.blocks = _blocks(shifts, layout, channels, queries)
         most = max(prod(block.shape) for block, _ in self.blocks)
         self.products = most * heads * channels

@@ -111,7 +111,7 @@ class _Columns:
     def _queries(self, slabs: int, more: int = 0) -> int:
         """Queries of a block, if the columns hold one of so many slabs, and that for so many queries more."""
         depth = len(self.problem.heads) // slabs * self.problem.channels
-        fitting = constants.COLUMNS // (self.problem.groups * depth) - more
+        fitting = self.problem.at_once // (self.problem.groups * depth) - more
         return queries_per_block(max(constants.QUERIES, fitting), self.problem.most)
 
     def _axis_and_blocks(self) -> tuple[int | None, tuple[Block, ...]]:

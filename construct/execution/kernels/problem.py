@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from construct.execution.kernels import constants
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, strides_of
 
 FORWARD, ADJOINT, WEIGHTS = "forward", "adjoint", "weights"
@@ -36,6 +37,7 @@ class Problem:
         y_layout: how y lies.
         onednn: whether oneDNN multiplies matrices of this type on this device.
         most: queries of a block, at most; None for any number.
+        gpu: whether it runs on a GPU, where a call costs more than memory.
     """
 
     kind: str
@@ -50,6 +52,12 @@ class Problem:
     y_layout: str
     onednn: bool
     most: int | None
+    gpu: bool = False
+
+    @property
+    def at_once(self) -> int:
+        """Numbers that are laid out, or made, at a time."""
+        return constants.AT_ONCE_ON_GPU if self.gpu else constants.AT_ONCE
 
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:
