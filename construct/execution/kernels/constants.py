@@ -32,7 +32,7 @@ MIN_TERMS = 96
 MIN_SLAB_TERMS = 64
 """Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
 AT_ONCE = 2**19
-"""Numbers that are laid out or made at a time, 2 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
+"""Numbers laid out or made at a time, 2 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 QUERIES = 2**8
