@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from benchmarks.layers import compared
 from benchmarks.published import GatedAttention, GaussianAttention
 from benchmarks.rows import Section
 from benchmarks.timing import Floor, interleaved
-from verify.plots.costs import Series
 
 SIDES = (16, 32, 64)
 GROWING = (28, 56, 112, 224)
@@ -136,15 +135,6 @@ def growth(floor: Floor) -> Section:
     slope = statistics.linear_regression(logs, [math.log(row.ours) for row in section.rows]).slope
     section.judge("exponent", slope, 1.05)
     return section
-
-
-def series(section: Section, sides: Sequence[int] = GROWING) -> list[Series]:
-    """What :func:`growth` saw, to be drawn."""
-    tokens = tuple((side + 2) ** 2 for side in sides)
-    return [
-        Series("convolution", tokens, tuple(row.theirs for row in section.rows)),
-        Series("attention", tokens, tuple(row.ours for row in section.rows)),
-    ]
 
 
 SECTIONS: dict[str, Callable[[Floor], Section]] = {
