@@ -1,7 +1,5 @@
-"""Attention against attention: soft heads, the published layers; memory, growth with tokens."""
+"""Attention against attention: soft heads, the published layers; memory."""
 
-import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,13 +9,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import construct
-from benchmarks.layers import compared
 from benchmarks.published import GatedAttention, GaussianAttention
 from benchmarks.rows import Section
 from benchmarks.timing import Floor, interleaved
 
 SIDES = (16, 32, 64)
-GROWING = (28, 56, 112, 224)
 
 
 def layer_64(device: torch.device, **options: Any) -> construct.MHSA:
@@ -126,21 +122,9 @@ def memory(floor: Floor) -> Section:
     return section
 
 
-def growth(floor: Floor) -> Section:
-    """The power of the tokens with which time grows."""
-    section = Section("growth of time with tokens, 64→64 3×3")
-    conv = nn.Conv2d(64, 64, 3, padding=1)
-    section.rows = [compared(conv, torch.randn(1, 64, side, side), floor) for side in GROWING]
-    logs = [2 * math.log(side) for side in GROWING]
-    slope = statistics.linear_regression(logs, [math.log(row.ours) for row in section.rows]).slope
-    section.judge("exponent", slope, 1.05)
-    return section
-
-
 SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "soft": soft,
     "content": content,
     "published": published,
     "memory": memory,
-    "growth": growth,
 }
