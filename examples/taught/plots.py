@@ -15,10 +15,6 @@ MOST = 12
 """Groups whose centres are drawn."""
 
 
-def _group_label(group: dict[str, Any]) -> str:
-    return f"{group['data']}, {group['heads']} heads, {group['start']}"
-
-
 def centres(summary: Summary) -> Figure:
     """Where the centres of the first seed's student went, on top of Δ_K: a line from the ring to the dot, a colour a head."""
     groups = summary["groups"][:MOST]
@@ -41,7 +37,7 @@ def centres(summary: Summary) -> Figure:
                 ax.plot(*paths[0, head, ::-1], "o", mfc="none", mec=colour, ms=3.5)
                 ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
             ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
-            ax.set_title(_group_label(group), fontsize=8)
+            ax.set_title(f"{group['data']}, {group['heads']} heads, {group['start']}", fontsize=8)
         figure.supxlabel("shift from the query along axis 1 (tokens)", fontsize=9)
         figure.supylabel("along axis 0 (tokens)", fontsize=9)
         return figure
