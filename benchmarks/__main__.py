@@ -1,6 +1,6 @@
 """The constructed attention against the convolution that it equals: time and memory, as ratios, in one run.
 
-    python -m benchmarks [SECTION ...] [--threads N ...] [--device cpu|cuda] [--json FILE] [--plot FILE]
+    python -m benchmarks [SECTION ...] [--threads N ...] [--device cpu|cuda] [--json FILE]
 
 A ratio is that of two medians, each the faster of two memory layouts; behind it stand the quartiles of the ratios, round by
 round, and before it the time that neither could be faster than here: arithmetic at the rate of a large product, memory at that
@@ -31,7 +31,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="default: 1 2")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write all measurements")
-    parser.add_argument("--plot", type=Path, help="draw cost against tokens, with the fitted exponent (section growth)")
     options = parser.parse_args()
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
@@ -52,22 +51,12 @@ def main() -> None:
             section.title += f" ({threads} thread{'s' * (threads > 1)})"
             rows.show(section)
             done.append(section)
-            if name == "growth" and options.plot is not None:
-                draw(options.plot, section, f"64→64 channels, 3×3; {where}, {threads} thread{'s' * (threads > 1)}")
     figures = [
         rows.verdict(f"{section.title}: {name}", *pair) for section in done for name, pair in section.figures.items()
     ]
     print("\n" + "\n".join(figures))
     if options.json is not None:
         rows.write(options.json, {"where": where, "started": started, "device": str(device)}, done)
-
-
-def draw(path: Path, section: rows.Section, what: str) -> None:
-    """Cost against tokens."""
-    from verify.plots.costs import cost_figure
-
-    cost_figure(executions.series(section), what).savefig(path)
-    print(f"  drawn: {path}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""Attention against attention: soft heads, the published layers; memory, growth with tokens."""
+"""Attention against attention: soft heads, the published layers; memory."""
 
-import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,16 +9,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import construct
-from benchmarks.layers import compared
 from benchmarks.published import GatedAttention, GaussianAttention
 from benchmarks.rows import Section
 from benchmarks.timing import Floor, interleaved
 from construct.execution import sdpa
 from construct.tokens import TokenGrid
-from verify.plots.costs import Series
 
 SIDES = (16, 32, 64)
-GROWING = (28, 56, 112, 224)
 
 
 def layer_64(device: torch.device, **options: Any) -> construct.MHSA:
@@ -160,31 +155,10 @@ def memory(floor: Floor) -> Section:
     return section
 
 
-def growth(floor: Floor) -> Section:
-    """The power of the tokens with which time grows."""
-    section = Section("growth of time with tokens, 64→64 3×3")
-    conv = nn.Conv2d(64, 64, 3, padding=1)
-    section.rows = [compared(conv, torch.randn(1, 64, side, side), floor) for side in GROWING]
-    logs = [2 * math.log(side) for side in GROWING]
-    slope = statistics.linear_regression(logs, [math.log(row.ours) for row in section.rows]).slope
-    section.judge("exponent", slope, 1.05)
-    return section
-
-
-def series(section: Section, sides: Sequence[int] = GROWING) -> list[Series]:
-    """What :func:`growth` saw, to be drawn."""
-    tokens = tuple((side + 2) ** 2 for side in sides)
-    return [
-        Series("convolution", tokens, tuple(row.theirs for row in section.rows)),
-        Series("attention", tokens, tuple(row.ours for row in section.rows)),
-    ]
-
-
 SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "soft": soft,
     "content": content,
     "published": published,
     "fused": fused,
     "memory": memory,
-    "growth": growth,
 }

@@ -1,9 +1,9 @@
 """Single layers against the convolution that they equal: forward, compiled, and with gradients."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,17 +87,13 @@ def named(conv: Any, x: Tensor) -> str:
 
 def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Section:
     """Every distinct shape once, with how often it occurs."""
-    section, place = Section(title), dict[str, int]()
+    rows: dict[str, Row] = {}
     for conv, size in layers:
         x = torch.randn(size)
         name = named(conv, x)
-        if name not in place:
-            place[name] = len(section.rows)
-            section.rows.append(compared(conv, x, floor, **options))
-        else:
-            row = section.rows[place[name]]
-            section.rows[place[name]] = replace(row, count=row.count + 1)
-    return section
+        row = rows.get(name)
+        rows[name] = replace(row, count=row.count + 1) if row else compared(conv, x, floor, **options)
+    return Section(title, [*rows.values()])
 
 
 def single(floor: Floor) -> Section:
@@ -121,15 +117,11 @@ def resnet50(floor: Floor) -> Section:
     return section
 
 
-def of(name: str, target: float) -> Callable[[Floor], Section]:
+def eager(floor: Floor, name: str, target: float) -> Section:
     """A network's convolutions by time."""
-
-    def measure(floor: Floor) -> Section:
-        section = each_once(f"{name}'s convolutions", NETWORKS[name](), floor)
-        section.by_time("all layers by time", target)
-        return section
-
-    return measure
+    section = each_once(f"{name}'s convolutions", NETWORKS[name](), floor)
+    section.by_time("all layers by time", target)
+    return section
 
 
 class Together(nn.Module):
@@ -143,29 +135,25 @@ class Together(nn.Module):
         return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
 
-def compiled(name: str, target: float) -> Callable[[Floor], Section]:
+def compiled(floor: Floor, name: str, target: float) -> Section:
     """All of a network's convolutions in one compiled graph, against themselves as they are and compiled."""
-
-    def measure(floor: Floor) -> Section:
-        section = Section(f"{name}'s convolutions, compiled")
-        convs, sizes = zip(*NETWORKS[name](), strict=True)
-        inputs = [torch.randn(size, device=floor.device) for size in sizes]
-        theirs = Together(convs).to(floor.device).requires_grad_(False)
-        ours = Together(map(construct.conv_to_mhsa, convs)).requires_grad_(False)
-        layouts = []
-        for form in (torch.contiguous_format, torch.channels_last):
-            given = [x.contiguous(memory_format=form) for x in inputs]
-            same = copy.deepcopy(theirs)
-            same.to(memory_format=form)  # type: ignore[call-overload]
-            runs: list[Any] = [same, *(torch.compile(net, dynamic=False, fullgraph=True) for net in (same, ours))]
-            layouts.append([call(run, same, given, False) for run in runs])
-        (a, b, c), (d, e, f) = layouts
-        times = interleaved(floor.device, a, b, d, e, c, f, rounds=5)
-        section.rows = [Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])]
-        section.by_time("all layers by time", target)
-        return section
-
-    return measure
+    convs, sizes = zip(*NETWORKS[name](), strict=True)
+    inputs = [torch.randn(size, device=floor.device) for size in sizes]
+    theirs = Together(convs).to(floor.device).requires_grad_(False)
+    ours = Together(map(construct.conv_to_mhsa, convs)).requires_grad_(False)
+    layouts = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        given = [x.contiguous(memory_format=form) for x in inputs]
+        same = copy.deepcopy(theirs)
+        same.to(memory_format=form)  # type: ignore[call-overload]
+        runs: list[Any] = [same, *(torch.compile(net, dynamic=False, fullgraph=True) for net in (same, ours))]
+        layouts.append([call(run, same, given, False) for run in runs])
+    (a, b, c), (d, e, f) = layouts
+    times = interleaved(floor.device, a, b, d, e, c, f, rounds=5)
+    row = Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])
+    section = Section(f"{name}'s convolutions, compiled", [row])
+    section.by_time("all layers by time", target)
+    return section
 
 
 def training(floor: Floor) -> Section:
@@ -199,17 +187,17 @@ def others(floor: Floor) -> Section:
     )
     sized = ((conv, (1, conv.in_channels, *size)) for conv, size in layers)
     section = each_once("transposed layers, 1-D and 3-D", sized, floor)
-    section.judge("geometric mean", math.prod(row.ratio for row in section.rows) ** (1 / len(section.rows)), None)
+    section.mean("geometric mean", None)
     return section
 
 
 SECTIONS: dict[str, Callable[[Floor], Section]] = {
     "single": single,
     "resnet50": resnet50,
-    "mobilenet": of("MobileNetV2", 1.2),
-    "mobilenet-compiled": compiled("MobileNetV2", 0.9),
-    "convnext": of("ConvNeXt-T", 2.5),
-    "convnext-compiled": compiled("ConvNeXt-T", 1.2),
+    "mobilenet": partial(eager, name="MobileNetV2", target=1.2),
+    "mobilenet-compiled": partial(compiled, name="MobileNetV2", target=0.9),
+    "convnext": partial(eager, name="ConvNeXt-T", target=2.5),
+    "convnext-compiled": partial(compiled, name="ConvNeXt-T", target=1.2),
     "training": training,
     "training-resnet50": training_resnet50,
     "others": others,

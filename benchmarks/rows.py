@@ -73,7 +73,7 @@ class Section:
         """The worst ratio, against a target for each."""
         self.judge(name, max(row.ratio for row in (self.rows if rows is None else rows)), target)
 
-    def mean(self, name: str, target: float) -> None:
+    def mean(self, name: str, target: float | None) -> None:
         """The geometric mean of the ratios."""
         self.judge(name, math.prod(row.ratio for row in self.rows) ** (1 / len(self.rows)), target)
 

@@ -77,10 +77,8 @@ class Basic(nn.Module):
     def __init__(self, channels: int, width: int, stride: int, dims: int = 2):
         super().__init__()
         conv, norm = ((nn.Conv2d, nn.BatchNorm2d), (nn.Conv3d, nn.BatchNorm3d))[dims - 2]
-        self.first, self.second = (
-            conv(channels, width, 3, stride, 1, bias=False),
-            conv(width, width, 3, 1, 1, bias=False),
-        )
+        self.first = conv(channels, width, 3, stride, 1, bias=False)
+        self.second = conv(width, width, 3, 1, 1, bias=False)
         self.norms = nn.ModuleList([norm(width), norm(width)])
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or channels != width:

@@ -43,18 +43,16 @@ def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> lis
     """Every call once a round, in turn; two rounds to warm up are not counted."""
     clock, _ = clock_of(device)
     measured: list[list[float]] = [[] for _ in calls]
-    for number in range(rounds + 2):
+    for _ in range(rounds + 2):
         for call, times in zip(calls, measured, strict=True):
-            repeat = 1 if not times else max(1, min(50, int(AT_LEAST / max(times[-1], 1e-6))))
+            repeat = max(1, min(50, int(AT_LEAST / max(times[-1], 1e-6)))) if times else 1
             wait(device)
             started = clock()
             for _ in range(repeat):
                 call()
             wait(device)
             times.append((clock() - started) / repeat)
-            if number < 2:
-                times[:] = times[-1:] if number == 0 else []
-    return [Times(tuple(times)) for times in measured]
+    return [Times(tuple(times[2:])) for times in measured]
 
 
 def wait(device: torch.device) -> None:

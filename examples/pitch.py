@@ -61,9 +61,8 @@ def hertz(heard: Tensor) -> Tensor:
     near = heard.argmax(1, keepdim=True) + torch.arange(-4, 5)
     weight = heard.gather(1, near.clamp(0, 359)) * ((near >= 0) & (near < 360))
     cents = 20 * (weight * near).sum(1) / weight.sum(1)
-    return 31.70 * 2 ** (
-        cents / 1200
-    )  # measured on tones: with the paper's 32.70 (C1) all of them read 54 cents too high
+    # Measured on tones: with the paper's 32.70 (C1) all of them read 54 cents too high.
+    return 31.70 * 2 ** (cents / 1200)
 
 
 # %% [markdown]
@@ -81,9 +80,8 @@ truth = 110 * torch.exp(rise * middle)
 
 # %%
 network = Pitch().eval()
-network.load_state_dict(
-    {n: w.squeeze(3) if w.ndim == 4 else w for n, w in weights.items()}
-)  # stored as (…, samples, 1)
+# Kernels are stored as (…, samples, 1).
+network.load_state_dict({n: w.squeeze(3) if w.ndim == 4 else w for n, w in weights.items()})
 attention = construct.convert(network)
 with torch.no_grad():
     before, after = network(frames), attention(frames)

@@ -95,7 +95,7 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or x.is_neg() or most_queries() is not None or transformed() or faked():
+    if call is None or most_queries() is not None or transformed() or faked():
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in entry.tensors)):
         return None

@@ -1,7 +1,6 @@
 """Trainable attention from a trained CNN: the same function, then a lower α, then gated content attention."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ import construct
 from construct.attention import MHSA
 from construct.execution.head_matrices import is_identity
 from construct.modules.learning import gate_content, learned_quadratic, with_key_dim
+from verify.samples.sampling import watching
 
 
 @dataclass(frozen=True)
@@ -114,28 +114,16 @@ def network_for(
 
 def trainable(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The trainable parameters: (values, biases and norms, as in a CNN; those of the attention)."""
-    own = ("w_val", "w_out", "b_out")
-    values, positional = [], []
-    inside = {f"{name}." for name in attentions(network)}
-    for name, parameter in network.named_parameters():
-        if parameter.requires_grad:
-            of_attention = any(name.startswith(prefix) for prefix in inside)
-            (positional if of_attention and name.rpartition(".")[2] not in own else values).append(parameter)
-    return values, positional
+    own, layers = ("w_val", "w_out", "b_out"), attentions(network).values()
+    positional = {p for layer in layers for name, p in layer.named_parameters() if name not in own}
+    learned = [p for p in network.parameters() if p.requires_grad]
+    return [p for p in learned if p not in positional], [p for p in learned if p in positional]
 
 
 @torch.no_grad()
 def inputs_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The input of every attention layer when the network runs on x, by forward pre-hooks."""
+    """The input of every attention layer when the network runs on x."""
     inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda layer, given: inputs.update({name: given[0]})
-
-    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in attentions(network).items()]
-    try:
+    with watching(attentions(network), inputs.__setitem__):
         network(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return inputs

@@ -10,8 +10,7 @@ What is asked of the placed heads depends on how many there are:
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 NEAR = 0.25
 """How far from an integer shift a component of a centre may be."""
@@ -38,10 +37,6 @@ class Count:
     shared: int
     between: int
     outside: int
-
-    def record(self) -> dict[str, Any]:
-        """In JSON's types."""
-        return asdict(self)
 
 
 def count(centres: Sequence[Sequence[float]], kernel: int, near: float = NEAR) -> Count:

@@ -3,26 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from verify.plots import write_figure
-from verify.plots.drawing import COLOURS, FAINT, INK, colours, new_figure, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from verify.plots.drawing import COLOURS, FAINT, INK, Figure, colours, new_figure, style
 
 Summary = dict[str, Any]
 MOST = 12
 """Groups whose centres are drawn."""
 
 
-def _group_label(group: dict[str, Any]) -> str:
-    return f"{group['data']}, {group['heads']} heads, {group['start']}"
-
-
-def centres(summary: Summary) -> "Figure":
+def centres(summary: Summary) -> Figure:
     """Where the centres of the first seed's student went, on top of Δ_K: a line from the ring to the dot, a colour a head."""
     groups = summary["groups"][:MOST]
     columns = min(len(groups), 4)
@@ -44,13 +37,13 @@ def centres(summary: Summary) -> "Figure":
                 ax.plot(*paths[0, head, ::-1], "o", mfc="none", mec=colour, ms=3.5)
                 ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
             ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
-            ax.set_title(_group_label(group), fontsize=8)
+            ax.set_title(f"{group['data']}, {group['heads']} heads, {group['start']}", fontsize=8)
         figure.supxlabel("shift from the query along axis 1 (tokens)", fontsize=9)
         figure.supylabel("along axis 0 (tokens)", fontsize=9)
         return figure
 
 
-def _over_time(summary: Summary, key: str, label: str) -> "Figure":
+def _over_time(summary: Summary, key: str, label: str) -> Figure:
     datas = [*dict.fromkeys(group["data"] for group in summary["groups"])]
     with style():
         figure = new_figure(3.9 * len(datas) + 0.6, 3.4)
@@ -71,17 +64,17 @@ def _over_time(summary: Summary, key: str, label: str) -> "Figure":
         return figure
 
 
-def alpha(summary: Summary) -> "Figure":
+def alpha(summary: Summary) -> Figure:
     """The median α of a student's heads by step: the median over seeds, and a band from the least to the greatest."""
     return _over_time(summary, "alpha", "α, median of the heads")
 
 
-def error(summary: Summary) -> "Figure":
+def error(summary: Summary) -> Figure:
     """The held-out error by step, likewise."""
     return _over_time(summary, "error", "relative squared error, held out")
 
 
-def accuracy(summary: Summary) -> "Figure":
+def accuracy(summary: Summary) -> Figure:
     """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest."""
     tasks = [*dict.fromkeys(run["task"] for run in summary["runs"])]
     ways = [*dict.fromkeys(run["way"] for run in summary["runs"])]
@@ -105,7 +98,7 @@ def accuracy(summary: Summary) -> "Figure":
         return figure
 
 
-FIGURES: dict[str, dict[str, Callable[[Summary], "Figure"]]] = {
+FIGURES: dict[str, dict[str, Callable[[Summary], Figure]]] = {
     "teacher": {"centres": centres, "alpha": alpha, "error": error},
     "cnn": {"accuracy": accuracy},
     "convert": {},
@@ -113,7 +106,7 @@ FIGURES: dict[str, dict[str, Callable[[Summary], "Figure"]]] = {
 """By command and name."""
 
 
-def write(figures: dict[str, Callable[[Summary], "Figure"]], summary: Path, folder: Path) -> None:
+def write(figures: dict[str, Callable[[Summary], Figure]], summary: Path, folder: Path) -> None:
     """Draw all of them from a summary file."""
     read = json.loads(summary.read_text(encoding="utf-8"))
     for name, draw in figures.items():

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -145,9 +146,9 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
             {
                 "seed": seed,
                 "error": error,
-                "count": count(centres, setting.kernel).record(),
-                "nearest": count(centres, setting.kernel, NEAREST).record(),
-                "first": count(looks[0]["tau"][place], setting.kernel).record(),
+                "count": asdict(count(centres, setting.kernel)),
+                "nearest": asdict(count(centres, setting.kernel, NEAREST)),
+                "first": asdict(count(looks[0]["tau"][place], setting.kernel)),
                 "to_convolution": audit.distance,
                 "kernel_apart": apart,
                 "inside": inside(alpha[place], tau[place], setting.kernel, setting.side),
