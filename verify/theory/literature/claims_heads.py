@@ -14,9 +14,9 @@ from verify.theory.literature.judgement import (
     by_proof,
     by_steps,
     claim,
+    open_claim,
     proved,
     refuted,
-    undecided_here,
 )
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
@@ -156,10 +156,13 @@ def _shape_steps() -> list[ProofStep]:
     return [identity("the shape of W_val W_out", *zip(product.shape, (d_in, d_out), strict=True))]
 
 
-@claim("width-best", "It is best to choose the widths so that D_out = N_h·D_h.", WIDTHS, "talk, Lemma 1: Summary")
-def width_best() -> Judgement:
-    """A preference about cost and training."""
-    return undecided_here("a preference; its shapes do not fit (width-shapes)")
+width_best = open_claim(
+    "width-best",
+    "It is best to choose the widths so that D_out = N_h·D_h.",
+    WIDTHS,
+    "talk, Lemma 1: Summary",
+    "a preference; its shapes do not fit (width-shapes)",
+)
 
 
 @claim(
