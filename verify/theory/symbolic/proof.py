@@ -287,7 +287,7 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
         if variable not in sympy.sympify(expression).free_symbols:
             raise ProofFailed(statement, expression, f"no limit to take, {variable} does not occur in")
         try:
-            limit = _limit(expression, variable)
+            limit = _limit(expression, variable, sympy.oo)
         except NotImplementedError as error:
             raise ProofFailed(statement, expression, f"sympy cannot take the limit ({error}) of") from error
         if limit != value:
@@ -296,10 +296,7 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-@lru_cache(maxsize=4096)
-def _limit(expression: Any, variable: sympy.Symbol) -> Any:
-    """The slowest thing that proofs ask of sympy, and several proofs ask the same."""
-    return sympy.limit(expression, variable, sympy.oo)
+_limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest thing asked of sympy, and several proofs ask the same
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
