@@ -132,17 +132,17 @@ def channels_limit() -> Judgement:
 def width_shapes() -> Judgement:
     """By Eq. 10 W^(h) is D_in × D_out."""
     heads, width = sympy.symbols("N_h D_h", integer=True, positive=True)
+    counts = sympy.solve(heads * width - width, heads)
     return refuted(
         by_steps(
             "W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more, against Lemma 1's D_h ≥ D_out",
             _wider_steps,
         ),
-        Check(f"D_out = D_h gives N_h in {sympy.solve(heads * width - width, heads)}",
-              sympy.solve(heads * width - width, heads) == [1]),
+        Check(f"D_out = D_h gives N_h in {counts}", counts == [1]),
         stands="the shapes of a single head",
         statement="W^(h) = W_val W_out is D_in × D_out for every D_h",
         instead=proved(by_steps("W_val W_out has a row for every input and a column for every output", _shape_steps)),
-    )  # fmt: skip
+    )
 
 
 def _wider_steps() -> list[ProofStep]:
