@@ -8,7 +8,7 @@ import re
 from itertools import zip_longest
 
 _SYMBOLS = {
-    **dict(zip("αβδεϑπστω", ("alpha beta delta varepsilon vartheta pi sigma tau omega").split(), strict=True)),
+    **dict(zip("αβδεϑπστω", "alpha beta delta varepsilon vartheta pi sigma tau omega".split(), strict=True)),
     **dict(zip("ΔΠΣ", ("Delta", "prod", "sum"), strict=True)),
     **dict(zip("≤≥≠±·×⊗→…∞∈‖", "le ge ne pm cdot times otimes to dots infty in |".split(), strict=True)),
 }
