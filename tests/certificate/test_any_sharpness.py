@@ -146,19 +146,18 @@ def test_heads_that_differ_by_rounding_share_one_bound_on_what_they_leak():
 # ---- heads that are one-hot in float32 and not in float64 -----------------------------------------------------------------------
 
 
-def heavy(alpha: float) -> tuple[Any, Any]:
+def heavy(alpha: float, encoding: str = "quadratic") -> tuple[Any, Any]:
     """Weights of 1e10, so that e^−α beside an input of 1e3 is a number of float32."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
     conv.weight.data *= 1e10
-    return conv, conv_to_mhsa(conv, alpha=alpha)
+    return conv, conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
 
 
 @pytest.mark.parametrize("alpha", [103.98, 104.0, 105.0, 107.5, 110.0, 120.0])
 @pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
 def test_what_float64_keeps_of_weights_that_float32_has_no_number_for_refutes_nothing(alpha: float, encoding: str):
-    conv, layer = heavy(alpha)
-    layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
+    conv, layer = heavy(alpha, encoding)
     certificate = certify(conv, layer, grid=(6, 6), input_bound=1e6)
     assert certificate.verdict.name == "PROVED", certificate.verdict
     x = np.zeros((1, 2, 6, 6))

@@ -35,13 +35,13 @@ from verify.verdict import Verdict
 EXAMPLES = settings().max_examples
 
 
-def changed(conv: nn.Module, **places: float) -> Any:
-    """The convolution with numbers added to its output; a place is written ``at_b_c_i_j``."""
+def changed(conv: nn.Module, places: dict[tuple[int, ...], float]) -> Any:
+    """The convolution with numbers added to its output, by place."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         y = conv(x).clone()
         for place, amount in places.items():
-            y[tuple(int(n) for n in place.split("_")[1:])] += amount
+            y[place] += amount
         return y
 
     return call
@@ -60,11 +60,11 @@ def conv() -> nn.Conv2d:
 
 
 def test_compare_finds_the_worst_place_and_tells_interior_from_border(conv: nn.Conv2d):
-    result = verify.compare(conv, changed(conv, at_1_2_0_3=-0.5, at_0_1_2_2=0.25), torch.ones(2, 2, 5, 6))
+    result = verify.compare(conv, changed(conv, {(1, 2, 0, 3): -0.5, (0, 1, 2, 2): 0.25}), torch.ones(2, 2, 5, 6))
     assert (result.max_abs, result.border, result.interior) == (0.5, 0.5, 0.25)
     assert result.worst == (1, 2, 0, 3)
     assert (result.expected, result.actual, result.compared) == (0.0, -0.5, 2 * 3 * 5 * 6)
-    other = verify.compare(conv, changed(conv, at_2_1_1=2.0), torch.ones(2, 5, 6))  # unbatched
+    other = verify.compare(conv, changed(conv, {(2, 1, 1): 2.0}), torch.ones(2, 5, 6))  # unbatched
     assert (other.worst, other.interior, other.border, other.max_abs) == ((0, 2, 1, 1), 2.0, 0.0, 2.0)
 
 
@@ -78,7 +78,7 @@ def test_compare_of_equals_and_of_nothing(conv: nn.Conv2d):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
 def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float):
     """One odd output among many shows, wherever the greatest finite difference may be; the same infinity twice is equal."""
-    layer = changed(conv, at_0_0_2_2=value, at_0_1_0_0=1.0)
+    layer = changed(conv, {(0, 0, 2, 2): value, (0, 1, 0, 0): 1.0})
     result = verify.compare(conv, layer, torch.ones(1, 2, 5, 6))
     assert result.worst == (0, 0, 2, 2)
     np.testing.assert_equal((result.max_abs, result.interior, result.border), (abs(value), abs(value), 1.0))
@@ -86,7 +86,7 @@ def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float):
 
 def test_one_infinity_twice_is_equal(conv: nn.Conv2d):
     x = torch.ones(1, 2, 5, 6)
-    y = changed(conv, at_0_0_2_2=math.inf)(x)
+    y = changed(conv, {(0, 0, 2, 2): math.inf})(x)
     assert verify.samples.comparison.discrepancy(conv, x, y, y.clone()).max_abs == 0
     assert verify.samples.comparison.discrepancy(conv, x, y, -y).max_abs == math.inf
 

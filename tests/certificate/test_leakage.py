@@ -230,11 +230,9 @@ def test_what_lies_beyond_the_last_term_is_counted(alpha: float, offset: Fractio
     """Beside a double it vanishes; in numbers of 500 bits it does not."""
     a, f = exact(alpha), exact(offset)
     truth = mp.fsum(mp.exp(-a * (n * n + sign * 2 * n * f)) for n in range(1, 4 * wide(alpha)) for sign in (1, -1))
-    before, leakages.iv.prec = leakages.iv.prec, 500
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leakages.iv, "prec", 500)
         bound = mp.mpf(leakages.tail(alpha, offset).b)
-    finally:
-        leakages.iv.prec = before
     assert truth <= bound <= truth * (1 + mp.mpf(10) ** -20)
 
 

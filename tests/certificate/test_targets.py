@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights
+from construct.encoding import quadratic
 from construct.heads import balanced_radix
 from construct.tokens import TokenGrid
 from verify.layers.fields import Attention, Geometry
@@ -116,8 +117,6 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = shift_box(Geometry.read(layer), (n,) * len(layer.kernel_size))
     assert box == grid.box
-    from construct.encoding import quadratic
-
     table = (layer.position_vector() @ torch.stack(quadratic.r(layer.encoding.argument(grid))))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     assert Fraction(float(table.abs().max())) <= largest_score(attention, 0, box)

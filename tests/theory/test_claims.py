@@ -250,7 +250,7 @@ def test_a_claim_falls_with_its_theorem_of_coq(monkeypatch: pytest.MonkeyPatch, 
 right_r, right_v, right_query = quadratic.r, quadratic.v, quadratic.absolute_query
 right_call, right_mix, right_heads = oracle.Convolution.__call__, equations.mix, equations.hard_heads
 right_content, right_composed = claims_symmetry.content_attention, claims_symmetry.composed
-right_linear = proof_algebra.linear
+right_linear, right_softmax, right_differences = proof_algebra.linear, equations.softmax, proof_positions.differences
 right_window, right_spread = claims_added_heads.window, claims_added_heads.spread_attention
 
 
@@ -260,12 +260,6 @@ def flipped(self, x):
     return right_call(replace(self, weight=self.weight[reverse]), x)
 
 
-def colder(scores):
-    scores = 2 * np.asarray(scores, dtype=np.float64)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
 def padding(**instead):
     """The oracle, one padding mode taken for another."""
 
@@ -273,10 +267,6 @@ def padding(**instead):
         return right_call(replace(self, padding_mode=instead.get(self.padding_mode, self.padding_mode)), x)
 
     return oracle.Convolution, "__call__", call
-
-
-def differences_of_doubled_queries(queries, keys):
-    return [keys[None, :, axis] - 2 * queries[:, None, axis] for axis in range(keys.shape[1])]
 
 
 def constant_layer(positions):
@@ -318,7 +308,8 @@ SHARP_AT_ONCE = (
     *(equations, "enclosed_softmax"),
     lambda scores: [equations.iv.mpf(int(score == scores.max())) for score in scores],
 )
-DOUBLED_QUERIES = (proof_positions, "differences", differences_of_doubled_queries)
+DOUBLED_QUERIES = (proof_positions, "differences", lambda queries, keys: right_differences(2 * queries, keys))
+COLDER = (equations, "softmax", lambda scores: right_softmax(2 * scores))
 NO_CERTIFICATE = (claims_added, "certified", lambda *_: Check("no certificate", False))
 
 # Each claim with breakages, one at a time, under which it cannot keep its verdict: (where, name, what instead).
@@ -341,7 +332,7 @@ BREAKAGES = {
     "hard-in-floats": [HALVED, (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double())],
     "alpha-46": [v(lambda tau, alpha: right_v(tau, 4 * alpha))],
     "exponential-decay": [SOFTER, SHARP_AT_ONCE],
-    "centre-and-width": [(equations, "softmax", colder), SOFTER],
+    "centre-and-width": [COLDER, SOFTER],
     "lemma-2-sum": [v(lambda tau, alpha: right_v(tau, 100 * alpha)), NO_WINDOW],
     "three-sufficient": [HALVED, FLIPPED, (proof_positions, "code_length", lambda dims: 4)],
     "relative-sufficient": [NEGATED, DOUBLED_QUERIES],
@@ -396,9 +387,7 @@ BREAKAGES = {
     "torch-exponential": [(torch.Tensor, "exp", lambda self: self.double().mul(1e-6).expm1().add(1).to(self.dtype))],
     "borders-replicate": [padding(zeros="replicate"), padding(replicate="zeros"), NEGATED, FLIPPED],
     "two-components": [(quadratic, "number", lambda delta, radix: sum(delta)), FLIPPED, NO_CERTIFICATE],
-    "one-component-spread": [
-        *(LAST_HEAD_LEFT_OUT, (equations, "softmax", colder), (equations, "rank", lambda rows: 8)),
-    ],
+    "one-component-spread": [LAST_HEAD_LEFT_OUT, COLDER, (equations, "rank", lambda rows: 8)],
     "absolute-encoding": [
         (quadratic, "absolute_query", lambda q, tau, alpha: right_query(q, [-x for x in tau], alpha)),
         (quadratic, "absolute_key", lambda k: (sum(k), *k)),

@@ -160,15 +160,15 @@ FALSE_OR_EMPTY = {
     "second of two unequal": lambda: proof.identity("", (x + x, 2 * x), (x, y)),
     "not a number": lambda: proof.identity("", (x * sympy.nan, x)),
     "constants": lambda: proof.identity("", (sympy.Integer(1), 1)),
-    "negative": lambda: proof.from_assumptions("", sympy.Ge(x, 1 + x, evaluate=False)),
-    "unknown sign": lambda: proof.from_assumptions("", sympy.Ge(x, y, evaluate=False)),
-    "strict at equality": lambda: proof.from_assumptions("", sympy.Gt(x, 0, evaluate=False)),
-    "upper bound": lambda: proof.from_assumptions("", sympy.Le(x + 1, 1, evaluate=False)),
+    "negative": lambda: proof.from_assumptions("", proof.ge(x, 1 + x)),
+    "unknown sign": lambda: proof.from_assumptions("", proof.ge(x, y)),
+    "strict at equality": lambda: proof.from_assumptions("", proof.gt(x, 0)),
+    "upper bound": lambda: proof.from_assumptions("", proof.le(x + 1, 1)),
     "no integer": lambda: proof.from_assumptions("", sympy.Q.integer(x)),
-    "case left out": lambda: proof.case_split("", [A | B], [(A, sympy.Ge(x, 0, evaluate=False))]),
-    "case wrong": lambda: proof.case_split("", [A], [(A, sympy.Ge(x, 1, evaluate=False))]),
+    "case left out": lambda: proof.case_split("", [A | B], [(A, proof.ge(x, 0))]),
+    "case wrong": lambda: proof.case_split("", [A], [(A, proof.ge(x, 1))]),
     "no cases": lambda: proof.case_split("", [A | B], []),
-    "impossible premises": lambda: proof.case_split("", [A, ~A], [(B, sympy.Ge(x, 0, evaluate=False))]),
+    "impossible premises": lambda: proof.case_split("", [A, ~A], [(B, proof.ge(x, 0))]),
     "term too large": lambda: proof.sum_at_most("", 1 + x, n, n),
     "start too large": lambda: proof.sum_at_most("", 1 - x, n - 1, n),
     "another minimum": lambda: proof.least_value("", 1 - sympy.exp(-x), x, sympy.Interval(0, sympy.oo), 1),
@@ -219,7 +219,7 @@ def test_nothing_shows_nothing(empty):
 
 
 def test_argued_steps_are_counted_apart():
-    mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), proof.argued("two", sympy.Ge(x, 0, evaluate=False))))
+    mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), proof.argued("two", proof.ge(x, 0))))
     assert (mixed.discharged, mixed.argued) == (1, 1)
     assert "[argued] two" in mixed.full()
     assert mixed.full().endswith("1 steps discharged by sympy (1 expressions), 1 argued.")

@@ -114,12 +114,8 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
 def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
     """Output positions: corners, edges and middles first, then more."""
     few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
-    first = list(islice(product(*few), 200))
-    yield from first
-    listed = set(first)
-    yield from (
-        place for place in islice(product(*(range(min(o, 2000)) for o in outputs)), 2000) if place not in listed
-    )
+    more = (range(min(o, 2000)) for o in outputs)
+    return dict.fromkeys([*islice(product(*few), 200), *islice(product(*more), 2000)])
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
     """
     conv, _ = plain_convolution(conv)
-    geometry = Geometry.read(conv)
+    g = Geometry.read(conv)
     if not isinstance(getattr(conv, "weight", None), torch.Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
     weight = exact_array(conv.weight, "weight of the convolution")
@@ -220,7 +220,6 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         exact_array(conv.bias, "bias of the convolution")
         if conv.bias.dtype != conv.weight.dtype:
             raise Unreadable(f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}")
-    g = geometry
     base = base_of(conv)
     if (g.dims, g.transposed) != CONVOLUTIONS[base]:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
@@ -234,7 +233,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         raise Unreadable(f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes")
     if conv.bias is not None and tuple(conv.bias.shape) != (g.out_channels,):
         raise Unreadable(f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)")
-    return Convolution.read(conv, weight), geometry
+    return Convolution.read(conv, weight), g
 
 
 def digest(layer: Any, tensors: tuple[str, ...]) -> str:

@@ -96,10 +96,11 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
         raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")
     if type(geometry) is not ConvGeometry:
         raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
-    for own, value in vars(replace(geometry)).items():
-        if vars(geometry).get(own) != value:
-            raise Unreadable(f"the geometry of {name} has {own} {vars(geometry).get(own)!r}, which should be {value!r}")
-    extra = set(vars(geometry)) - set(vars(replace(geometry)))
+    stated, expected = vars(geometry), vars(replace(geometry))
+    for own, value in expected.items():
+        if stated.get(own) != value:
+            raise Unreadable(f"the geometry of {name} has {own} {stated.get(own)!r}, which should be {value!r}")
+    extra = stated.keys() - expected.keys()
     if extra:
         raise Unreadable(f"the geometry of {name} has a {min(extra)} of its own")
 

@@ -79,7 +79,7 @@ def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
         return np.mod(place, n)
     period = max(2 * (n - 1), 1)  # reflect: a triangle wave
     wave = np.mod(place, period)
-    return np.minimum(wave, period - wave) if n > 1 else np.zeros_like(place)
+    return np.minimum(wave, period - wave)
 
 
 def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:

@@ -84,12 +84,12 @@ def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """A·B for A with at most one non-zero a row: pick that row of B and scale it."""
     if a.shape[2] == 0:
         return np.zeros((*a.shape[:2], b.shape[2]))
-    place = np.argmax(a != 0, axis=2)
-    scale = np.take_along_axis(a, place[:, :, None], axis=2)
-    product = scale * np.take_along_axis(b, place[:, :, None], axis=1)
+    place = np.argmax(a != 0, axis=2, keepdims=True)
+    scale, row = np.take_along_axis(a, place, axis=2), np.take_along_axis(b, place, axis=1)
+    product = scale * row
     if not np.all(np.abs(scale) == 1):
         size = np.abs(product)
-        lost = (product == 0) & (scale != 0) & (np.take_along_axis(b, place[:, :, None], axis=1) != 0)
+        lost = (product == 0) & (scale != 0) & (row != 0)
         if lost.any() or ((size > 0) & ((size < SMALLEST) | (size > LARGEST))).any():
             return None
     return product
@@ -111,13 +111,10 @@ def integer_sum(pairs: Iterable[tuple[np.ndarray, np.ndarray]], minus: np.ndarra
     for a, b in pairs:
         (x, p), (y, q) = as_integers(a), as_integers(b)
         parts.append((np.matmul(x, y) if a.shape[2] else np.zeros(minus.shape, dtype=object), p + q))
-    (c, r) = as_integers(minus)
+    c, r = as_integers(minus)
     parts.append((-c, r))
     least = min(e for _, e in parts)
-    total = np.zeros(minus.shape, dtype=object)
-    for part, e in parts:
-        total = total + part * (1 << (e - least))
-    return total, least
+    return sum((part * (1 << (e - least)) for part, e in parts), start=0 * c), least
 
 
 def compare_taps(

@@ -115,7 +115,7 @@ def largest_encoding(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], 
     widest = [max(-least, most, 0) for least, most in box]
     if radix is None:
         return (sum(w * w for w in widest), *widest)
-    number = sum(r * w for r, w in zip(radix, widest, strict=True))
+    number = sum(abs(r) * w for r, w in zip(radix, widest, strict=True))
     return (number * number, number)
 
 

@@ -81,9 +81,7 @@ def cached_leakage(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
     return _cached(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
 
 
-@lru_cache(maxsize=4096)
-def _cached(alpha: Fraction, offsets: tuple[Fraction, ...]) -> float:
-    return leakage(alpha, offsets)
+_cached = lru_cache(maxsize=4096)(leakage)
 
 
 def leakage_on_lattice(alpha: Number, dims: int) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from verify.layers.fields import Attention
 from verify.layers.reading import token_length
-from verify.layers.targets import attends_by_content, target
+from verify.layers.targets import attends_by_content, largest_encoding, target
 from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
@@ -68,12 +68,8 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
 def _score_error(attention: Attention, keys: list[int], largest: float, fmt: Format) -> float:
     """How far a head's score of a key may be off, at most."""
     dims = len(keys)
-    furthest = [float(n) for n in keys]  # no shift is longer along an axis
-    if attention.radix is None:
-        r = np.array([sum(n * n for n in furthest), *furthest])
-    else:
-        number = sum(abs(step) * n for step, n in zip(attention.radix, furthest, strict=True))
-        r = np.array([number * number, number])
+    reach = tuple((-n, n) for n in keys)  # no shift is longer along an axis
+    r = np.array(largest_encoding(attention.radix, reach), dtype=float)
     d_in, key_dim = attention.w_qry.shape[1:]
     positions = np.abs(attention.v)[:, :, None] * np.abs(attention.w_key_pos)  # (heads, D_k, D_p)
     # Fourfold: an execution may expand the score around a centre, into terms that are up to so much larger.

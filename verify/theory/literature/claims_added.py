@@ -72,7 +72,7 @@ def _within_bound(alpha: int) -> Check:
     many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
     slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
     finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
-    return Check(finding, one > bound / 2 and one <= bound * slack and many <= bound * slack)
+    return Check(finding, bound / 2 < one <= bound * slack and many <= bound * slack)
 
 
 @added(

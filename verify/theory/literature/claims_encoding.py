@@ -15,9 +15,9 @@ from verify.theory.literature.judgement import (
     by_proof,
     by_steps,
     claim,
+    open_claim,
     proved,
     refuted,
-    undecided_here,
 )
 from verify.theory.literature.shared_checks import PLANE, certified, reads_the_same
 from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
@@ -200,23 +200,17 @@ def slip_eq_6() -> Judgement:
     )
 
 
-@claim(
+less_restrictive = open_claim(
     "less-restrictive",
     "A relative encoding is less restrictive than an absolute one.",
     "Relative positional encoding* is less restrictive",
     "talk, Self-Attention",
+    "the talk does not say in which sense; for convolution either will do (absolute-encoding)",
 )
-def less_restrictive() -> Judgement:
-    """It depends on what is compared."""
-    return undecided_here("the talk does not say in which sense; for convolution either will do (absolute-encoding)")
-
-
-@claim(
+requirements = open_claim(
     "requirements",
     "Two requirements are the most crucial for a self-attention layer to express a convolution.",
     "The two most crucial requirements for a self-attention layer to express a convolution are:",
     "blog, Self-Attention & Convolutional Layers",
+    "its two items are not at hand; on heads see multiple-heads, on positions absolute-encoding",
 )
-def requirements() -> Judgement:
-    """We have the sentence without its list."""
-    return undecided_here("its two items are not at hand; on heads see multiple-heads, on positions absolute-encoding")

@@ -14,9 +14,9 @@ from verify.theory.literature.judgement import (
     by_proof,
     by_steps,
     claim,
+    open_claim,
     proved,
     refuted,
-    undecided_here,
 )
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
@@ -132,17 +132,17 @@ def channels_limit() -> Judgement:
 def width_shapes() -> Judgement:
     """By Eq. 10 W^(h) is D_in × D_out."""
     heads, width = sympy.symbols("N_h D_h", integer=True, positive=True)
+    counts = sympy.solve(heads * width - width, heads)
     return refuted(
         by_steps(
             "W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more, against Lemma 1's D_h ≥ D_out",
             _wider_steps,
         ),
-        Check(f"D_out = D_h gives N_h in {sympy.solve(heads * width - width, heads)}",
-              sympy.solve(heads * width - width, heads) == [1]),
+        Check(f"D_out = D_h gives N_h in {counts}", counts == [1]),
         stands="the shapes of a single head",
         statement="W^(h) = W_val W_out is D_in × D_out for every D_h",
         instead=proved(by_steps("W_val W_out has a row for every input and a column for every output", _shape_steps)),
-    )  # fmt: skip
+    )
 
 
 def _wider_steps() -> list[ProofStep]:
@@ -156,10 +156,13 @@ def _shape_steps() -> list[ProofStep]:
     return [identity("the shape of W_val W_out", *zip(product.shape, (d_in, d_out), strict=True))]
 
 
-@claim("width-best", "It is best to choose the widths so that D_out = N_h·D_h.", WIDTHS, "talk, Lemma 1: Summary")
-def width_best() -> Judgement:
-    """A preference about cost and training."""
-    return undecided_here("a preference; its shapes do not fit (width-shapes)")
+width_best = open_claim(
+    "width-best",
+    "It is best to choose the widths so that D_out = N_h·D_h.",
+    WIDTHS,
+    "talk, Lemma 1: Summary",
+    "a preference; its shapes do not fit (width-shapes)",
+)
 
 
 @claim(

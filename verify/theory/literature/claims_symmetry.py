@@ -10,6 +10,7 @@ import torch
 from verify.oracle import Convolution
 from verify.theory.literature import equations
 from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.shared_checks import every_query
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, from_assumptions, gt
@@ -124,8 +125,7 @@ def translations() -> list[np.ndarray]:
 
 def _bounded(tau: Vector) -> tuple[int, int]:
     """A sharp head on a bounded grid, the image moved by one row: error where head and image stay on the grid, and elsewhere."""
-    tokens, x = proof_positions.positions(RING), equations.integers(3, *RING)
-    head = equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau))
+    (head,), x = every_query(RING, [tau]), equations.integers(3, *RING)
     before, after = ((head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0)))
     error = np.abs(after - np.roll(before, 1, axis=0))
     stays = np.zeros(RING, dtype=bool)

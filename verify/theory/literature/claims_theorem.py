@@ -56,11 +56,11 @@ def lemma_1() -> Judgement:
     """Symbolically; and three bijections on random integers, the attention taken as given."""
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
     weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
+    taps = equations.tap_matrices(weight)
     expected = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(9)
         heads = equations.given_heads(setting, [setting.shifts[j] for j in order])
-        taps = equations.tap_matrices(weight)
         output = equations.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
         differing += int(np.not_equal(output, expected).sum())
     return proved(

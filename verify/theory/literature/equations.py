@@ -11,14 +11,12 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-import mpmath
 import numpy as np
 import sympy
 from sympy.polys.matrices import DomainMatrix
 
+from verify.rounding.leakage import iv
 from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_scores
-
-iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

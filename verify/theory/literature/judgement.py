@@ -124,9 +124,9 @@ def refuted(*checks: Check, stands: str, instead: Judgement | None = None, state
     return Judgement(*_verdict(REFUTED, "as printed", checks), stands, correction)
 
 
-def undecided_here(reason: str) -> Judgement:
-    """OPEN: a claim about training, cost or taste."""
-    return Judgement(OPEN, "", reason)
+def open_claim(id: str, wording: str, quote: str, source: str, reason: str) -> Claim:
+    """A claim about training, cost or taste, which nothing here decides: OPEN for this reason."""
+    return claim(id, wording, quote, source)(lambda: Judgement(OPEN, "", reason))
 
 
 def by_coq(*names: str) -> Check:

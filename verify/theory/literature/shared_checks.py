@@ -6,7 +6,6 @@ import torch
 from verify.argument.certification import certify
 from verify.theory.literature import equations
 from verify.theory.literature.judgement import Check
-from verify.theory.symbolic import proof_positions
 from verify.theory.symbolic.proof_positions import Setting, Vector
 
 PLANE = Setting((3, 3), (4, 5), (1, 1))
@@ -48,5 +47,4 @@ def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what:
 
 def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
     """Sharp heads with the code's encoding on an unpadded grid, every token a query and a key: (T, T) each."""
-    tokens = proof_positions.positions(size)
-    return [equations.sharp(proof_positions.quadratic_scores(tokens, tokens, tau)) for tau in shifts]
+    return equations.hard_heads(Setting((1,) * len(size), size), shifts)

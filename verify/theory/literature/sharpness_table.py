@@ -50,14 +50,14 @@ def rows(dims: int = 2) -> list[SharpnessRow]:
     return table
 
 
-def markdown(dims: int = 2) -> str:
-    """The table in Markdown."""
+def markdown() -> str:
+    """The table for two dimensions in Markdown."""
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = [
-        "| α | bound 1 − ϑ(α)^−" + str(dims) + " | " + " | ".join(f"measured, {name}" for name in names) + " |",
+        "| α | bound 1 − ϑ(α)^−2 | " + " | ".join(f"measured, {name}" for name in names) + " |",
         "|---" * (2 + len(names)) + "|",
     ]
-    for row in rows(dims):
+    for row in rows():
         measured = " | ".join("0" if row.leaked[d] == 0 else f"{row.leaked[d]:.1e}" for d in DTYPES)
         lines.append(f"| {row.alpha:g} | {row.bound:.1e} | {measured} |")
     return "\n".join(lines)

@@ -8,18 +8,16 @@ import re
 from itertools import zip_longest
 
 _SYMBOLS = {
-    **dict(zip("αβδεϑπστω", ("alpha beta delta varepsilon vartheta pi sigma tau omega").split(), strict=True)),
+    **dict(zip("αβδεϑπστω", "alpha beta delta varepsilon vartheta pi sigma tau omega".split(), strict=True)),
     **dict(zip("ΔΠΣ", ("Delta", "prod", "sum"), strict=True)),
     **dict(zip("≤≥≠±·×⊗→…∞∈‖", "le ge ne pm cdot times otimes to dots infty in |".split(), strict=True)),
 }
-_NAMES = {"alpha": "alpha", "tau": "tau", "delta": "delta", "theta": "vartheta", "epsilon": "varepsilon", "sum": "sum"}
-_NAMES |= {"ln": "ln", "max": "max", "prod": "prod"}
-_ESCAPED = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-_ESCAPED |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "“": "``", "”": "''"}
+_NAMES = {name: name for name in "alpha tau delta sum prod ln max".split()}
+_NAMES |= {"theta": "vartheta", "epsilon": "varepsilon"}
+_SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
+_IN_MATH = _SPECIAL | {"Ŵ": r"\hat{W}", "−": "-", "^": r"\hat{}", "~": r"\sim ", "\\": r"\backslash "}
+_IN_WORDS = _SPECIAL | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_IN_WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "“": "``", "”": "''"}
 _SHARP = re.compile(r"[=+^_/<>|²−Ŵ]|[^\W\d_]\(|\d|" + "|".join(map(re.escape, _SYMBOLS)))
 _OPERATOR = re.compile(r"[=+≤≥≠<>∈]|:=|−$")
 _WORD = re.compile(r"[A-Za-z]+|\d+|.", re.DOTALL)
@@ -47,7 +45,7 @@ def _ends(span: str) -> bool:
 
 def escaped(words: str) -> str:
     """Words as LaTeX text, every special character escaped."""
-    return "".join(_ESCAPED.get(c, c) for c in words)
+    return words.translate(str.maketrans(_IN_WORDS))
 
 
 def _is_math(word: str, following: str, after_words: bool) -> bool:
@@ -110,15 +108,7 @@ def _script(words: list[str], place: int) -> tuple[str, int]:
 
 def _symbol(word: str, shortest: int = 3) -> str:
     """One symbol; letters are a name from the shortest length on, and else variables side by side."""
-    if word in _SYMBOLS or word in _NAMES:
-        name = _SYMBOLS.get(word) or _NAMES[word]
+    name = _SYMBOLS.get(word) or _NAMES.get(word)
+    if name:
         return f"\\{name} "
-    if word == "Ŵ":
-        return r"\hat{W}"
-    if word == "−":
-        return "-"
-    if len(word) >= shortest and word.isalpha():
-        return f"\\mathrm{{{word}}}"
-    return {"^": r"\hat{}", "~": r"\sim ", "\\": r"\backslash ", "“": "", "”": ""}.get(word) or (
-        f"\\{word}" if word in "&%$#_{}" else word
-    )
+    return f"\\mathrm{{{word}}}" if len(word) >= shortest and word.isalpha() else _IN_MATH.get(word, word)

@@ -8,7 +8,7 @@ ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -24,12 +24,8 @@ from sympy.logic.inference import satisfiable
 
 from verify.theory.symbolic import latex
 
-_SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
-    sympy.Ge: ("nonnegative", lambda left, right: left - right),
-    sympy.Gt: ("positive", lambda left, right: left - right),
-    sympy.Le: ("nonnegative", lambda left, right: right - left),
-    sympy.Lt: ("positive", lambda left, right: right - left),
-}
+_SIGNS = {sympy.Ge: "nonnegative", sympy.Gt: "positive", sympy.Le: "nonnegative", sympy.Lt: "positive"}
+"""Of the greater side less the smaller."""
 
 ge, gt, le, lt = (partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt))
 """Inequalities as facts to be shown: sympy would reduce some to True or False at once."""
@@ -155,9 +151,6 @@ class Proof:
         """The name of this proof, or else the reasons of its parts."""
         return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
 
-    def __str__(self) -> str:
-        return self.brief()
-
     def full(self) -> str:
         """The claim, and every step with every expression that was checked."""
         lines = [self.claim]
@@ -175,6 +168,8 @@ class Proof:
         """The claim, and one line a part with its reason; ``full`` shows every step and its expressions."""
         lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
         return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
+
+    __str__ = brief
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{escape(statement)} <i>[{escape(reason)}]</i></li>" for statement, reason in self.lines)
@@ -292,7 +287,7 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
         if variable not in sympy.sympify(expression).free_symbols:
             raise ProofFailed(statement, expression, f"no limit to take, {variable} does not occur in")
         try:
-            limit = _limit(expression, variable)
+            limit = _limit(expression, variable, sympy.oo)
         except NotImplementedError as error:
             raise ProofFailed(statement, expression, f"sympy cannot take the limit ({error}) of") from error
         if limit != value:
@@ -301,10 +296,7 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-@lru_cache(maxsize=4096)
-def _limit(expression: Any, variable: sympy.Symbol) -> Any:
-    """The slowest thing that proofs ask of sympy, and several proofs ask the same."""
-    return sympy.limit(expression, variable, sympy.oo)
+_limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest thing asked of sympy, and several proofs ask the same
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
@@ -322,8 +314,7 @@ def _require(statement: str, fact: Any) -> None:
     if isinstance(fact, sympy.AppliedPredicate):
         name, quantity = _predicate(fact), fact.arg
     elif type(fact) in _SIGNS:
-        name, difference = _SIGNS[type(fact)]
-        quantity = difference(fact.lhs, fact.rhs)
+        name, quantity = _SIGNS[type(fact)], fact.gts - fact.lts
     else:
         raise TypeError(f"a fact is an inequality or an applied predicate, not {fact!r}")
     forms = (sympy.expand(quantity), sympy.factor(sympy.together(quantity)))

@@ -95,14 +95,15 @@ def _sign_steps() -> list[ProofStep]:
     p, q, z = sympy.symbols("p q z", nonnegative=True)
     x, y = sympy.symbols("x y")
     up, down = sympy.symbols("w>=0,w<=0")
+    values, one_hot, tokens = sympy.Matrix([[a, -b]]), sympy.eye(2), sympy.Matrix([x, y])
     return [
-        ranks("the kernel (a, -b) of one channel, a, b > 0, has rank 1", (sympy.Matrix([[a], [-b]]), 1)),
+        ranks("the kernel (a, -b) of one channel, a, b > 0, has rank 1", (values.T, 1)),
         case_split(
             "but one head gives p w X_1 + q w X_2 with p, q >= 0, and misses -b for w = z >= 0, and a for w = -z <= 0",
             [up | down],
             [(up, gt(q * z, -b)), (down, lt(p * -z, a))],
         ),
-        identity("two heads do it, one a tap", (_heads([(1, 0), (0, 1)], [a, -b], (x, y)), a * x - b * y)),
+        identity("two heads do it, one a tap", ((values * one_hot * tokens)[0], a * x - b * y)),
     ]
 
 
@@ -123,13 +124,6 @@ def width_steps() -> list[ProofStep]:
             *zip([*taps[0].flat(), *taps[1].flat()], [*(a + b).flat(), *(a + 3 * b).flat()], strict=True),
         ),
     ]
-
-
-def _heads(attention: Sequence[Sequence[int]], values: Sequence[Any], tokens: Sequence[Any]) -> Any:
-    """One query, one channel: Σ_h (P_h X) w_h."""
-    return sum(
-        sum(p * x for p, x in zip(row, tokens, strict=True)) * w for row, w in zip(attention, values, strict=True)
-    )
 
 
 def _shift_columns(read: Sequence[Sequence[int | None]], tokens: int) -> sympy.Matrix:

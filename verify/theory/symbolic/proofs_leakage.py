@@ -125,6 +125,7 @@ def _gap_steps(t: Any) -> list[ProofStep]:
     left, right = sympy.symbols("f<0,f>=0")
     premises = [*every_sign((n,)), left | right]
     ns, fs, ts = integers("n", 3), reals("f", 3), integers("t", 3)
+    each = [_gap((x,), (y,), (z,)) for x, y, z in zip(ns, ts, fs, strict=True)]
     cases = [
         (above & right, _gap((1 + _k,), (t,), (_HALF - _g,)), 2 * _g),
         (below & left, _gap((-(1 + _k),), (t,), (_g - _HALF,)), 2 * _g),
@@ -134,10 +135,7 @@ def _gap_steps(t: Any) -> list[ProofStep]:
     return [
         identity(
             "the gaps of the axes add up",
-            *(
-                (_gap(ns[:d], ts[:d], fs[:d]), sum(_gap(*axis) for axis in _axes(ns[:d], ts[:d], fs[:d])))
-                for d in (2, 3)
-            ),
+            *((_gap(ns[:d], ts[:d], fs[:d]), sum(each[:d])) for d in (2, 3)),
         ),
         integer_step(),
         case_split(
@@ -224,8 +222,3 @@ def _gap(n: Sequence[Any], t: Sequence[Any], f: Sequence[Any]) -> Any:
     """How much lower the key at t + n scores than the key at t, for a head that looks at t + f."""
     tau = plus(t, f)
     return score(t, tau) - score(plus(t, n), tau)
-
-
-def _axes(*vectors: Sequence[Any]) -> list[list[tuple[Any]]]:
-    """The vectors' components, axis by axis, each as a vector of its own."""
-    return [[(x,) for x in components] for components in zip(*vectors, strict=True)]

@@ -104,7 +104,7 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
     only = sympy.Mul(*(sympy.KroneckerDelta(k, t) for k, t in zip(key, at, strict=True)))
     ranges = [(k, -sympy.oo, sympy.oo) for k in key]
     one_axis = sympy.Sum(sympy.KroneckerDelta(key[0], at[0]) * x[key[0]], (key[0], 0, side - 1))
-    on_grid = [
+    read = [
         identity(
             "the query of output o is s o + a and tau_j = dil j - a: query + tau_j = s o + dil j",
             (query + shift, s * o + dil * j),
@@ -116,7 +116,7 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
         ),
     ]
     return [
-        Proof("query + τ_j = s·o + dil·j, for all outputs o and taps j: a padded token", tuple(on_grid)),
+        Proof("query + τ_j = s·o + dil·j, for all outputs o and taps j: a padded token", tuple(read)),
         identity(
             "for all K = 2m + 1, undilated, τ_j runs from −m to m: the paper's Δ_K",
             *(

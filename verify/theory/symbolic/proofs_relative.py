@@ -62,7 +62,7 @@ def _expansion_steps() -> list[ProofStep]:
 
 def _no_identity_steps() -> list[ProofStep]:
     """Eq. 6 is more than Eq. 5; the quadratic encoding is of both forms, at a price of d + 2 features."""
-    rows, features = [], {}
+    rows, features = [], []
     for dims in _DIMS:
         keys = list(product(range(3), repeat=dims))
         tau, one = integers("tau", dims), sympy.Integer(1)
@@ -70,12 +70,10 @@ def _no_identity_steps() -> list[ProofStep]:
         rows.append((table.subs(alpha, 1), dims + 2))
         q, k = integers("q", dims), integers("k", dims)
         p_q, p_k = (sympy.Matrix([(norm2(x), *x, one)]) for x in (q, k))
-        features[dims] = (score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0])
+        features.append((score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0]))
     return [
         ranks("on a 3^d grid, τ = (1, …, 1), v·r_δ has rank d + 2: no P_q M P_k^T if D_in < d + 2", *rows),
-        identity(
-            "but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)", *features.values()
-        ),
+        identity("but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)", *features),
         ranks(
             "that M has rank d + 2, with symbols for τ and α", *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS)
         ),

@@ -1,7 +1,5 @@
 """Proof steps of Theorem 1 after Lemma 2: the limits of the code's attention, Lemma 1 on them, and the rate on any grid."""
 
-from typing import Any
-
 import sympy
 
 from verify.theory.symbolic.proof import Proof, ProofStep, from_assumptions, ge, identity, le, limits, sum_at_most
@@ -57,7 +55,7 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
     for soft, hard, tap in zip(p, hot, w, strict=True):
         moved += (soft - hard) * x * tap
     # |c t| <= C B for |c| <= C, |t| <= B: with c = (a' - a)/2, C = (a' + a)/2, t = (s' - s)/2, B = (s' + s)/2.
-    a, a_rest, s, s_rest, leak, bound = sympy.symbols("a a' s s' epsilon M", nonnegative=True)
+    a, a_rest, s, s_rest = sympy.symbols("a a' s s'", nonnegative=True)
     c, size, t, most = (a_rest - a) / 2, (a_rest + a) / 2, (s_rest - s) / 2, (s_rest + s) / 2
     total = sympy.Symbol("S", nonnegative=True)
     keys, heads, constant = sympy.symbols("T N_h C", positive=True)
@@ -87,16 +85,15 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
             *zip(difference.flat(), moved.flat(), strict=True),
         ),
         Proof("for all |X W_h| ≤ C that is ≤ N_h T C (T − 1) e^(−α) → 0", tuple(terms)),
-        Proof(
-            "a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less", tuple(_finite_steps(leak, bound))
-        ),
+        Proof("a head that leaks ε errs by ≤ 2εM for all |X| ≤ M, and no bound is less", tuple(_finite_steps())),
     ]
 
 
-def _finite_steps(leak: Any, bound: Any) -> list[ProofStep]:
+def _finite_steps() -> list[ProofStep]:
     """At finite α: a head that leaks ε moves its value by at most 2εM, where |X| ≤ M, and by that much at worst."""
     p = symbols("p", 3, nonnegative=True)
     x = symbols("x", 4)
+    leak, bound = sympy.symbols("epsilon M", nonnegative=True)
     low, high = sympy.symbols("l h", nonnegative=True)  # two values from -M + l to M - h
     kept = 1 - sum(p)
     read = kept * x[3] + sum(a * b for a, b in zip(p, x[:3], strict=True))
