@@ -338,7 +338,8 @@ class MHSA(nn.Module):
         positional = {id(t) for part in kept for t in (part, part.grad)}
 
         def careful(tensor: Tensor) -> Tensor:
-            out = fn(tensor)
+            # Matrices of heads are no images: flat, for the memory formats that torch asks of all tensors of 4 or 5 axes.
+            out = fn(tensor.flatten()).view(tensor.shape) if tensor.dim() == 4 else fn(tensor)
             if out.is_complex():
                 raise TypeError("MHSA: complex numbers are not covered (float16, bfloat16, float32 and float64 are)")
             if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):

@@ -583,6 +583,13 @@ def test_channels_last():
     torch.testing.assert_close(net(x_last), model(x))
 
 
+def test_channels_last_of_3d_networks():
+    model, x = nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.Conv3d(3, 2, (1, 3, 1))).eval(), torch.randn(2, 2, 5, 6, 4)
+    net = convert(model).to(memory_format=torch.channels_last_3d)
+    assert all(p.is_contiguous() for p in net.parameters())
+    torch.testing.assert_close(net(x.to(memory_format=torch.channels_last_3d)), model(x))
+
+
 def test_a_network_converts_wherever_its_weights_lie_in_memory():
     model, x = small().eval().to(memory_format=torch.channels_last), image()
     net = convert(model)
