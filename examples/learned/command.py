@@ -246,6 +246,8 @@ def one_run(
             ruled = measured(network.to(run.device), run.held[0][:PICTURES].to(run.device))
             audited = distances(network, settings.how.audited)
             layers[when] = [{**row, **more} for row, more in zip(audited, ruled, strict=True)]
+    if run.settings.device != settings.device:
+        stated = stated | {"machine": f"trained on {run.settings.device}; {stated['machine']}"}
     result = {
         **stated,
         "variant": settings.variant,
@@ -257,7 +259,7 @@ def one_run(
         "test_accuracy": test_accuracy,
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
         **layers,
-        "settings": settings.record(),
+        "settings": run.settings.record(),
     }
     replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
 

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor,
 class Run:
     """One run, from its checkpoint or from the start; on several processes, each of them has one.
 
+    A run goes on on the device that it began on; one that is trained may be measured on any.
+
     Args:
         settings: what decides its numbers.
         pictures: to learn from.
@@ -155,6 +158,8 @@ class Run:
         return self.settings.how.epochs * self.batches
 
     def _go_on(self, state: dict[str, Any]) -> None:
+        if state.get("epoch") == self.settings.how.epochs:  # where it was trained does not matter to what is left
+            self.settings = replace(self.settings, device=state["settings"].get("device"))
         changes = self.settings.differences(state["settings"])
         if changes:
             raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {changes} (give another --out, or remove it)")

@@ -584,7 +584,10 @@ def test_channels_last():
 
 
 def test_channels_last_of_3d_networks():
-    model, x = nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.Conv3d(3, 2, (1, 3, 1))).eval(), torch.randn(2, 2, 5, 6, 4)
+    model, x = (
+        nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.Conv3d(3, 2, (1, 3, 1))).eval(),
+        torch.randn(2, 2, 5, 6, 4),
+    )
     net = convert(model).to(memory_format=torch.channels_last_3d)
     assert all(p.is_contiguous() for p in net.parameters())
     torch.testing.assert_close(net(x.to(memory_format=torch.channels_last_3d)), model(x))

@@ -407,6 +407,18 @@ def test_a_killed_process_loses_at_most_one_interval(tmp_path: Path):
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
+def test_a_run_goes_on_on_its_device_and_is_measured_on_any(one_epoch: Path, tmp_path: Path):
+    shutil.copytree(one_epoch, tmp_path, dirs_exist_ok=True)
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    state["settings"]["device"] = "cuda"
+    torch.save(state, tmp_path / CHECKPOINT)
+    assert Run(settings_of(epochs=1), pictures(), tmp_path, every=3).settings.record()["device"] == "cuda"
+    state["epoch"] = 0
+    torch.save(state, tmp_path / CHECKPOINT)
+    with pytest.raises(BadInput, match="of another run: device cuda then and cpu now"):
+        Run(settings_of(epochs=1), pictures(), tmp_path, every=3)
+
+
 def test_a_checkpoint_that_cannot_be_used_is_told_in_a_line(one_epoch: Path, tmp_path: Path):
     shutil.copytree(one_epoch, tmp_path, dirs_exist_ok=True)
     with pytest.raises(BadInput, match=r"of another run: how.epochs 1 then and 2 now \(give another --out"):
