@@ -302,22 +302,3 @@ def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) ->
     return replace(
         row, key=key_of("random", case.seed, OFF), fault=OFF, **facts_of(faulty), seconds=seconds, error=error
     )
-
-
-# ---- the task ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SeededLayer:
-    """A task of the cluster: the layer of a seed."""
-
-    seed: int
-    group: None = None
-
-    def run(self) -> list[Row]:
-        """Its rows."""
-        return certify_seed(self.seed)
-
-    def failed(self, why: str) -> list[Row]:
-        """The row of a task that crashed, which is a result too, or did not come back."""
-        return [Row(key_of("random", self.seed, ""), "random", f"seed {self.seed}", error=why)]

@@ -7,21 +7,22 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from verify.experiment.sweep.cluster import SchedulerLost, SweepTask, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
-from verify.experiment.sweep.models import Network
-from verify.experiment.sweep.random_layers import SeededLayer
 from verify.experiment.sweep.results import Results, Row, key_of
 from verify.experiment.sweep.summary import VERDICTS
+
+if TYPE_CHECKING:
+    from verify.experiment.sweep.models import Network
 
 EVERY = 30.0
 """Seconds between two lines of progress, where there is no terminal."""
@@ -32,10 +33,28 @@ def left_of(seeds: range, done: set[str]) -> list[int]:
     return [seed for seed in seeds if key_of("random", seed, "") not in done]
 
 
+@dataclass(frozen=True)
+class SeededLayer:
+    """A task: the random layer of a seed.  Only the worker that runs it loads torch."""
+
+    seed: int
+    group: None = None
+
+    def run(self) -> list[Row]:
+        """Its rows."""
+        from verify.experiment.sweep.random_layers import certify_seed
+
+        return certify_seed(self.seed)
+
+    def failed(self, why: str) -> list[Row]:
+        """The row of a task that crashed, which is a result too, or did not come back."""
+        return [Row(key_of("random", self.seed, ""), "random", f"seed {self.seed}", error=why)]
+
+
 class Sweep:
     """A sweep over the random layers of these seeds and over networks; its rows go where those of an earlier run are."""
 
-    def __init__(self, seeds: range, networks: list[Network], results: Results):
+    def __init__(self, seeds: range, networks: "list[Network]", results: Results):
         self._seeds, self._networks, self._results, self._done = seeds, networks, results, results.keys()
         self._keys = set[str]()  # of the layers of networks
         self._new = 0
