@@ -339,7 +339,9 @@ class MHSA(nn.Module):
 
         def careful(tensor: Tensor) -> Tensor:
             # Matrices of heads are no images: flat, for the memory formats that torch asks of all tensors of 4 or 5 axes.
-            out = fn(tensor.flatten()).view(tensor.shape) if tensor.dim() == 4 else fn(tensor)
+            flat = tensor.flatten() if tensor.dim() == 4 and type(tensor) in (Tensor, nn.Parameter) else tensor
+            out = fn(flat)
+            out = tensor if out is flat else out.view(tensor.shape)
             if out.is_complex():
                 raise TypeError("MHSA: complex numbers are not covered (float16, bfloat16, float32 and float64 are)")
             if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):

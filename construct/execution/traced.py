@@ -92,7 +92,10 @@ def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
     except ValueError as error:
         log.warning("not compiled, run as it is: %s", error)
         return None
-    _say_once("compiled layers keep looking where their heads look now: compile again after editing v or w_key_pos")
+    _say_once(
+        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, call torch.compiler.reset() and "
+        "compile again"
+    )
     return frozen
 
 
@@ -117,6 +120,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
                 "construct.files.export.frozen_copy(network))"
             )
         with nullcontext() if torch.compiler.is_compiling() else eagerly():
+            id(layer)  # of which the compiler then asks, for what it takes for constant is of this layer alone
             now = layer.frozen_now()
         if now is None:
             return None

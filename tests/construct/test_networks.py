@@ -593,6 +593,19 @@ def test_channels_last_of_3d_networks():
     torch.testing.assert_close(net(x.to(memory_format=torch.channels_last_3d)), model(x))
 
 
+def test_parameters_with_gradients_are_swapped_as_torch_does():
+    layer = convert(nn.Conv2d(2, 3, 3))
+    layer.w_val.grad = torch.ones_like(layer.w_val)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        assert layer.float().w_val is layer.share_memory().w_val
+        assert layer.w_val.is_shared()
+        assert layer.double().w_val.grad.dtype == torch.float64
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
 def test_a_network_converts_wherever_its_weights_lie_in_memory():
     model, x = small().eval().to(memory_format=torch.channels_last), image()
     net = convert(model)

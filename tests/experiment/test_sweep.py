@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from commands import Command
+from commands import Command, python
 from verify.__main__ import main
 from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
@@ -131,6 +131,17 @@ def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
 def test_random_layers_are_tasks_but_those_that_are_done():
     done = {key_of("random", seed, "") for seed in (7, 8, 30)}
     assert sweeping.left_of(range(5, 65), done) == [s for s in range(5, 65) if s not in (7, 8, 30)]
+
+
+def test_the_command_of_random_layers_does_not_load_torch(tmp_path: Path):
+    code = f"""
+import sys
+from verify.__main__ import main
+from verify.experiment.sweep.sweeping import Sweep
+Sweep.run = lambda *given: (str("torch" in sys.modules), 0)
+main(["sweep", "--random", "3", "--output", {str(tmp_path / "r.sqlite")!r}])
+"""
+    assert python("-c", code).stdout.strip() == "False"
 
 
 def test_a_network_is_a_task_for_each_layer(network: Path):

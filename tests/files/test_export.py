@@ -397,12 +397,30 @@ def test_a_compiler_that_does_not_know_sizes_is_given_as_few_operations_whatever
     assert len(set(operations.values())) == 1
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@torch.no_grad()
+def test_layers_of_one_geometry_are_compiled_each_for_itself():
+    """What one of them takes for constant, where its heads look and which factor is the identity, is not the others'."""
+    torch._dynamo.reset()
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    layers = [conv_to_mhsa(conv), conv_to_mhsa(nn.Conv2d(3, 3, 3, padding=1), order=range(8, -1, -1))]
+    layers += [conv_to_mhsa(conv, alpha=0.5), conv_to_mhsa(conv)]
+    layers[3].w_val.data, layers[3].w_out.data = layers[3].w_out.data, layers[3].w_val.data
+    x, compiled = torch.randn(1, 3, 6, 6), [torch.compile(layer, backend="eager") for layer in layers]
+    for layer, run in zip(layers, compiled, strict=True):
+        torch.testing.assert_close(run(x), layer(x))
+    in_turn = torch.compile(lambda layer, x: layer(x), backend="eager")
+    for layer in layers:
+        torch.testing.assert_close(in_turn(layer, x), layer(x))
+
+
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCaptureFixture):
     traced._say_once.cache_clear()
-    for alpha, words in ((1024.0, "compile again after editing"), (1.0, "not compiled, run as it is")):
+    for alpha, words in ((1024.0, "and compile again"), (1.0, "not compiled, run as it is")):
         torch._dynamo.reset()
         layer = conv_to_mhsa(nn.Conv1d(2, 2, 3), alpha=alpha)
         x = torch.randn(1, 2, 9)

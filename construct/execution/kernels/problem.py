@@ -37,7 +37,7 @@ class Problem:
         y_layout: how y lies.
         onednn: whether oneDNN multiplies matrices of this type on this device.
         most: queries of a block, at most; None for any number.
-        gpu: whether it runs on a GPU, where a call costs more than memory.
+        gpu: whether it runs on a GPU, or on anything but a CPU, where a call costs more than memory.
     """
 
     kind: str

@@ -89,6 +89,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     """The networks of the command line, each with its options checked."""
+    if not (options.models or options.arch):
+        return
     from verify.experiment.sweep.models import Network
 
     size = ("--input-size", *options.input_size) if options.input_size else ()
