@@ -1,22 +1,23 @@
-"""Tuned constants of the kernels, in float32 on one core of an AMD EPYC (Zen 4, AVX-512, 1 MiB of second cache), 2026-11-22.
+"""Tuned constants of the kernels, in float32 on one core of an AMD EPYC (Zen 5, AVX-512, 1 MiB of second cache), 2026-11-26.
 
-What a call took with half of a constant and with twice as much, by what it takes; a machine shared with other work, so that 0.08 is
-noise.  "grad" is forward and backward, "first" channels first.
+What a call took with half of a constant and with twice as much, by what it takes; nothing else at work, and two runs were alike to
+0.03.  "grad" is forward and backward, "first" channels first.
 
 | constant               | unit             | layer                            | half | twice |
 |------------------------|------------------|----------------------------------|------|-------|
-| ONEDNN                 | multiplications  | 64 → 384, 1 × 1 at 14²           | 1.37 | 1.09  |
-| MIN_TERMS              | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.06 | 0.95  |
-| AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.06  |
-| AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.15 | 1.02  |
-| AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.06 | 0.95  |
-| QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.01 | 1.00  |
-| FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 2.14 | 1.01  |
-| RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.98 | 1.17  |
-| SCATTER_NS             | ns a number      | 32 → 3, transposed 4 × 4 at 112² | 1.03 | 1.07  |
-| MIN_CHANNELS_LAST      | channels         | 64 → 24, 3 × 3 at 56²: grad      | 1.00 | 0.98  |
-| MIN_CONTIGUOUS         | numbers          | 32, 3 × 3 at 112²                | 1.00 | 0.99  |
-| MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 1.02 | 1.00  |
+| ONEDNN                 | multiplications  | 64 → 384, 1 × 1 at 14²           | 0.65 | 1.00  |
+| the same on Zen 4      |                  |                                  | 1.37 | 1.09  |
+| MIN_TERMS              | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.00  |
+| AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.05 | 1.06  |
+| AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.00 | 1.00  |
+| AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.00 | 1.00  |
+| QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.00 | 1.00  |
+| FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 1.95 | 1.03  |
+| RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.93 | 1.00  |
+| SCATTER_NS             | ns a number      | 32 → 3, transposed 4 × 4 at 112² | 1.00 | 0.99  |
+| MIN_CHANNELS_LAST      | channels         | 64 → 24, 3 × 3 at 56²: grad      | 0.99 | 1.00  |
+| MIN_CONTIGUOUS         | numbers          | 32, 3 × 3 at 112²                | 0.99 | 1.00  |
+| MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 0.98 | 0.99  |
 
 Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of 2**16 numbers took 10 to 16 % longer than those of
 2**17 to 2**19, which were alike to 7 %.  With MIN_SLAB_TERMS 64 in place of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
@@ -31,8 +32,8 @@ MIN_TERMS = 96
 """Terms of a sum from which oneDNN's product is worth it, whose result is copied."""
 MIN_SLAB_TERMS = 64
 """Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
-AT_ONCE = 2**19
-"""Numbers laid out or made at a time, 2 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
+AT_ONCE = 2**20
+"""Numbers laid out or made at a time, 4 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 QUERIES = 2**8
