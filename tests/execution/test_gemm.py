@@ -60,7 +60,7 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
     out, total = torch.full((tokens, width), torch.nan), torch.full((1, channels, width), torch.nan)
     with pytest.MonkeyPatch.context() as patch:
-        for name, numbers in {"ONEDNN": [1, 10**9], "FEW_QUERIES": [1, 64], "MIN_TERMS": [1, 96]}.items():
+        for name, numbers in {"ONEDNN": [1, 10**9], "FEW_COLUMNS": [1, 64], "MIN_TERMS": [1, 96]}.items():
             patch.setattr(constants, name, data.draw(st.sampled_from(numbers)))
         assert torch.equal(gemm.product(rows, matrix, added, None, True).long(), expected)
         gemm.product(rows, matrix, added, out, True)

@@ -7,6 +7,7 @@ What a call took with half of a constant and with twice as much, by what it take
 |------------------------|------------------|----------------------------------|------|-------|
 | ONEDNN                 | multiplications  | 64 → 384, 1 × 1 at 14²           | 0.65 | 1.00  |
 | the same on Zen 4      |                  |                                  | 1.37 | 1.09  |
+| FEW_COLUMNS            | columns          | 128 → 128, 3 × 3 at 28²: grad    | 1.06 | 0.98  |
 | MIN_TERMS              | terms of a sum   | 64 → 64, 3 × 3 at 112²           | 1.00 | 1.00  |
 | AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.05 | 1.06  |
 | AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.00 | 1.00  |
@@ -28,6 +29,8 @@ COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone
 
 ONEDNN = 2**23
 """Multiplications of a product from which oneDNN's inner product is quicker than ``torch.mm``."""
+FEW_COLUMNS = 2**7
+"""Columns of a product up to which oneDNN multiplies the transposes, if the left matrix lies transposed."""
 MIN_TERMS = 96
 """Terms of a sum from which oneDNN's product is worth it, whose result is copied."""
 MIN_SLAB_TERMS = 64

@@ -289,7 +289,8 @@ class Im2colWeightGradient(_Columns):
         self.y_block = 0 if self.transposed or (problem.groups == 1 and problem.y_layout == LAST) else 1
         self.y_block *= self.rows * problem.groups * problem.width
         total = problem.groups * self.depth * problem.width
-        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.y_block, 2 * total)
+        turned = self.rows * (self.depth + problem.width) * problem.onednn  # what oneDNN multiplies, in its own order
+        self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.y_block, 2 * total, turned)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""

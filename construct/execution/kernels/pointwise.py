@@ -43,7 +43,8 @@ class Rows:
             self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
         both = groups * channels * width
         result = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
-        self.workspace = bytes_of(problem.dtype, result, rows * width, groups * rows * channels * (groups > 1))
+        turned = groups * rows * channels * (groups > 1 or (problem.onednn and problem.kind == WEIGHTS))
+        self.workspace = bytes_of(problem.dtype, result, rows * width, turned)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
