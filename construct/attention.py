@@ -339,7 +339,8 @@ class MHSA(nn.Module):
 
         def careful(tensor: Tensor) -> Tensor:
             # Matrices of heads are no images: flat, for the memory formats that torch asks of all tensors of 4 or 5 axes.
-            flat = tensor.flatten() if tensor.dim() == 4 and type(tensor) in (Tensor, nn.Parameter) else tensor
+            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dim() == 4 and tensor.is_contiguous()
+            flat = tensor.flatten() if plain else tensor
             out = fn(flat)
             out = tensor if out is flat else out.view(tensor.shape)
             if out.is_complex():

@@ -606,6 +606,19 @@ def test_parameters_with_gradients_are_swapped_as_torch_does():
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
+class Sharded(torch.Tensor):
+    """A tensor that cannot be made flat, as one whose parts lie on several machines."""
+
+    def flatten(self, *_: int) -> torch.Tensor:
+        raise RuntimeError("cannot flatten")
+
+
+def test_parameters_that_cannot_be_made_flat_are_cast():
+    layer = convert(nn.Conv2d(2, 3, 3))
+    layer.w_val = nn.Parameter(layer.w_val.data.as_subclass(Sharded))
+    assert isinstance(layer.double().w_val, Sharded)
+
+
 def test_a_network_converts_wherever_its_weights_lie_in_memory():
     model, x = small().eval().to(memory_format=torch.channels_last), image()
     net = convert(model)

@@ -1,6 +1,8 @@
 """Large products: by oneDNN or by BLAS, whichever is quicker, the same numbers."""
 
 import itertools
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from construct import conv_to_mhsa
 from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
+from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.kernels.im2col_gemm import Im2colForward
 from construct.execution.kernels.problem import Problem
 from construct.execution.kernels.windows import LAST, Shifts
-from runs import Operators, channels_last
+from runs import Operators, channels_last, kernel_gradient
 
 INNER = "mkldnn::_linear_pointwise"
 LARGE = {
@@ -147,12 +150,16 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
 def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: str) -> None:
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv)
-    x = channels_last(x).requires_grad_()
     pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
-    expected = torch.autograd.grad(conv(x), [x, conv.bias], pull)
-    gradients = torch.autograd.grad(layer(x), [x, layer.b_out], pull)
-    for one, other in zip(gradients, expected, strict=True):
-        assert torch.equal(one, other)
+    for image, blocks in itertools.product((x, channels_last(x)), (nullcontext, partial(smaller_blocks, 700))):
+        image.requires_grad_()
+        expected = torch.autograd.grad(conv(image), [image, conv.bias, conv.weight], pull)
+        with blocks():
+            learned = [image, layer.b_out, layer.w_val, layer.w_out]
+            *gradients, of_w_val, of_w_out = torch.autograd.grad(layer(image), learned, pull)
+        gradients.append(kernel_gradient(layer, of_w_val, of_w_out))
+        for one, other in zip(gradients, expected, strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", LARGE)

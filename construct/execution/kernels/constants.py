@@ -25,6 +25,7 @@ Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of
 time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what AT_ONCE and its window take.
+Without AVX-512 AT_ONCE is measured at 2**17 to 2**19 alone.
 """
 
 ONEDNN = 2**23
@@ -36,7 +37,7 @@ MIN_TERMS = 96
 MIN_SLAB_TERMS = 64
 """Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
 AT_ONCE = 2**20
-"""Numbers laid out or made at a time, 4 MiB of float32: columns of im2col, products of col2im, outputs of a depthwise layer."""
+"""Numbers of float32 laid out or made at a time, 4 MiB: columns of im2col, products of col2im, outputs of a depthwise layer."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 QUERIES = 2**8

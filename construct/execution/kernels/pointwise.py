@@ -1,4 +1,7 @@
-"""The kernel of 1 × 1 convolutions: one matrix product over the tokens where they lie in memory."""
+"""The kernel of 1 × 1 convolutions: one matrix product over the tokens where they lie in memory.
+
+Of the gradient of the weights, oneDNN copies the tokens that it multiplies: these are products of blocks of tokens.
+"""
 
 from math import prod
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
+from construct.execution.kernels.blocks import pieces, queries_per_block
 from construct.execution.kernels.gemm import add_product, product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at
 from construct.execution.kernels.windows import FIRST, LAST
@@ -18,7 +22,7 @@ class Pointwise:
     name = "pointwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """Plans 1 × 1 forwards and weight gradients that copy no tokens, or only those of one small image; else None."""
+        """Plans 1 × 1 forwards and weight gradients on tokens where they lie, or in one small image; else None."""
         if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
             return None
         if problem.groups * problem.channels == 1:
@@ -43,16 +47,22 @@ class Rows:
             self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
         both = groups * channels * width
         result = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
-        turned = groups * rows * channels * (groups > 1 or (problem.onednn and problem.kind == WEIGHTS))
-        self.workspace = bytes_of(problem.dtype, result, rows * width, turned)
+        self.workspace = bytes_of(problem.dtype, result, rows * width, groups * rows * channels * (groups > 1))
+        self.blocks = (slice(0, rows),)
+        if problem.kind == WEIGHTS and groups == 1 and problem.onednn:
+            self.blocks = pieces(rows, queries_per_block(problem.at_once // max(channels, width), problem.most))
+            length = self.blocks[0].stop
+            self.workspace = bytes_of(problem.dtype, 2 * both, length * (channels + width))
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, x = self.problem, self.problem.groups, at(first, self.x)
         if problem.kind == WEIGHTS:
             y = at(second, self.y)
+            x, y = (x, y) if groups > 1 else (x[None], y[None])
             out = problem.new(second)
-            add_product(out[0], x.mT if groups > 1 else x.mT[None], y if groups > 1 else y[None], False, problem.onednn)
+            for block in self.blocks:
+                add_product(out[0], x[:, block].mT, y[:, block], block.start > 0, problem.onednn)
             return out
         matrix = second[problem.heads[0]]
         if groups == 1:

@@ -56,8 +56,8 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """Numbers that are laid out, or made, at a time."""
-        return constants.AT_ONCE_ON_GPU if self.gpu else constants.AT_ONCE
+        """Numbers that are laid out, or made, at a time: as many bytes in every dtype."""
+        return (constants.AT_ONCE_ON_GPU if self.gpu else constants.AT_ONCE) * 4 // self.dtype.itemsize
 
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count, islice
 from math import ceil
 from pathlib import Path
@@ -74,7 +74,8 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
 
     A task that takes longer than ``seconds`` ends its process; a thread of C does that, so that no code can hold it up.
     """
-    import torch  # noqa: F401  which takes long, and not of a task's time
+    with suppress(ModuleNotFoundError):  # which the task says
+        import torch  # noqa: F401  which takes long, and not of a task's time
 
     results, start = [], time.monotonic()
     with _one_at_a_time, warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
