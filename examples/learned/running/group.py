@@ -4,6 +4,7 @@ Every process draws the random numbers of the whole batch and takes its part of 
 rounding, on any number of processes, and its checkpoint goes on on any other.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ def joined(device: str) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # of what still holds gloo's threads: at the end of Python their end would abort the process
 
 
 def first_to_end() -> bool:
