@@ -311,7 +311,8 @@ class MHSA(nn.Module):
         """
         return frozen_now(self)
 
-    # What torch.compiler.assume_constant_result does; to call that here would load the whole compiler with this project.
+    # What torch.compiler.assume_constant_result does; to call that here would load the whole compiler with this project.  A method,
+    # since torch 2.11 takes no layer as the argument of a constant function.
     frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _is_batched(self, x: Tensor) -> bool:

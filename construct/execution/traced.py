@@ -120,7 +120,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
                 "construct.files.export.frozen_copy(network))"
             )
         with nullcontext() if torch.compiler.is_compiling() else eagerly():
-            id(layer)  # of which the compiler then asks, for what it takes for constant is of this layer alone
+            id(layer)  # the compiler then guards on this very layer: what it takes for a constant holds for no other
             now = layer.frozen_now()
         if now is None:
             return None

@@ -151,12 +151,13 @@ def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: 
     conv, x = whole_numbers(name)
     layer = conv_to_mhsa(conv)
     pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
-    for image, blocks in itertools.product((x, channels_last(x)), (nullcontext, partial(smaller_blocks, 700))):
+    layouts = (x, pull), (channels_last(x), channels_last(pull))
+    for (image, pulled), blocks in itertools.product(layouts, (nullcontext, partial(smaller_blocks, 700))):
         image.requires_grad_()
-        expected = torch.autograd.grad(conv(image), [image, conv.bias, conv.weight], pull)
+        expected = torch.autograd.grad(conv(image), [image, conv.bias, conv.weight], pulled)
         with blocks():
             learned = [image, layer.b_out, layer.w_val, layer.w_out]
-            *gradients, of_w_val, of_w_out = torch.autograd.grad(layer(image), learned, pull)
+            *gradients, of_w_val, of_w_out = torch.autograd.grad(layer(image), learned, pulled)
         gradients.append(kernel_gradient(layer, of_w_val, of_w_out))
         for one, other in zip(gradients, expected, strict=True):
             assert torch.equal(one, other)

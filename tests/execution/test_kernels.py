@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,17 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | No
             assert torch.equal(output, expected)
             assert torch.equal(ours[0], theirs[0])
             assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
+
+
+def test_as_many_bytes_are_laid_out_in_every_dtype_and_more_on_a_gpu():
+    shifts = Shifts(((0, 0), (0, 1)), (1, 1), (9, 9), (9, 8))
+    single, double, half = (
+        Problem(kernels.FORWARD, shifts, (0, 1), 1, 1, 16, 32, dtype, LAST, LAST, False, None)
+        for dtype in (torch.float32, torch.float64, torch.float16)
+    )
+    most = constants.AT_ONCE
+    assert (single.at_once, double.at_once, half.at_once) == (most, most // 2, 2 * most)
+    assert replace(single, gpu=True).at_once == constants.AT_ONCE_ON_GPU > most
 
 
 def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():

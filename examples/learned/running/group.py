@@ -73,7 +73,7 @@ def joined(device: str) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        gc.collect()  # of what still holds gloo's threads: at the end of Python their end would abort the process
+        gc.collect()  # frees what still holds gloo's threads: freed as Python exits, they abort the process
 
 
 def first_to_end() -> bool:
