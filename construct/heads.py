@@ -103,10 +103,13 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
 
 
 def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
-    """Whether all shifts of the box have different numbers, each of which reads back as its shift."""
+    """Whether all shifts of the box have different numbers, each exact in float64, that read back as their shifts."""
+    widest = [max(-least, most, 0) for least, most in box]
+    if radix[-1] != 1 or min(radix) < 1 or sum(weight * n for weight, n in zip(radix, widest, strict=True)) > 2**53:
+        return False
     return all(
-        max(-least, most) <= outer // weight // 2
-        for outer, weight, (least, most) in zip(radix[:-1], radix[1:], box[1:], strict=True)
+        outer % weight == 0 and n <= (outer // weight - 1) // 2
+        for outer, weight, n in zip(radix[:-1], radix[1:], widest[1:], strict=True)
     )
 
 

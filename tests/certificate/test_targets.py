@@ -5,14 +5,16 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from construct import MHSA, ConvGeometry, MHSAWeights
+from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
 from construct.encoding import quadratic
-from construct.heads import balanced_radix
+from construct.heads import balanced_radix, shifts_are_distinct
 from construct.tokens import TokenGrid
+from verify import certify
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import shift_box
 from verify.layers.targets import (
@@ -190,13 +192,25 @@ def test_every_shift_has_its_number_and_every_number_its_shift(dims: int, alpha:
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=3), st.integers(0, 3))
 def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
-    """Any integers for a radix: if it is accepted, no two shifts of the box share a number."""
+    """Any integers for a radix: if it is accepted, by the certifier or the layer, no two shifts of the box share a number."""
     box = ((-side, side),) * len(radix)
     numbers = [
         sum(r * x for r, x in zip(radix, d, strict=True)) for d in product(*(range(lo, hi + 1) for lo, hi in box))
     ]
-    if numbers_are_distinct(tuple(radix), box):
+    accepted = shifts_are_distinct(tuple(radix), box)
+    assert accepted or not (numbers_are_distinct(tuple(radix), box) and min(radix) > 0)
+    if accepted or numbers_are_distinct(tuple(radix), box):
         assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("bits", [51, 63, 64, 1024])
+def test_numbers_that_float64_cannot_hold_are_refused_in_one_line(bits: int):
+    conv = torch.nn.Conv2d(2, 2, 3, padding=1)
+    layer = conv_to_mhsa(conv, encoding="parabola")
+    layer.radix = (2**bits + 1, 1)
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "UNDECIDED"
+    with pytest.raises(ValueError, match="cannot number the shifts"):
+        layer(torch.ones(1, 2, 4, 4))
 
 
 def test_an_aim_says_how_far_off_it_is():
