@@ -203,7 +203,10 @@ def _memory(
         total += (2 + len(grid.shape)) * batch * max(grid.token_count, grid.query_count) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
         total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
-        total += soft_heads.memory(grid, len(plan.soft), size, recorded)
+        computed = working_dtype(dtype)
+        total += soft_heads.memory(
+            grid, len(plan.soft), batch * groups * channels, computed, device.type != "cpu", recorded
+        )
         if recorded:  # what each head sees is kept, after every axis
             total += len(plan.soft) * batch * _tokens_after_each_axis(grid) * groups * channels * size
     elif grid.affine is None:

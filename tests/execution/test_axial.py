@@ -65,6 +65,14 @@ def test_soft_heads_share_factors_and_are_right_on_long_grids():
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "conv", [nn.Conv1d(2, 3, 3), nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose3d(2, 2, 2)], ids=str
+)
+def test_soft_heads_of_no_images_have_the_shape_that_torch_gives(conv: Any):
+    x = torch.zeros(0, conv.in_channels, *(5,) * (conv.weight.dim() - 2))
+    assert conv_to_mhsa(conv, alpha=0.7).requires_grad_(False)(x).shape == conv(x).shape
+
+
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
     """For α up to the limit, and a hair below it; at a border where the key that a head wants is missing."""
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1))

@@ -8,6 +8,10 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
+import torch
+
+from construct.execution.kernels import constants
+
 _MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
 
 
@@ -19,6 +23,11 @@ def most_queries() -> int | None:
 def queries_per_block(fitting: int, most: int | None) -> int:
     """How many queries a block takes, at least 1: as many as fit, or ``most`` if these are fewer."""
     return max(1, fitting if most is None else min(fitting, most))
+
+
+def at_once(dtype: torch.dtype, gpu: bool) -> int:
+    """Numbers that are laid out, or made, at a time: as many bytes in every dtype."""
+    return (constants.AT_ONCE_ON_GPU if gpu else constants.AT_ONCE) * 4 // dtype.itemsize
 
 
 @contextmanager

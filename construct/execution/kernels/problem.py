@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from construct.execution.kernels import constants
+from construct.execution.kernels.blocks import at_once
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, strides_of
 
 FORWARD, ADJOINT, WEIGHTS = "forward", "adjoint", "weights"
@@ -56,8 +56,8 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """Numbers that are laid out, or made, at a time: as many bytes in every dtype."""
-        return (constants.AT_ONCE_ON_GPU if self.gpu else constants.AT_ONCE) * 4 // self.dtype.itemsize
+        """Numbers that are laid out, or made, at a time."""
+        return at_once(self.dtype, self.gpu)
 
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:
