@@ -3,9 +3,8 @@
 
 *The first of three lessons, half an hour. Next: `one_kernel.py`.*
 
-A convolution reads the pixel that lies at a fixed shift from the output, for every kernel position anew. Attention reads
-*everything*, with weights that sum to 1. Can a head of attention look at **one** pixel, at a fixed shift from wherever it
-asks, and at nothing else?
+A convolution reads pixels at fixed shifts from the output, one for each kernel position. Attention reads *everything*,
+with weights that sum to 1. Can an attention head look at only **one** pixel, at a fixed shift from the query?
 """
 
 # %% [markdown]
@@ -29,10 +28,10 @@ def check(answer, holds, hint):
 
 
 # %% [markdown]
-# ## A grid of pixels, and what a head knows of it
+# ## A grid of pixels, and what a head knows about it
 #
-# Take 7 × 7 pixels and the query in the middle. A head that asks for *positions* gets, of each key, only an encoding of
-# the shift. The **quadratic encoding** has $D_p = 3$ numbers, and so has the head's own vector:
+# Take 7 × 7 pixels and the query in the middle. A *positional* head sees only an encoding of each key's shift. The
+# **quadratic encoding** has $D_p = 3$ numbers, and so does the head's own vector:
 #
 # $$r_\delta = (\lVert\delta\rVert^2,\ \delta_1,\ \delta_2), \qquad v = -\alpha\,(1,\ -2\Delta_1,\ -2\Delta_2).$$
 
@@ -48,12 +47,13 @@ def v(alpha, shift):
 
 
 # %% [markdown]
-# Of the four terms of the score (Eq. 6) one is left, their product. Expand it, and complete the square:
+# One of the four terms of the score (Eq. 6) remains, their product. Expand it and complete the square:
 #
 # $$A_{q,k} = v^\top r_\delta = -\alpha\lVert\delta\rVert^2 + 2\alpha\,\Delta\cdot\delta
 # = -\alpha\left(\lVert\delta - \Delta\rVert^2 - \lVert\Delta\rVert^2\right).$$
 #
-# A paraboloid with its top at $\delta = \Delta$. The last term is the same for every key, so the softmax cancels it.
+# This is a paraboloid with its maximum at $\delta = \Delta$. The last term is the same for every key, so the softmax
+# cancels it.
 
 # %%
 target = torch.tensor([-1.0, 2.0]).double()  # Δ: one up, two to the right
@@ -115,7 +115,7 @@ check(
 # %% [markdown]
 # ## What leaks
 #
-# At a finite $\alpha$ some attention stays on other pixels, always. How much? The exponential of a sum of squares is a
+# At any finite $\alpha$ some attention stays on other pixels. How much? The exponential of a sum of squares is a
 # product over the axes, and each axis is a sum over the integers, so on a grid of *any* size
 #
 # $$1 - P_{q,\,q+\Delta}\ \le\ 1 - \vartheta(\alpha)^{-2}, \qquad \vartheta(\alpha) = 1 + 2\sum_{n\ge1} e^{-\alpha n^2}.$$
@@ -167,14 +167,13 @@ check(
 # %% [markdown]
 # ## Exactly one-hot
 #
-# Over the reals equality never comes: Theorem 1 is a *limit*. In a computer it does. The smallest positive float32 is
-# $2^{-149}$, and what is below half of it is stored as 0. A key whose score is lower by $\alpha\cdot\mathrm{gap}$
-# weighs at most $e^{-\alpha\,\mathrm{gap}}$, so
+# Over the reals the softmax is never one-hot: Theorem 1 is a *limit*. In a computer it is. The smallest positive
+# float32 is $2^{-149}$, and what is below half of it is stored as 0. A key whose score is lower by
+# $\alpha\cdot\mathrm{gap}$ weighs at most $e^{-\alpha\,\mathrm{gap}}$, so
 #
 # $$e^{-\alpha\,\mathrm{gap}} < 2^{-150} \iff \alpha \ge 104/\mathrm{gap} \quad\text{(to the next whole number)}.$$
 #
-# For a shift between pixels of whole numbers, the gap of $\lVert\delta - \Delta\rVert^2$ between the best key and the
-# second best is 1.
+# For an integer shift, the gap of $\lVert\delta - \Delta\rVert^2$ between the best key and the second best is 1.
 
 # %%
 for alpha in (46, 103, 104, 1024):
@@ -182,8 +181,7 @@ for alpha in (46, 103, 104, 1024):
 assert leaked(103.0, dtype=torch.float32) > 0 == leaked(104.0, dtype=torch.float32)
 
 # %% [markdown]
-# (The talk on the paper says 46: then the neighbour weighs $e^{-46} = 10^{-20}$, far from 0. Not $10^{-46}$, which
-# would be.)
+# (The talk on the paper says 46. Then the neighbour weighs $e^{-46} = 10^{-20}$, far from 0; $10^{-46}$ would be 0.)
 #
 # **Exercise 4.** A head looks *between* two pixels, at $\Delta = (0.25,\ 0)$. What is its gap, and from which whole
 # $\alpha$ on is it one-hot in float32?
@@ -201,8 +199,7 @@ check(
 # %% [markdown]
 # ## The same in the library
 #
-# `construct` writes these very vectors, with $\alpha = 1024$ unless told otherwise: a power of two, so that products
-# stay exact.
+# `construct` uses these vectors, by default with $\alpha = 1024$: a power of two, so that products stay exact.
 
 # %%
 layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3, padding=1), alpha=1.0)
@@ -211,9 +208,8 @@ assert torch.equal(layer.v.double(), torch.stack([v(1.0, shift) for shift in shi
 print(layer.v)
 
 # %% [markdown]
-# And that the scores have their only maximum at $\Delta$, by at least $\alpha$, for *every* whole shift and every
-# $\alpha > 0$, is Lemma 2. Sympy proves it on the functions that the layer calls (`python -m verify lemmas` prints the
-# proof):
+# Lemma 2: for *every* integer shift and every $\alpha > 0$, the scores have their only maximum at $\Delta$, by at least
+# $\alpha$. Sympy proves it on the functions that the layer calls (`python -m verify lemmas` prints the proof):
 
 # %%
 proof = verify.prove_lemma2(dims=2)
@@ -221,6 +217,6 @@ print(f"Lemma 2: {proof.discharged} steps by sympy, {proof.argued} argued in wor
 assert proof.discharged > 0 == proof.argued
 
 # %% [markdown]
-# **To think about.** At $\Delta = (\tfrac12, 0)$ the gap is 0. What does the head attend, at $\alpha = 10^6$? Is that a
-# useful head? And what does a head attend that looks over the edge of the image? The next lesson needs an answer to
-# that.
+# **To think about.** At $\Delta = (\tfrac12, 0)$ the gap is 0. What does the head attend to, at $\alpha = 10^6$? Is
+# that a useful head? And what does a head attend to that looks over the edge of the image? The next lesson needs that
+# answer.

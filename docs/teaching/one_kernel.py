@@ -3,8 +3,9 @@
 
 *The second of three lessons, half an hour. Before: `one_head.py`. Next: `one_network.py`.*
 
-One head reads one pixel at a fixed shift. Here nine of them become a 3 × 3 convolution, equal to the last bit; padding, stride and
-dilation become a question of which tokens there are and which of them ask; and a certificate says so for *all* images.
+One head reads one pixel at a fixed shift. Here nine heads become a 3 × 3 convolution, equal to the last bit on one
+image. Padding, stride and dilation decide which tokens there are, and which of them are queries. A certificate covers
+*all* images.
 """
 
 # %%
@@ -32,9 +33,9 @@ def check(answer, holds, hint):
 # $$\mathrm{Conv}(X)_q = b + \sum_{\Delta \in \boldsymbol{\Delta}_K} X_{q+\Delta} W_\Delta, \qquad
 # \mathrm{MHSA}(X)_q = b_{out} + \sum_{h=1}^{N_h} \Big(\sum_k P^h_{q,k} X_k\Big) W^h_{val} W^h_{out}.$$
 #
-# If head $h$ looks at $q + \Delta$ and nowhere else, its bracket *is* $X_{q+\Delta}$. So give every head a shift of its
-# own (Lemma 1: any bijection will do) and the matrix of that shift. A 3 × 3 kernel takes $N_h = 9$ heads. With small
-# whole numbers nothing rounds, so that equal means equal.
+# If head $h$ looks at $q + \Delta$ and nowhere else, its bracket *is* $X_{q+\Delta}$. So give every head its own shift
+# (Lemma 1: any bijection will do) and the matrix of that shift. A 3 × 3 kernel takes $N_h = 9$ heads. Small integers do
+# not round, so equal means equal.
 
 # %%
 conv = torch.nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
@@ -50,7 +51,8 @@ for shift, product in zip(shifts, products, strict=True):
 assert torch.equal(layer(image), conv(image))
 
 # %% [markdown]
-# The attention of each, for the query in the middle. The 25 pixels have become 49 tokens: the frame is the padding.
+# The figure shows the attention of each head, for the query in the middle. The 25 pixels have become 49 tokens: the
+# frame is the padding.
 
 # %%
 attention = layer.attention_probabilities(image)[0]  # (heads, queries, tokens)
@@ -108,9 +110,9 @@ check(
 # %% [markdown]
 # ## Padding, stride and dilation are about tokens
 #
-# A softmax has to attend *something*: a head that looks over the edge of the image cannot attend nothing. So padding is
-# made of real tokens, zeros here: $(n + 2\,\mathrm{pad})^2$ of them in all. Let torch number the positions of the
-# kernel $j = 0, \dots, K-1$ on each axis; then
+# A softmax must attend to *something*: a head that looks over the edge of the image cannot attend to nothing. So
+# padding is made of real tokens, zeros here: $(n + 2\,\mathrm{pad})^2$ of them in all. Let torch number the positions
+# of the kernel $j = 0, \dots, K-1$ on each axis; then
 #
 # $$q = \mathrm{stride}\cdot o + a, \qquad \Delta_j = \mathrm{dilation}\cdot j - a, \qquad
 # a = \mathrm{dilation}\cdot\lfloor (K-1)/2\rfloor:$$
@@ -141,11 +143,11 @@ panels[0].legend(loc="upper left", fontsize=8)
 assert attended.shape == (9, 25)
 
 # %% [markdown]
-# Without tokens for the padding, a head at the border would attend the *nearest* pixel, which is
+# Without tokens for the padding, a head at the border would attend to the *nearest* pixel, which is
 # `padding_mode="replicate"`: right in the interior, wrong at the border, whatever the kernel.
 #
 # **Exercise 2.** An 8 × 8 image, `Conv2d(1, 1, 3, padding=1, stride=2)`: how many tokens are there, and how many of
-# them ask?
+# them are queries?
 
 # %% tags=["exercise"]
 tokens_and_queries = None  # (?, ?)
@@ -201,7 +203,7 @@ check(
 # %% [markdown]
 # ## A planted fault
 #
-# The least that one can change: one weight, by one unit in the last place.
+# The smallest possible change: one weight, by one unit in the last place.
 
 # %%
 faulty = copy.deepcopy(layer)
@@ -214,8 +216,8 @@ assert refuted.verdict.name == "REFUTED"
 # REFUTED comes with an input on which the two differ, in exact arithmetic. And what would a test on our image have
 # said?
 #
-# **Exercise 4.** Choose the fault: a number that is added to the weight 1, such that the output on `image` stays the
-# same *bit for bit* and the certificate is REFUTED nevertheless.
+# **Exercise 4.** Choose a number to add to the weight 1 such that the output on `image` stays the same *bit for bit*
+# but the certificate is REFUTED.
 
 # %% tags=["exercise"]
 hidden_fault = None

@@ -3,7 +3,7 @@
 
 *The last of three lessons, half an hour. Before: `one_kernel.py`.*
 
-A trained CNN becomes a network of attention that computes the same. What exactly is proved about it, what is only
+A trained CNN becomes an attention network that computes the same function. What exactly is proved about it, what is only
 measured, who checks the proof, and what does it cost?
 """
 
@@ -100,8 +100,8 @@ assert (by_cnn.count, by_net.count) == (6, 0)
 # %% [markdown]
 # ## The verdicts
 #
-# The command converts, proves every layer, runs both networks beside each other, and writes two files: the attention
-# network and its certificate.
+# The command converts, proves every layer, runs both networks side by side, and writes two files: the attention network
+# and its certificate.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -121,17 +121,17 @@ assert command("construct.from_conv", "--samples", "1") == 0
 
 # %% [markdown]
 # `interior` and `border` are differences that were *observed*; `bound` is proved, for all finite inputs with
-# $\lvert x\rvert$ up to the figure beside it. Four verdicts are possible, and none of them is "verified":
+# $\lvert x\rvert$ up to the given figure. Four verdicts are possible, and none of them is "verified":
 #
 # | verdict | means |
 # |---|---|
 # | PROVED | for all finite inputs up to that size and that $\lvert x\rvert$, the two layers differ by no more than the bound |
 # | CHECKED | on the samples named, they differ by no more than rounding explains |
 # | REFUTED | here is an input on which they differ by more |
-# | UNDECIDED | a step of the argument failed, and which |
+# | UNDECIDED | a step of the argument failed, and the verdict names it |
 #
-# And of the *network*? Its layers are proved one by one; its calls were compared and its outputs measured, on these
-# inputs. A network is Python code, and may look at its numbers: nothing is claimed of it for all inputs.
+# And the *network*? Its layers are proved one by one; its calls were compared and its outputs measured, on these
+# inputs. A network is Python code and may branch on its numbers, so nothing is claimed about it for all inputs.
 #
 # **Exercise 1.** The certificate of `stem.conv` is PROVED for $\lvert x\rvert \le 4$ on 8 × 8. True or false?
 #
@@ -154,16 +154,16 @@ check(
 # %% [markdown]
 # ## Do not trust us
 #
-# The certificate is a file of plain numbers. A second program reads it and both files of weights, and computes
-# everything again with exact fractions: without torch, without the builder, and without the program that wrote it.
+# The certificate is a file of plain numbers. A second program reads it and both weight files, and recomputes everything
+# with exact fractions: without torch, without the builder, and without the program that wrote it.
 
 # %%
 files = folder / "digits_cnn.mhsa.json", model_file, folder / "digits_cnn.mhsa.pt"
 assert command("verify", "check", files[0], "--conv", files[1], "--mhsa", files[2]) == 0
 
 # %% [markdown]
-# What it does not repeat, it names: the runs, which take torch. What it rests on stands in the certificate: finite
-# inputs, IEEE sums, torch's documented definition of a convolution. (`docs/certificates.md`, `docs/limits.md`; with
+# It names what it does not repeat: the runs, which need torch. The certificate lists what it rests on: finite inputs,
+# IEEE sums, torch's documented definition of a convolution. (`docs/certificates.md`, `docs/limits.md`; with
 # `--verified` a checker extracted from Coq judges too.)
 #
 # **Exercise 2.** Be a forger. Write a function that changes the certificate, given as nested dictionaries and lists, so
@@ -213,8 +213,8 @@ check(forge, rejected, "lower bound[0] of a layer, or raise its input_bound; flo
 #
 # Written out as in Eq. 3, the attention of one head is a matrix of queries × tokens: on an $n \times n$ image both are
 # about $n^2$, so time and memory grow as $n^4$. But the score is a sum over the axes, so $P^h = P^h_1 \otimes P^h_2$,
-# and one-hot rows merely select: evaluated that way (`axial`, the default here) it is the nine matrix products of the
-# convolution, and on images as small as these a fixed cost of each call.
+# and one-hot rows merely select: evaluated that way (`axial`, the default here) it costs the nine matrix products of
+# the convolution and a fixed cost per call, which shows on images as small as these.
 
 # %%
 
@@ -246,7 +246,7 @@ panel.legend()
 panel.minorticks_off()
 
 # %% [markdown]
-# **Exercise 3.** How many numbers has the attention of a 3 × 3 kernel with `padding=1` on an $n \times n$ image,
+# **Exercise 3.** How many numbers are in the attention of a 3 × 3 kernel with `padding=1` on an $n \times n$ image,
 # written out for all heads?
 
 # %% tags=["exercise"]
@@ -268,4 +268,4 @@ check(
 
 # %% [markdown]
 # **To think about.** The network is a CNN in another dress: what could it learn now that a CNN cannot?
-# (`docs/finetune.md`) And what would it take to prove a bound of the *whole* network?
+# (`docs/finetune.md`) And what would it take to prove a bound for the *whole* network?
