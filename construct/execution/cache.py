@@ -106,12 +106,15 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
 
 
 def _plain(p: Tensor | None) -> bool:
-    return type(p) is Parameter and p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
+    if type(p) is not Parameter or p.is_neg():
+        return False
+    return p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 
 
 def _memory(tensors: list[Tensor]) -> list[Any]:
-    """Where tensors begin in memory, their shapes and whether they are contiguous."""
-    return [*map(Tensor.data_ptr, tensors), *map(SHAPE, tensors), *map(Tensor.is_contiguous, tensors)]
+    """Where tensors begin in memory, their shapes, whether they are contiguous, and whether the memory holds the negatives."""
+    layout = (*map(Tensor.is_contiguous, tensors), *map(Tensor.is_neg, tensors))
+    return [*map(Tensor.data_ptr, tensors), *map(SHAPE, tensors), *layout]
 
 
 def _code(layer: Any) -> tuple[Any, ...]:
