@@ -80,7 +80,7 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
             or its tensors cannot be recomputed, or not twice alike.
     """
     base = base_of(conv)
-    require_no_overrides(conv, base, ("weight", "bias"), recomputing_hooks(conv))
+    require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
     hooks, chains = recomputing_hooks(conv), _chains(conv)
     if not hooks and not chains:
         return conv, ()
@@ -110,7 +110,9 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
-    with keeping_modes(conv), torch.no_grad():
+    device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
+    # Autocast would round matrix products on the way to half precision, and no claim is about what it does.
+    with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
         for module in conv.modules():  # in training, spectral_norm changes whenever it is read
             module.training = False
         copied: Any = type(conv).__new__(type(conv))  # the hooks write here
