@@ -120,4 +120,5 @@ def _memory(tensors: list[Tensor]) -> list[Any]:
 def _code(layer: Any) -> tuple[Any, ...]:
     """What else decides; and the very code, since a prepared call holds for it."""
     code = type(layer).position_vector, quadratic.r, quadratic.number
-    return layer.geometry, layer.radix, layer._encoding, type(layer), *code
+    geometry = tuple(vars(layer.geometry).values())  # an object that was changed in place would still equal itself
+    return geometry, layer.radix, layer._encoding, type(layer), *code

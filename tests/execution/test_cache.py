@@ -134,6 +134,19 @@ def test_what_is_to_be_learned_is_recorded() -> None:
     assert layer(x).requires_grad
 
 
+def test_a_geometry_that_is_changed_in_place_counts() -> None:
+    """It is frozen, but not to ``vars``; and it is the same object, which equals itself."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    other = nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate")
+    other.load_state_dict(conv.state_dict())
+    layer, x = conv_to_mhsa(conv), torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            layer(x)
+        vars(layer.geometry)["padding_mode"] = "replicate"
+        assert torch.allclose(layer(x), other(x), atol=1e-5)
+
+
 def test_other_types_and_places_are_refused_as_ever() -> None:
     layer, x = called("3x3")
     with pytest.raises(RuntimeError, match="must be the same"):
