@@ -5,8 +5,9 @@ an ``autograd.Function``, code that disables function modes) the dispatch mode s
 layer in its place are one call each, named by their path, whatever they do inside.
 
 Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
-numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy or
-through DLPack, Python code that a call is given or that an operator, a hook or a class of tensors runs inside one.
+numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy,
+through DLPack or by its address, Python code that a call is given or that an operator, a hook or a class of tensors runs inside
+one.
 """
 
 import dataclasses
@@ -211,6 +212,8 @@ class _Tracer(TorchFunctionMode):
             output = function(*args, **kwargs)
         finally:
             self.inside -= 1
+        if getattr(function, "__name__", "") == "data_ptr":  # numbers can be changed there past torch
+            self.note_untraced(f"data_ptr in {self.paths[-1] or 'the network'} hands out an address")
         results = tree_flatten(output)[0]
         changed = [t for t, version in versions if _version(t) != version]
         if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:
