@@ -1,7 +1,7 @@
 """The eval-mode weight of a parametrized convolution: weight_norm, spectral_norm, orthogonal, pruning and other parametrizations.
 
-The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module is
-not changed.
+The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module
+is not changed.
 """
 
 from collections.abc import Iterator

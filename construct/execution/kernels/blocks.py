@@ -72,7 +72,7 @@ class Block:
 
 @lru_cache(maxsize=256)
 def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
-    """Blocks of at most ``most`` of an image's queries: whole trailing axes, a range of one axis, one position on those before."""
+    """Split an image's queries into blocks of at most ``most``: whole trailing axes, a range of one, before it single places."""
     axis = len(output)
     while axis and prod(output[axis - 1 :]) <= most:
         axis -= 1
