@@ -72,7 +72,7 @@ class Block:
 
 @lru_cache(maxsize=256)
 def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
-    """Split an image's queries into blocks of at most ``most``: whole trailing axes, a range of one, before it single places."""
+    """An image's queries in blocks of at most ``most``: whole trailing axes, a range of one axis, one position on the others."""
     axis = len(output)
     while axis and prod(output[axis - 1 :]) <= most:
         axis -= 1
