@@ -231,8 +231,8 @@ class Relative(Encoding):
         return list(range(first, first + self.tables[axis].shape[1]))
 
     def numbers(self) -> Hashable:
-        """The bytes of every table."""
-        plain = [table.detach().cpu().double() for table in self.tables]
+        """The bytes of every table; of copies, for ``numpy()`` forbids that a storage is resized."""
+        plain = [table.detach().to("cpu", torch.float64, copy=True) for table in self.tables]
         return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
 
 

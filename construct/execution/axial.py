@@ -34,7 +34,7 @@ from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
-from construct.execution.transforms import numbers, transformed
+from construct.execution.transforms import numbers, shared_array, transformed
 from construct.tokens import TokenGrid, array_of
 
 
@@ -98,11 +98,11 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
     )
     if not b_out.is_cpu:
         return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
-    numbers = b_out.contiguous().numpy()  # copies only a bias whose call is not cached
-    bias, zeros = torch.from_numpy(numbers), bytearray(numbers.nbytes)
+    bias = b_out.contiguous()  # copies only a bias whose call is not cached
+    array, zeros = shared_array(bias), bytearray(bias.nbytes)
 
     def run(x: Tensor) -> Tensor:
-        return call(grid.padded(x) if sight.padded else x, None if zeros == numbers else bias)
+        return call(grid.padded(x) if sight.padded else x, None if zeros == array else bias)
 
     return run
 

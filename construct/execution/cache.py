@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from construct.encoding import quadratic
 from construct.execution.head_matrices import as_bits, identity_parts
 from construct.execution.kernels.blocks import most_queries
-from construct.execution.transforms import faked, plain, traced, transformed
+from construct.execution.transforms import faked, plain, shared_array, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
@@ -42,7 +42,7 @@ class PreparedCalls:
         self.ids, self.memory, self.code = list(map(id, self.tensors)), _memory(self.tensors), _code(layer)
         identity: Tensor = getattr(layer, other)
         self.dtype = identity.dtype
-        self.views = [getattr(layer, name).detach().numpy() for name in LOOKED_AT]
+        self.views = [shared_array(getattr(layer, name).detach()) for name in LOOKED_AT]
         self.kept = [bytearray(view.tobytes()) for view in self.views]
         for like, view in identity_parts(as_bits(identity), identity.shape[-1], identity.dtype):
             self.kept.append(like)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.execution.transforms import transformed
+from construct.execution.transforms import shared_array, transformed
 
 AT_ONCE = 2**16
 """Bytes compared at a time, few enough for the identities to stay in a core's cache."""
@@ -30,7 +30,7 @@ def is_identity(blocks: Tensor) -> bool:
 def as_bits(blocks: Tensor) -> np.ndarray:
     """View contiguous matrices as a numpy array, (heads·groups, n²); as integers if numpy lacks the dtype."""
     plain = blocks.detach() if blocks.dtype != torch.bfloat16 else blocks.detach().view(torch.int16)
-    return plain.numpy().reshape(-1, blocks.shape[-2] * blocks.shape[-1])
+    return shared_array(plain).reshape(-1, blocks.shape[-2] * blocks.shape[-1])
 
 
 def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:

@@ -13,7 +13,7 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
-from construct.execution.transforms import common, eagerly, plain, transformed
+from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
 from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
@@ -76,7 +76,7 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
 def _bytes(t: Tensor) -> bytes:
     if t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64):
         t = t.cpu().view(torch.uint8)
-    return t.numpy().tobytes()
+    return shared_array(t).tobytes()
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift

@@ -6,6 +6,7 @@ Where heads look is read from the values of ``v`` and ``w_key_pos``.  A transfor
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
@@ -91,12 +92,22 @@ def is_batched(t: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
+def shared_array(t: Tensor) -> np.ndarray:
+    """The very memory of a tensor on the CPU that records nothing.
+
+    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters that way.
+    """
+    if torch.compiler.is_compiling():
+        return t.numpy()  # a compiler knows this one alone
+    return np.from_dlpack(t.resolve_neg())  # type: ignore[arg-type]  # dlpack drops a sign kept apart
+
+
 def nonzero(t: Tensor) -> bool:
     """Whether any value is nonzero; every call checks this, and numpy is the fastest way."""
     t = numbers(t)
     with nullcontext() if plain() else eagerly():
         if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
-            return bool(t.numpy().any())
+            return bool(shared_array(t).any())
         return bool(t.any())
 
 

@@ -249,6 +249,24 @@ def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
         torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_memory_of_a_layer_that_was_called_can_be_freed_and_filled_again(name: str, dtype: torch.dtype) -> None:
+    """As FSDP does to parameters between calls; ``Tensor.numpy`` would forbid it."""
+    layer, x = called(name)
+    layer, x = layer.to(dtype), x.to(dtype)
+    layer(x)
+    layer.requires_grad_()(x).sum().backward()
+    wanted = layer.requires_grad_(False)(x)
+    for parameter in layer.parameters():
+        before, storage = parameter.clone(), parameter.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(size)
+        parameter.copy_(before)
+    assert torch.equal(layer(x), wanted)
+
+
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
 def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
     """One that is converted in every call is a copy, which would be believed after an edit."""
