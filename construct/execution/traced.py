@@ -93,8 +93,8 @@ def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
         log.warning("not compiled, run as it is: %s", error)
         return None
     _say_once(
-        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, call torch.compiler.reset() and "
-        "compile again"
+        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, or W_val and W_out that are "
+        "frozen, call torch.compiler.reset() and compile again"
     )
     return frozen
 
@@ -127,7 +127,9 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         starts, whole = now
     dtype = working_dtype(x.dtype)
     identity = "w_out" if whole == "w_val" else "w_val"
-    if whole and not (torch.is_grad_enabled() and getattr(layer, identity).requires_grad):
+    # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too.
+    learns = getattr(layer, identity).requires_grad and (frozen is None or torch.is_grad_enabled())
+    if whole and not learns:
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)

@@ -415,6 +415,24 @@ def test_layers_of_one_geometry_are_compiled_each_for_itself():
         torch.testing.assert_close(in_turn(layer, x), layer(x))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_compiled_without_gradients_follows_what_it_learns_since():
+    """The factor that was the identity then learns too, whether or not it was frozen at first."""
+    torch._dynamo.reset()
+    layer, x = conv_to_mhsa(nn.Conv2d(3, 4, 3)), torch.randn(1, 3, 6, 6)
+    compiled = torch.compile(layer, backend="eager")
+    for learning in (False, True):
+        for name in ("w_val", "w_out"):
+            layer.get_parameter(name).requires_grad_(learning)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
+    compiled(x).square().sum().backward()
+    torch.optim.SGD([layer.w_val, layer.w_out], lr=0.1).step()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
