@@ -295,14 +295,27 @@ class MHSA(nn.Module):
         if y is None and (faked() or abstract(x, self.w_val)):
             y = run_abstract(self, x, geometry)
         if y is None:
-            output = output_size_of(geometry, size)
-            # Check first: numbering a huge grid and planning its kernels takes long.
-            needed = len(x) * self.out_channels * prod(output) * x.element_size()
-            require(needed, x.device, f"an output of size {output}")
-            y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
-        # Under vmap, torch has no channels-last format for a single member.
-        y = y.contiguous(memory_format=torch.contiguous_format if is_batched(y) else memory_format(x))
+            evaluate: Any = self._evaluate
+            if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
+                evaluate = torch.compiler.disable(
+                    evaluate, reason="MHSA: only layers whose heads are sharp are compiled"
+                )
+            y = evaluate(run, x, geometry, size)
+        # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
+        form = torch.contiguous_format if is_batched(y) else memory_format(x)
+        if torch.compiler.is_compiling() and form != torch.contiguous_format:
+            y = y.movedim(1, -1).contiguous().movedim(-1, 1)
+        else:
+            y = y.contiguous(memory_format=form)
         return y if batched else y[0]
+
+    def _evaluate(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
+        """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), in the layer's type."""
+        output = output_size_of(geometry, size)
+        # Check first: numbering a huge grid and planning its kernels takes long.
+        needed = len(x) * self.out_channels * prod(output) * x.element_size()
+        require(needed, x.device, f"an output of size {output}")
+        return run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
 
     def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str] | None:
         """Where the heads look now, and which factor is their whole matrix; None if they cannot be frozen.

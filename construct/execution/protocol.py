@@ -84,5 +84,8 @@ def memory_format(x: Tensor) -> torch.memory_format:
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if wanted is None or is_batched(x):
         return torch.contiguous_format
-    last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
+    if torch.compiler.is_compiling():  # which may map, and then torch answers for one format alone
+        last = x.movedim(1, -1).is_contiguous() and not x.is_contiguous()
+    else:
+        last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
     return wanted if last else torch.contiguous_format

@@ -88,7 +88,8 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
 def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
     """As :func:`freeze`, called while ``torch.compile`` traces; None if the heads cannot be frozen."""
     try:
-        frozen = freeze(layer)
+        with eagerly():  # within a transform of torch.func, which the compiler follows, these tensors would be wrapped
+            frozen = freeze(layer)
     except ValueError as error:
         log.warning("not compiled, run as it is: %s", error)
         return None
@@ -127,9 +128,11 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         starts, whole = now
     dtype = working_dtype(x.dtype)
     identity = "w_out" if whole == "w_val" else "w_val"
-    # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too.
-    learns = getattr(layer, identity).requires_grad and (frozen is None or torch.is_grad_enabled())
-    if whole and not learns:
+    # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too,
+    # and so is what functional_call puts in a parameter's place.
+    beside = getattr(layer, identity)
+    learns = beside.requires_grad if frozen is None else beside.requires_grad and torch.is_grad_enabled()
+    if whole and not learns and (frozen is not None or isinstance(beside, nn.Parameter)):
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
