@@ -19,9 +19,17 @@ class _Function(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Like torch's ``apply``."""
+        """Like torch's ``apply``, but ``torch.autograd``'s older vmap, which asks for no rule, maps it too."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
+        level = _older_vmap()
+        if level and any(map(_is_mapped, args)):
+            axes = [0 if _is_mapped(value) else None for value in args]
+            inputs = tuple(
+                value if axis is None else _whole(value, level) for value, axis in zip(args, axes, strict=True)
+            )
+            members = next(len(value) for value, axis in zip(inputs, axes, strict=True) if axis == 0)
+            return torch._add_batch_dim(_each(cls, members, axes, inputs)[0], 0, level)  # type: ignore[attr-defined]
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]  # what torch calls in the end
 
 
@@ -142,6 +150,23 @@ def shifted(
 def channels_last(x: Tensor) -> bool:
     """Whether the channels of (B, C, *n) are last in memory."""
     return not is_batched(x) and x.stride(1) == 1 and x.shape[1] > 1
+
+
+def _older_vmap() -> int:
+    """How many of ``torch.autograd``'s vmaps are active: ``is_grads_batched``, ``vectorize`` and ``check_batched_grad``."""
+    level = torch._C._vmapmode_increment_nesting() - 1  # type: ignore[attr-defined]
+    torch._C._vmapmode_decrement_nesting()  # type: ignore[attr-defined]
+    return level
+
+
+def _is_mapped(value: object) -> bool:
+    """Whether such a vmap maps over the value."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)  # type: ignore[attr-defined]
+
+
+def _whole(mapped: Tensor, level: int) -> Tensor:
+    """All members of a mapped tensor, along the first axis."""
+    return torch._remove_batch_dim(mapped, level, 1, 0)  # type: ignore[attr-defined]
 
 
 def _each(function: Any, members: int, axes: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
