@@ -71,7 +71,8 @@ def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
     matrix products to half precision, is off.
     """
     hooks = weight_hooks(conv)
-    device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
+    devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
+    device = next(filter(torch.amp.is_autocast_available, devices), "cpu")
     with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
         if not hooks:
             yield conv

@@ -110,7 +110,8 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
-    device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
+    devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
+    device = next(filter(torch.amp.is_autocast_available, devices), "cpu")
     # Autocast would round matrix products on the way to half precision, and no claim is about what it does.
     with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
         for module in conv.modules():  # in training, spectral_norm changes whenever it is read
