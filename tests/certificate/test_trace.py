@@ -594,7 +594,7 @@ def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> N
         assert not same_expression(dataclasses.replace(calls, **other), certificates, checks)
 
 
-# ---- numbers beside float64 ------------------------------------------------------------------------------------------------------
+# ---- numbers against float64 -----------------------------------------------------------------------------------------------------
 
 
 def numbers_of(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Any:

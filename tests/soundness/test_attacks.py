@@ -319,7 +319,7 @@ def test_content_terms_that_are_zero_times_infinity_are_refused():
 @pytest.mark.parametrize(
     ("on", "loud"),
     [
-        (["w_qry"], True),  # it meets the positions
+        (["w_qry"], True),  # it multiplies the positions
         (["w_qry", "w_key"], True),
         (["u", "w_key"], True),
         (["w_key"], False),

@@ -33,7 +33,7 @@ right_key, right_query = quadratic.absolute_key, quadratic.absolute_query
 ARGUED = {
     "prove_lemma1": 1,  # a finite sum in another order
     "prove_lemma2": 0,
-    "prove_lemma2_any_length": 1,  # that the code treats all components alike
+    "prove_lemma2_any_length": 1,  # the code treats all components alike
     "prove_theorem": 1,  # Lemma 1's
     "prove_leakage_on_lattice": 1,  # bounded increasing sums converge
     "prove_leakage_off_lattice": 1,

@@ -3,7 +3,7 @@
 The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's
 definition: a padded grid of real tokens, a query for each output, a key at query plus shift.  Neither uses the builder's code.
 
-    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is whole)
+    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is an integer)
     attention     the head at shift τ meets the token s·o + a + τ        (transposed: o + a + τ)
 
 The input that is read depends on tap and output only through the place, and on head and query only through the token's number.

@@ -58,7 +58,7 @@ def tensors_of(network: Pickled) -> dict[str, Any]:
 
 
 def geometry_records(state_dict: Pickled) -> dict[str, dict[str, Any]]:
-    """The geometry of attention layers by path, from the metadata that torch keeps beside a state dict."""
+    """The geometry of attention layers by path, from the metadata that torch keeps with a state dict."""
     metadata = (_by_text(state_dict.state) or {}).get("_metadata")
     records = {path: (_by_text(entry) or {}).get("geometry") for path, entry in (_by_text(metadata) or {}).items()}
     fields = {path: record.entries() for path, record in records.items() if isinstance(record, Pickled)}

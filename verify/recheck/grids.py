@@ -72,7 +72,7 @@ class NoOutput(ValueError):
 
 
 def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
-    """Read the geometry that a layer states; `Rejected` if it is none of a convolution."""
+    """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
     try:
         geometry = _geometry_of(stated)
     except (TypeError, ValueError, KeyError, AttributeError):
